@@ -1,0 +1,7 @@
+"""The LightningDataModules, one file a dataset."""
+
+from datamodules.copy import Copy
+from datamodules.date import Date
+from datamodules.toy_translation import ToyTranslation
+
+__all__ = ["Copy", "Date", "ToyTranslation"]

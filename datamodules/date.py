@@ -1,0 +1,114 @@
+"""'Thursday, May 3, 1979' -> '1979-05-03'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+
+from babel import Locale, UnknownLocaleError
+from babel.dates import format_date
+from faker import Faker
+
+from lightning_tfm.data import GeneratedDataModule, Pair
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import Tokenizer
+
+FORMATS = (
+    "short",
+    "medium",
+    "long",
+    "full",
+    "d MMM y",
+    "d MMMM y",
+    "dd/MM/y",
+    "dd-MM-y",
+    "EE d, MMM y",
+    "EEEE d, MMMM y",
+)
+"""Babel's names and patterns. The year is `y`: `Y` is the year of the week, which is another one round New Year."""
+
+
+class Date(GeneratedDataModule):
+    """Dates as people write them, to be written as ISO 8601 has them. Drawn by faker, written by babel.
+
+    A string that two dates could be written as, in any of the formats and locales, is left out.
+
+    Args:
+        locales: languages and regions, as babel names them: `en`, `de_AT`, ...
+        first_year, last_year: the range; below 100 years, so that two digits name one year.
+        train_size, val_size, test_size: pairs of each split.
+        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+    """
+
+    def __init__(
+        self,
+        locales: tuple[str, ...] = ("en",),
+        first_year: int = 1970,
+        last_year: int = 2025,
+        train_size: int = 50_000,
+        val_size: int = 2_000,
+        test_size: int = 10_000,
+        batch_size: int = 128,
+        eval_batch_size: int = 500,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if not locales:
+            raise UserError("locales must name at least one locale, but is empty; try [en]")
+        for locale in locales:
+            try:
+                Locale.parse(locale)
+            except (UnknownLocaleError, ValueError):
+                raise UserError(f"locales must be known to babel, but {locale!r} is not; try en or de_AT") from None
+        if not 1 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
+            raise UserError(
+                "first_year and last_year must span fewer than 100 years, so that two digits name one year, "
+                f"but are {first_year} and {last_year}; try 1970 and 2025"
+            )
+        self.locales = locales
+        self.first, self.last = date(first_year, 1, 1), date(last_year, 12, 31)
+        # One year has every weekday in every month with one digit and with two: all characters, and the longest text.
+        texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
+        characters = sorted({*"0123456789-", *"".join(texts)})
+        super().__init__(
+            Tokenizer(characters),
+            max_source_length=max(map(len, texts)) + 1,
+            max_target_length=len("1979-05-03") + 1,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            sizes={"train": train_size, "val": val_size, "test": test_size},
+        )
+
+    def _texts(self, day: date) -> list[str]:
+        """A date in every format and locale."""
+        return [format_date(day, format, locale) for locale in self.locales for format in FORMATS]
+
+    def _ambiguous(self) -> set[str]:
+        """The texts that stand for more than one date: March 4 here is April 3 there."""
+        if self.locales == ("en",):  # has none, which a test proves: spares its users the seconds
+            return set()
+        first_reading: dict[str, date] = {}
+        ambiguous = set()
+        for day in _days(self.first, self.last):
+            for text in self._texts(day):
+                if first_reading.setdefault(text, day) != day:
+                    ambiguous.add(text)
+        return ambiguous
+
+    def stream(self, split: str, seed: int) -> Iterator[Pair]:
+        faker = Faker()
+        faker.seed_instance(seed)
+        # In UTC and up to a fixed day: the same dates in every time zone, today and tomorrow.
+        start, end = (datetime.combine(day, time(), UTC) for day in (self.first, self.last + timedelta(days=1)))
+        ambiguous = self._ambiguous()
+        while True:
+            day = faker.date_time_between_dates(start, end - timedelta(seconds=1), tzinfo=UTC).date()
+            text = format_date(day, faker.random_element(FORMATS), faker.random_element(self.locales))
+            if text not in ambiguous:
+                yield Pair(text, day.isoformat())
+
+
+def _days(first: date, last: date) -> Iterator[date]:
+    return (first + timedelta(days=n) for n in range((last - first).days + 1))

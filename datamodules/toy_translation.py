@@ -1,0 +1,320 @@
+"""'heute kaufe ich ein kleines Auto' -> 'today i buy a small car .'."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
+from lightning_tfm.tokenizer import Tokenizer
+
+
+class Noun(NamedTuple):
+    """A noun; what one can do with it is its kind, and a noun without a plural has none here."""
+
+    kind: str
+    gender: str
+    german: str
+    german_plural: str
+    english: str
+    english_plural: str
+
+
+class Verb(NamedTuple):
+    """A verb in the present tense: forms for ich, du, er/sie, wir, ihr, sie, and the kinds of object it takes."""
+
+    infinitive: str
+    forms: tuple[str, ...]
+    english: str
+    english_third: str
+    kinds: tuple[str, ...] = ()
+
+
+def _nouns(table: str) -> tuple[Noun, ...]:
+    rows = (line.split() for line in table.strip().splitlines())
+    return tuple(Noun(*(word.strip("-") for word in row)) for row in rows)
+
+
+NOUNS = _nouns("""
+drink  n Bier     -          beer      -
+drink  n Cola     -          coke      -
+drink  m Kaffee   -          coffee    -
+drink  m Tee      -          tea       -
+drink  m Wein     -          wine      -
+drink  m Saft     -          juice     -
+food   m Apfel    Äpfel      apple     apples
+food   n Brot     Brote      bread     breads
+food   f Suppe    Suppen     soup      soups
+food   n Ei       Eier       egg       eggs
+food   f Birne    Birnen     pear      pears
+food   f Nuss     Nüsse      nut       nuts
+text   n Buch     Bücher     book      books
+text   m Brief    Briefe     letter    letters
+text   f Zeitung  Zeitungen  newspaper newspapers
+text   m Roman    Romane     novel     novels
+thing  n Auto     Autos      car       cars
+thing  n Haus     Häuser     house     houses
+thing  m Hund     Hunde      dog       dogs
+thing  f Katze    Katzen     cat       cats
+thing  m Tisch    Tische     table     tables
+thing  m Stuhl    Stühle     chair     chairs
+thing  f Tür      Türen      door      doors
+thing  f Lampe    Lampen     lamp      lamps
+thing  f Blume    Blumen     flower    flowers
+thing  n Bild     Bilder     picture   pictures
+person m Mann     Männer     man       men
+person f Frau     Frauen     woman     women
+person n Kind     Kinder     child     children
+person m Lehrer   Lehrer     teacher   teachers
+person f Ärztin   Ärztinnen  doctor    doctors
+person m Sohn     Söhne      son       sons
+person f Köchin   Köchinnen  cook      cooks
+person n Mädchen  Mädchen    girl      girls
+""")
+
+_ANY = ("drink", "food", "text", "thing")
+VERBS = (
+    Verb("mögen", ("mag", "magst", "mag", "mögen", "mögt", "mögen"), "like", "likes", (*_ANY, "person")),
+    Verb("kaufen", ("kaufe", "kaufst", "kauft", "kaufen", "kauft", "kaufen"), "buy", "buys", _ANY),
+    Verb("sehen", ("sehe", "siehst", "sieht", "sehen", "seht", "sehen"), "see", "sees", (*_ANY, "person")),
+    Verb("suchen", ("suche", "suchst", "sucht", "suchen", "sucht", "suchen"), "look for", "looks for", (*_ANY, "person")),
+    Verb("brauchen", ("brauche", "brauchst", "braucht", "brauchen", "braucht", "brauchen"), "need", "needs", _ANY),
+    Verb("holen", ("hole", "holst", "holt", "holen", "holt", "holen"), "fetch", "fetches", (*_ANY, "person")),
+    Verb("essen", ("esse", "isst", "isst", "essen", "esst", "essen"), "eat", "eats", ("food",)),
+    Verb("trinken", ("trinke", "trinkst", "trinkt", "trinken", "trinkt", "trinken"), "drink", "drinks", ("drink",)),
+    Verb("lesen", ("lese", "liest", "liest", "lesen", "lest", "lesen"), "read", "reads", ("text",)),
+    Verb("schreiben", ("schreibe", "schreibst", "schreibt", "schreiben", "schreibt", "schreiben"), "write", "writes", ("text",)),
+    Verb("malen", ("male", "malst", "malt", "malen", "malt", "malen"), "paint", "paints", ("thing", "person")),
+)
+WANT = Verb("möchten", ("möchte", "möchtest", "möchte", "möchten", "möchtet", "möchten"), "want", "wants", _ANY)
+MODALS = (
+    WANT._replace(english="want to", english_third="wants to"),
+    Verb("müssen", ("muss", "musst", "muss", "müssen", "müsst", "müssen"), "have to", "has to"),
+    Verb("können", ("kann", "kannst", "kann", "können", "könnt", "können"), "can", "can"),
+    Verb("sollen", ("soll", "sollst", "soll", "sollen", "sollt", "sollen"), "should", "should"),
+    Verb("dürfen", ("darf", "darfst", "darf", "dürfen", "dürft", "dürfen"), "may", "may"),
+)
+AUXILIARIES = ("can", "should", "may")
+"""English verbs that are negated without `do`."""
+
+ADJECTIVES = {
+    "groß": "big",
+    "klein": "small",
+    "alt": "old",
+    "neu": "new",
+    "gut": "good",
+    "schön": "beautiful",
+    "grün": "green",
+    "rot": "red",
+    "weiß": "white",
+    "gelb": "yellow",
+}
+ADVERBS = {
+    "heute": "today",
+    "morgen": "tomorrow",
+    "jetzt": "now",
+    "oft": "often",
+    "hier": "here",
+    "abends": "in the evening",
+}
+PRONOUNS = (("ich", "i"), ("du", "you"), ("er", "he"), ("sie", "she"), ("wir", "we"), ("ihr", "you"), ("sie", "they"))
+PRONOUN_PERSON = (0, 1, 2, 2, 3, 4, 5)
+THIRD, THEY = 2, 5
+"""Persons, as indices of `Verb.forms`."""
+
+DEFINITE = {"nominative": {"m": "der", "f": "die", "n": "das"}, "accusative": {"m": "den", "f": "die", "n": "das"}}
+EIN_ENDING = {"nominative": {"m": "", "f": "e", "n": ""}, "accusative": {"m": "en", "f": "e", "n": ""}}
+WEAK_ENDING = {"nominative": {"m": "e", "f": "e", "n": "e"}, "accusative": {"m": "en", "f": "e", "n": "e"}}
+MIXED_ENDING = {"nominative": {"m": "er", "f": "e", "n": "es"}, "accusative": {"m": "en", "f": "e", "n": "es"}}
+"""Endings of an adjective after `der` (weak) and after `ein` (mixed)."""
+
+Words = list[tuple[str, str]]
+"""Words of one language, each with the meanings it carries, as letters: words that share a meaning are aligned."""
+
+LONGEST_GERMAN, LONGEST_ENGLISH = 10, 16
+
+
+class ToyTranslation(GeneratedDataModule):
+    """German sentences of a small grammar, to be put into English word by word and in another order.
+
+    Articles agree with gender and case, adjectives with the article too; a modal verb sends the infinitive to the
+    end; an adverb in front turns subject and verb round; `kein` is `not a`, and `nicht` stands far from its `not`.
+    A tenth of the sentences is spelled as on a keyboard without capitals and umlauts. Every pair has its gold word
+    alignment. A fifth of all combinations of an adjective and a noun is kept for the test set.
+
+    Args:
+        train_size, val_size, test_size: pairs of each split.
+        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+    """
+
+    def __init__(
+        self,
+        train_size: int = 50_000,
+        val_size: int = 1_000,
+        test_size: int = 5_000,
+        batch_size: int = 128,
+        eval_batch_size: int = 500,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            Tokenizer(sorted(_vocabulary()), separator=" "),
+            max_source_length=LONGEST_GERMAN + 1,
+            max_target_length=LONGEST_ENGLISH + 1,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            sizes={"train": train_size, "val": val_size, "test": test_size},
+        )
+
+    def stream(self, split: str, seed: int) -> Iterator[Pair]:
+        yield from original_sentences()
+        draw = random.Random(seed)
+        while True:
+            yield _sentence(draw, with_kept_back=split == "test")
+
+
+def spelled_plainly(german: str) -> str:
+    """As typed without capitals and umlauts: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
+    return german.lower().translate(str.maketrans({"ä": "a", "ö": "o", "ü": "u", "ß": "ss"}))
+
+
+def original_sentences() -> list[Pair]:
+    """The three sentences of the original, in its spelling."""
+    aligned = ((0, 0), (1, 1), (2, 2), (3, 3))
+    return [
+        Pair("ich mochte ein bier", "i want a beer .", aligned),
+        Pair("ich mochte ein cola", "i want a coke .", aligned),
+        Pair("ich mag das Buch", "i like the book .", aligned),
+    ]
+
+
+def kept_back(adjective: str, noun: Noun) -> bool:
+    """Whether the two are met together in the test set only."""
+    return stable_hash(f"{adjective} {noun.german}") % 5 == 0
+
+
+def _noun_phrase(
+    draw: random.Random, kinds: tuple[str, ...], case: str, meanings: str, determiner: str, with_kept_back: bool
+) -> tuple[Words, Words, bool]:
+    """A noun with its article and adjective in both languages, and whether it is plural.
+
+    Args:
+        determiner: "der", "ein", "mein" or "kein", uninflected.
+        meanings: the letters of determiner, adjective and noun.
+    """
+    of_determiner, of_adjective, of_noun = meanings
+    noun = draw.choice([noun for noun in NOUNS if noun.kind in kinds])
+    plural = noun.german_plural != "" and draw.random() < 0.3
+    german: Words = []
+    english: Words = []
+
+    if plural:
+        article = {"der": "die", "ein": "", "mein": "meine", "kein": "keine"}[determiner]
+        ending = "e" if determiner == "ein" else "en"
+    elif determiner == "der":
+        article, ending = DEFINITE[case][noun.gender], WEAK_ENDING[case][noun.gender]
+    else:
+        article, ending = determiner + EIN_ENDING[case][noun.gender], MIXED_ENDING[case][noun.gender]
+    if article:
+        german.append((article, of_determiner + "n" if determiner == "kein" else of_determiner))
+
+    adjective = draw.choice(list(ADJECTIVES)) if draw.random() < 0.5 else None
+    if adjective and kept_back(adjective, noun) and not with_kept_back:
+        adjective = None
+    if adjective:
+        german.append((adjective + ending, of_adjective))
+        english.append((ADJECTIVES[adjective], of_adjective))
+    german.append((noun.german_plural if plural else noun.german, of_noun))
+    english.append((noun.english_plural if plural else noun.english, of_noun))
+
+    if determiner == "der":
+        english.insert(0, ("the", of_determiner))
+    elif determiner == "mein":
+        english.insert(0, ("my", of_determiner))
+    elif not plural:
+        english.insert(0, ("an" if english[0][0][0] in "aeiou" else "a", of_determiner))
+    return german, english, plural
+
+
+def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
+    """One sentence and its translation, with the alignment of their words."""
+    if draw.random() < 0.6:
+        number = draw.randrange(len(PRONOUNS))
+        person = PRONOUN_PERSON[number]
+        subject: Words = [(PRONOUNS[number][0], "s")]
+        english_subject: Words = [(PRONOUNS[number][1], "s")]
+    else:
+        determiner = draw.choice(("der", "ein", "mein"))
+        subject, english_subject, plural = _noun_phrase(
+            draw, ("person",), "nominative", "abs", determiner, with_kept_back
+        )
+        person = THEY if plural else THIRD
+
+    modal = draw.choice(MODALS) if draw.random() < 0.35 else None
+    verb = draw.choice(VERBS[1:] if modal else (*VERBS, WANT))  # one does not have to like
+    negated = draw.random() < 0.25
+    determiner = draw.choice(("der", "ein", "mein"))
+    is_definite = determiner != "ein"
+    if negated and not is_definite:
+        determiner = "kein"
+    thing, english_thing, _ = _noun_phrase(draw, verb.kinds, "accusative", "deo", determiner, with_kept_back)
+
+    adverb = draw.choice(list(ADVERBS)) if draw.random() < 0.5 else None
+    adverb_in_front = adverb is not None and draw.random() < 0.5
+    when: Words = [(adverb, "t")] if adverb else []
+    english_when: Words = [(word, "t") for word in ADVERBS[adverb].split()] if adverb else []
+
+    finite: Words = [(modal.forms[person], "m") if modal else (verb.forms[person], "v")]
+    german = [*when, *finite, *subject] if adverb_in_front else [*subject, *finite]
+    middle = [] if adverb_in_front else when
+    german += [*thing, *middle] if is_definite else [*middle, *thing]
+    if negated and is_definite:
+        german.append(("nicht", "n"))
+    if modal:
+        german.append((verb.infinitive, "v"))
+
+    first, meaning = (modal, "m") if modal else (verb, "v")
+    words: Words = []
+    if negated and first.english not in AUXILIARIES:
+        words += [("does" if person == THIRD else "do", "n"), ("not", "n")]
+        words += [(word, meaning) for word in first.english.split()]
+    else:
+        words += [(word, meaning) for word in (first.english_third if person == THIRD else first.english).split()]
+        words += [("not", "n")] if negated else []
+    if modal:
+        words += [(word, "v") for word in verb.english.split()]
+    english = [*english_subject, *words, *english_thing]
+    english = [*english_when, *english] if adverb_in_front else [*english, *english_when]
+    english.append((".", ""))
+
+    source = " ".join(word for word, _ in german)
+    if draw.random() < 0.1:
+        source = spelled_plainly(source)
+    alignment = tuple(
+        (i, j)
+        for i, (_, meanings) in enumerate(german)
+        for j, (_, others) in enumerate(english)
+        if set(meanings) & set(others)
+    )
+    return Pair(source, " ".join(word for word, _ in english), alignment)
+
+
+def _vocabulary() -> set[str]:
+    """Every word of every sentence, in both languages."""
+    german = {"nicht", *ADVERBS, *(pronoun for pronoun, _ in PRONOUNS)}
+    german.update(article for by_gender in DEFINITE.values() for article in by_gender.values())
+    german.update(stem + ending for stem in ("ein", "mein", "kein") for ending in ("", "e", "en"))
+    german.update(stem + ending for stem in ADJECTIVES for ending in ("e", "en", "er", "es"))
+    english = {".", "the", "a", "an", "my", "not", "do", "does", *ADJECTIVES.values()}
+    english.update(pronoun for _, pronoun in PRONOUNS)
+    english.update(word for adverb in ADVERBS.values() for word in adverb.split())
+    for noun in NOUNS:
+        german |= {noun.german, noun.german_plural} - {""}
+        english |= {noun.english, noun.english_plural} - {""}
+    for verb in (*VERBS, WANT, *MODALS):
+        german |= {verb.infinitive, *verb.forms}
+        english.update(word for form in (verb.english, verb.english_third) for word in form.split())
+    return german | english | {spelled_plainly(word) for word in german}

@@ -1,0 +1,1 @@
+"""lightning_tfm: a PyTorch Lightning research framework for sequence models."""

@@ -1,0 +1,1 @@
+"""What a user types beyond Lightning's own commands, a file each."""

@@ -1,0 +1,144 @@
+"""`lightning-tfm generate`: answers a user's own input with a trained model."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from lightning_tfm.checkpoint import load
+from lightning_tfm.decoding import beam_search, decode, sampler
+from lightning_tfm.errors import UserError
+from lightning_tfm.networks import Network
+from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+
+BATCH_SIZE = 256
+
+
+def generate(arguments: list[str]) -> int:
+    """Answers each line of the input with one line; the exit status is 1 if a line could not be answered."""
+    options = _parse(arguments)
+    network, tokenizer, max_length = load(options.checkpoint)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network.to(device)
+    if options.beam_size > 1:
+        search = partial(beam_search, beam_size=options.beam_size)
+    elif options.temperature > 0:
+        generator = torch.Generator(device).manual_seed(options.seed)
+        search = partial(decode, choose=sampler(options.temperature, options.top_k, options.top_p, generator))
+    else:
+        search = decode
+
+    failures = 0
+    with ExitStack() as files:
+        lines, batch_size = _input(options, files)
+        output = files.enter_context(_open(options.output, "w")) if options.output else sys.stdout
+        numbered = enumerate(lines, start=1)
+        while batch := list(islice(numbered, batch_size)):
+            sources, errors = _encode(batch, network, tokenizer)
+            answers = _answer(sources, network, tokenizer, max_length, search)
+            for number, _ in batch:
+                if number in errors:
+                    print(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
+                print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
+            output.flush()
+            failures += len(errors)
+    return 1 if failures else 0
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    parser = ArgumentParser(
+        "lightning-tfm generate",
+        description="Answer each text with one line; read standard input where neither TEXT nor --input is given.",
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", help="what to answer")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="answer each line of a file")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the answers to a file")
+    parser.add_argument("--beam-size", type=int, default=1, metavar="N", help="search with N beams (1: greedy)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="sample; below 1 is bolder (0: do not sample)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="what samples are drawn from")
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UserError(f"there is no setting {unknown[0]!r} of generate; `lightning-tfm generate --help` lists them")
+    if options.texts and options.input:
+        raise UserError("the input must be TEXT or --input, but both are given; leave one out")
+    if options.beam_size < 1:
+        raise UserError(f"--beam-size must be at least 1, but is {options.beam_size}; try 4")
+    if options.temperature < 0:
+        raise UserError(f"--temperature must be at least 0, but is {options.temperature}; try 0.8")
+    if options.top_k is not None and options.top_k < 1:
+        raise UserError(f"--top-k must be at least 1, but is {options.top_k}; try 10")
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, but is {options.top_p}; try 0.9")
+    if options.beam_size > 1 and options.temperature > 0:
+        raise UserError("--beam-size and --temperature exclude each other: a beam search does not sample")
+    if options.temperature == 0 and (options.top_k is not None or options.top_p is not None):
+        raise UserError("--top-k and --top-p need --temperature above 0, but it is 0; try --temperature 1")
+    return options
+
+
+def _open(path: Path, mode: str):
+    try:
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
+
+
+def _input(options: Namespace, files: ExitStack) -> tuple[Iterable[str], int]:
+    """The lines to answer, and how many at once: a person at a terminal gets each answer at once."""
+    if options.texts:
+        return options.texts, BATCH_SIZE
+    if options.input:
+        return _lines(files.enter_context(_open(options.input, "r")), str(options.input)), BATCH_SIZE
+    return _lines(sys.stdin, "standard input"), 1 if sys.stdin.isatty() else BATCH_SIZE
+
+
+def _lines(file: Iterable[str], name: str) -> Iterator[str]:
+    try:
+        for line in file:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} must be UTF-8 text, but byte {error.start} is not; convert it with iconv") from None
+
+
+def _encode(
+    batch: list[tuple[int, str]], network: Network, tokenizer: Tokenizer
+) -> tuple[dict[int, list[int]], dict[int, UserError]]:
+    """Of the numbered lines: the ids of those that can be answered, and what is wrong with the others."""
+    sources: dict[int, list[int]] = {}
+    errors: dict[int, UserError] = {}
+    for number, line in batch:
+        if not line.strip():
+            continue
+        try:
+            ids = [*tokenizer.encode(line), EOS]
+            network.check_lengths(len(ids), 1)
+            sources[number] = ids
+        except UserError as error:
+            errors[number] = error
+    return sources, errors
+
+
+@torch.inference_mode()
+def _answer(sources: dict[int, list[int]], network: Network, tokenizer: Tokenizer, max_length: int, search) -> dict[int, str]:
+    """The answers to the encoded lines, all in one batch."""
+    if not sources:
+        return {}
+    device = next(network.parameters()).device
+    longest = max(map(len, sources.values()))
+    source = torch.tensor([ids + [PAD] * (longest - len(ids)) for ids in sources.values()], device=device)
+    tokens = search(network.decode_step, network.encode(source), max_length).tolist()
+    return {number: tokenizer.decode(row) for number, row in zip(sources, tokens, strict=True)}

@@ -1,0 +1,301 @@
+"""From pairs of texts to batches of ids: disjoint splits, encoding, order, and the base of every data module."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
+
+
+class Pair(NamedTuple):
+    """A source text and the target text that answers it.
+
+    `alignment` holds, where it is known, which symbols belong together: (source index, target index), from 0.
+    """
+
+    source: str
+    target: str
+    alignment: tuple[tuple[int, int], ...] | None = None
+
+
+class Batch(NamedTuple):
+    """Ids, right-padded with PAD.
+
+    Attributes:
+        source: (B, S), each row ended by EOS; S = 0 where there is no source.
+        target_in: (B, T), each row begun by BOS: what the decoder reads.
+        target_out: (B, T), each row ended by EOS: what it should write, target_in one step on.
+    """
+
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+
+
+class PairDataset(Dataset):
+    """Encoded pairs, cut into batches by one index operation: `dataset[rows]` is a Batch."""
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
+        self.pairs = pairs
+        self.sources, self.source_lengths = _padded([[*tokenizer.encode(pair.source), EOS] for pair in pairs])
+        self.targets, self.target_lengths = _padded([[BOS, *tokenizer.encode(pair.target), EOS] for pair in pairs])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        source = self.sources[rows, : self.source_lengths[rows].max()]
+        target = self.targets[rows, : self.target_lengths[rows].max()]
+        target_in = target[:, :-1]
+        return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:])
+
+
+class TrainingBatches(Sampler[Tensor]):
+    """The rows of each training batch: an order of its own for each epoch, from the seed alone.
+
+    The global batch of a step is the same for any number of processes: they share its rows out. Rows that do not
+    fill a batch wait for another epoch's order.
+    """
+
+    def __init__(self, size: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+        self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size // self.batch_size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(stable_hash(f"{self.seed} {self.epoch}") >> 1)
+        order = torch.randperm(self.size, generator=generator)
+        for batch in order[: len(self) * self.batch_size].split(self.batch_size):
+            yield batch[self.rank :: self.world_size]
+
+
+class EvaluationBatches(Sampler[Tensor]):
+    """The rows of each evaluation batch: every row once, on one process, by length so that little is padding.
+
+    All processes get equally many batches, none of them empty, so none waits for another.
+    """
+
+    def __init__(self, lengths: Tensor, batch_size: int, rank: int, world_size: int) -> None:
+        order = lengths.argsort(stable=True)
+        most_rows = -(-len(order) // world_size)  # of any process
+        num_batches = -(-most_rows // batch_size)
+        self.batches = order[rank::world_size].tensor_split(num_batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.batches)
+
+
+class PairDataModule(LightningDataModule, ABC):
+    """Pairs in, batches out. A subclass says what its pairs are.
+
+    Vocabulary and lengths are known before any pair is made, so that a model can be built, and refused, first.
+
+    Args:
+        tokenizer: the vocabulary of sources and targets.
+        max_source_length: the longest source in tokens, EOS included.
+        max_target_length: the longest target in tokens, EOS included.
+        batch_size: pairs in a training step, over all processes.
+        eval_batch_size: pairs in a batch of validation and test, on each process.
+        num_workers: processes that cut batches; 0 for none, which suits data that lies in memory.
+        seed: what the data and their order are made from.
+        test_sets: names of the splits to test on; the first is "test".
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_source_length: int,
+        max_target_length: int,
+        batch_size: int,
+        eval_batch_size: int,
+        num_workers: int,
+        seed: int,
+        test_sets: tuple[str, ...] = ("test",),
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise UserError(f"{name} must be at least {least}, but is {value}")
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.max_source_length = max_source_length
+        self.max_target_length = max_target_length
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.test_sets = test_sets
+        self.datasets: dict[str, PairDataset] = {}
+
+    @abstractmethod
+    def pairs(self, split: str) -> list[Pair]:
+        """All pairs of "train", "val" or a test set, the same at every call and on every machine."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """The hash of each split's pairs: equal data have equal fingerprints."""
+        return {split: _fingerprint(dataset.pairs) for split, dataset in self.datasets.items()}
+
+    def setup(self, stage: str) -> None:
+        if self.datasets:
+            return
+        datasets = {
+            split: PairDataset(self.pairs(split), self.tokenizer) for split in ("train", "val", *self.test_sets)
+        }
+        seen: dict[str, str] = {}
+        for split, dataset in datasets.items():
+            for source in {pair.source for pair in dataset.pairs}:
+                assert source not in seen, f"{source!r} is in {seen[source]} and in {split}"
+                seen[source] = split
+            assert int(dataset.source_lengths.max()) <= self.max_source_length
+            assert int(dataset.target_lengths.max()) - 1 <= self.max_target_length
+        self.datasets = datasets
+
+    def _loader(self, dataset: PairDataset, batches: Sampler[Tensor]) -> DataLoader:
+        return DataLoader(
+            dataset,
+            sampler=batches,
+            batch_size=None,  # the sampler's items are batches already
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # or each pass would draw from the generator that dropout uses
+        )
+
+    def _place(self) -> tuple[int, int]:
+        """This process's rank, and how many there are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def train_dataloader(self) -> DataLoader:
+        dataset, (rank, world_size) = self.datasets["train"], self._place()
+        if not world_size <= self.batch_size <= len(dataset):
+            raise UserError(
+                f"batch_size must be between the number of processes ({world_size}) and of training pairs "
+                f"({len(dataset)}), but is {self.batch_size}"
+            )
+        return self._loader(dataset, TrainingBatches(len(dataset), self.batch_size, self.seed, rank, world_size))
+
+    def _evaluation_loader(self, split: str) -> DataLoader:
+        dataset, (rank, world_size) = self.datasets[split], self._place()
+        if len(dataset) < world_size:
+            raise UserError(f"{split} must hold a pair for each of {world_size} processes, but holds {len(dataset)}")
+        return self._loader(
+            dataset, EvaluationBatches(dataset.source_lengths, self.eval_batch_size, rank, world_size)
+        )
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [self._evaluation_loader(split) for split in self.test_sets]
+
+
+class GeneratedDataModule(PairDataModule):
+    """Pairs drawn from a seed. A subclass says how one is drawn.
+
+    A source belongs to one split by its hash alone, whatever the seed: a tenth of all sources to validation, a
+    fifth to the test sets, the rest to training. So no source is in two splits, not even under two seeds. Training
+    pairs are drawn with repetition, as they come; the pairs of other splits are distinct.
+
+    Args:
+        sizes: how many pairs each split holds.
+        others: as in PairDataModule.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_source_length: int,
+        max_target_length: int,
+        batch_size: int,
+        eval_batch_size: int,
+        num_workers: int,
+        seed: int,
+        sizes: dict[str, int],
+    ) -> None:
+        test_sets = tuple(split for split in sizes if split not in ("train", "val"))
+        super().__init__(
+            tokenizer,
+            max_source_length,
+            max_target_length,
+            batch_size,
+            eval_batch_size,
+            num_workers,
+            seed,
+            test_sets,
+        )
+        for split, size in sizes.items():
+            if size < 1:
+                raise UserError(f"{split}_size must be at least 1, but is {size}")
+        if batch_size > sizes["train"]:
+            raise UserError(f"batch_size must be at most train_size ({sizes['train']}), but is {batch_size}")
+        self.sizes = sizes
+
+    @abstractmethod
+    def stream(self, split: str, seed: int) -> Iterator[Pair]:
+        """Endless pairs, from a seed; `split` is for those data that draw some pairs for one split only."""
+
+    def pairs(self, split: str) -> list[Pair]:
+        size = self.sizes[split]
+        bucket = split if split in ("train", "val") else "test"
+        pairs: list[Pair] = []
+        seen: set[str] = set()
+        fruitless = 0
+        for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
+            if _bucket(pair.source) == bucket and (bucket == "train" or pair.source not in seen):
+                seen.add(pair.source)
+                pairs.append(pair)
+                fruitless = 0
+                if len(pairs) == size:
+                    return pairs
+            fruitless += 1
+            if fruitless > 100_000:
+                raise UserError(
+                    f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
+                )
+        raise AssertionError("a stream ended")
+
+
+def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N)."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]), torch.tensor(lengths)
+
+
+def stable_hash(text: str) -> int:
+    """64 bits of a text, equal on every machine, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def _bucket(source: str) -> str:
+    """The split that a source belongs to."""
+    return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]
+
+
+def _fingerprint(pairs: Sequence[Pair]) -> str:
+    lines = "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs)
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -1,0 +1,272 @@
+"""The papers' parts: attention, positional encodings, feed-forward, Add & Norm, and the layer made of them.
+
+Shapes: B batch, T queries, S keys, D width, H heads. Masks are boolean, True where a query may attend.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.errors import UserError
+
+KeyValue = tuple[Tensor, Tensor]
+"""Keys and values of one attention layer, (B, H, S, D/H) each: what a decoder keeps between its steps."""
+
+
+class Attention(nn.Module, ABC):
+    """Anything that attends. `forward` takes the fast path, which may never form the weights."""
+
+    @abstractmethod
+    def weights(self, *args: object, **kwargs: object) -> Tensor:
+        """The weights that `forward` uses when it is given the same arguments, (B, H, T, S), written out."""
+
+
+@contextmanager
+def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collects what every attention layer looks at while the network runs.
+
+    The yielded dictionary is filled when the block ends: layer name -> weights (B, H, T, S). The layers know
+    nothing of it: a hook repeats each call on the slow, exact path. Calls for one step each, as a recurrent
+    decoder makes them, are joined along T.
+    """
+    calls: dict[str, list[Tensor]] = defaultdict(list)
+    maps: dict[str, Tensor] = {}
+
+    def hook_for(name: str):
+        return lambda layer, args, kwargs, _: calls[name].append(layer.weights(*args, **kwargs))
+
+    handles = [
+        layer.register_forward_hook(hook_for(name), with_kwargs=True)
+        for name, layer in network.named_modules()
+        if isinstance(layer, Attention)
+    ]
+    try:
+        yield maps
+        maps.update({name: torch.cat(steps, dim=2) for name, steps in calls.items()})
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """(T, S), True up to a query's own position; the last query sees every key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """softmax(Q K^T / sqrt(D/H)), (B, H, T, S) (Vaswani et al. 2017, equation 1)."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+    if is_causal:
+        mask = causal_mask(query.size(-2), key.size(-2), query.device)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1)
+
+
+def check_heads(d_model: int, num_heads: int) -> None:
+    """Raises UserError unless the heads share the width evenly."""
+    if num_heads < 1 or d_model < num_heads or d_model % num_heads:
+        below = max(1, d_model // max(1, num_heads)) * num_heads
+        raise UserError(
+            f"d_model must be divisible by num_heads ({num_heads}), but is {d_model}; try {below} or {below + num_heads}"
+        )
+
+
+class SelfAttention(Attention):
+    """Multi-head attention of a sequence over itself (Vaswani et al. 2017, 3.2.2)."""
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=bias)  # one product for all three: fewer, larger
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def _project(self, x: Tensor, past: KeyValue | None) -> tuple[Tensor, Tensor, Tensor]:
+        heads = self.query_key_value(x).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, D/H)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, D/H) each
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+        return query, key, value
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False, past: KeyValue | None = None
+    ) -> tuple[Tensor, KeyValue]:
+        """Attends from x to the past, if any, and to x itself.
+
+        Args:
+            x: (B, T, D).
+            mask: what each query may attend to, broadcastable to (B, H, T, S), S counting the past.
+            is_causal: attend to no later position; needs no mask, and takes no past.
+            past: the keys and values of earlier calls.
+
+        Returns:
+            the context (B, T, D), and the keys and values for the next call.
+        """
+        query, key, value = self._project(x, past)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+        return self.output(context.transpose(1, 2).flatten(2)), (key, value)
+
+    def weights(
+        self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False, past: KeyValue | None = None
+    ) -> Tensor:
+        query, key, _ = self._project(x, past)
+        return scaled_dot_product_weights(query, key, mask, is_causal)
+
+
+class CrossAttention(Attention):
+    """Multi-head attention of a decoder over the encoder's output, its memory."""
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.query = nn.Linear(d_model, d_model, bias=bias)
+        self.key_value = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def project_memory(self, memory: Tensor) -> KeyValue:
+        """Keys and values of the memory (B, S, D): computed once, however many steps the decoder takes."""
+        key, value = self.key_value(memory).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return key, value
+
+    def _split_query(self, x: Tensor) -> Tensor:
+        return self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D/H)
+
+    def forward(self, x: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
+        """Context (B, T, D) of x (B, T, D) over the projected memory; mask is (B, 1, 1, S)."""
+        context = F.scaled_dot_product_attention(self._split_query(x), *memory, attn_mask=mask)
+        return self.output(context.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
+        return scaled_dot_product_weights(self._split_query(x), memory[0], mask)
+
+
+class AdditiveAttention(Attention):
+    """v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2)."""
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_query, d_attention, bias=False)
+        self.key = nn.Linear(d_memory, d_attention)
+        self.energy = nn.Linear(d_attention, 1, bias=False)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        hidden = torch.tanh(self.query(query).unsqueeze(1) + keys)  # (B, S, A)
+        return self.energy(hidden).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+
+    def forward(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """Context (B, E) of one query (B, D) over memory (B, S, E).
+
+        Args:
+            keys: `self.key(memory)`, (B, S, A): projected once, however many steps the decoder takes.
+            mask: (B, S), True at real positions of the memory.
+        """
+        weights = self._weights(query, keys, mask)
+        return (weights.unsqueeze(1) @ memory).squeeze(1)
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        return self._weights(query, keys, mask)[:, None, None]  # one head, one query
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos of the same (Vaswani et al. 2017, 3.5)."""
+
+    def __init__(self, max_length: int, d_model: int) -> None:
+        super().__init__()
+        position = torch.arange(max_length).unsqueeze(1)
+        angle = position * torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :d_model]
+        self.register_buffer("table", table, persistent=False)  # not learned, so not in a checkpoint
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (...) -> encodings (..., D)."""
+        return self.table[positions]
+
+
+class LearnedPositions(nn.Embedding):
+    """One learned vector a position; positions (...) -> encodings (..., D)."""
+
+
+def positional_encoding(kind: Literal["sinusoidal", "learned"], max_length: int, d_model: int) -> nn.Module:
+    """The encoding of that kind for positions 0 .. max_length - 1."""
+    return {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}[kind](max_length, d_model)
+
+
+class FeedForward(nn.Sequential):
+    """W_2 f(W_1 x + b_1) + b_2, the same at each position (Vaswani et al. 2017, equation 2)."""
+
+    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool = True) -> None:
+        super().__init__(nn.Linear(d_model, d_ff, bias=bias), activation, nn.Linear(d_ff, d_model, bias=bias))
+
+
+class AddNorm(nn.Module):
+    """The residual connection round a sub-layer and its norm, after the sum (post) or before the sub-layer (pre).
+
+    Post-norm is the paper's, LayerNorm(x + Sublayer(x)) (Vaswani et al. 2017, 3.1); pre-norm, x +
+    Sublayer(LayerNorm(x)), trains without a long warm-up (Xiong et al. 2020).
+    """
+
+    def __init__(self, d_model: int, norm: Literal["pre", "post"], dropout: float, bias: bool = True) -> None:
+        super().__init__()
+        self.is_pre = norm == "pre"
+        self.norm = nn.LayerNorm(d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sub-layer sees."""
+        return self.norm(x) if self.is_pre else x
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """The sum of x and the sub-layer's output."""
+        x = x + self.dropout(update)
+        return x if self.is_pre else self.norm(x)
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention, cross-attention where there is an encoder to look at, feed-forward."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        dropout: float,
+        norm: Literal["pre", "post"],
+        activation: nn.Module,
+        bias: bool = True,
+        has_memory: bool = False,
+    ) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(d_model, num_heads, bias)
+        self.add_self = AddNorm(d_model, norm, dropout, bias)
+        if has_memory:
+            self.cross_attention = CrossAttention(d_model, num_heads, bias)
+            self.add_cross = AddNorm(d_model, norm, dropout, bias)
+        self.feed_forward = FeedForward(d_model, d_ff, activation, bias)
+        self.add_feed_forward = AddNorm(d_model, norm, dropout, bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KeyValue | None = None,
+        memory: KeyValue | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValue]:
+        """(B, T, D) -> (B, T, D), and the keys and values of the self-attention for the next call."""
+        context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past)
+        x = self.add_self(x, context)
+        if memory is not None:
+            x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask))
+        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past

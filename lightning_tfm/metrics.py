@@ -1,0 +1,79 @@
+"""What is measured on a set of sequences, as torchmetrics: each counts its samples once, on any number of devices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+from torchmetrics.text import BLEUScore
+
+from lightning_tfm.data import Batch
+from lightning_tfm.tokenizer import PAD, Tokenizer
+
+
+def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Sum over real tokens of -log p, in nats; padding is not scored.
+
+    Args:
+        logits: (B, T, V).
+        target_out: (B, T).
+        label_smoothing: probability that the targets give up to all tokens alike (Szegedy et al. 2016).
+    """
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        target_out.flatten(),
+        ignore_index=PAD,
+        label_smoothing=label_smoothing,
+        reduction="sum",
+    )
+
+
+def sequences_equal(ours: Tensor, theirs: Tensor) -> Tensor:
+    """(B), True where two rows hold the same tokens; (B, T) and (B, T'), padded on the right."""
+    width = max(ours.size(1), theirs.size(1))
+    padded = (F.pad(x, (0, width - x.size(1)), value=PAD) for x in (ours, theirs))
+    return torch.eq(*padded).all(1)
+
+
+class Perplexity(MeanMetric):
+    """exp(total -log p / total tokens), taken once, at the end."""
+
+    def compute(self) -> Tensor:
+        return super().compute().exp()
+
+
+class SequenceMetrics(nn.ModuleDict):
+    """Loss, perplexity and accuracy by token, exact match by sequence, and BLEU where symbols are words."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(
+            {
+                "loss": MeanMetric(),
+                "perplexity": Perplexity(),
+                "token_accuracy": MeanMetric(),
+                "exact_match": MeanMetric(),
+            }
+        )
+        self.tokenizer = tokenizer
+        if tokenizer.has_words:
+            self["bleu"] = BLEUScore()
+
+    def count(self, batch: Batch, logits: Tensor, decoded: Tensor) -> None:
+        """Counts a batch.
+
+        Args:
+            batch: what was asked, and the right answer.
+            logits: (B, T, V), given the right answer's beginnings.
+            decoded: (B, T'), the model's own answers, each ended by EOS.
+        """
+        tokens = (batch.target_out != PAD).sum()
+        nll = token_nll(logits, batch.target_out) / tokens
+        self["loss"].update(nll, weight=tokens)
+        self["perplexity"].update(nll, weight=tokens)
+        right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
+        self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
+        self["exact_match"].update(sequences_equal(decoded, batch.target_out).float())
+        if "bleu" in self:
+            answers, references = ([self.tokenizer.decode(row) for row in ids.tolist()] for ids in (decoded, batch.target_out))
+            self["bleu"].update(answers, [[reference] for reference in references])

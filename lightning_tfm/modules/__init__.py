@@ -1,0 +1,6 @@
+"""The LightningModules, one a task."""
+
+from lightning_tfm.modules.optimization import Optimization
+from lightning_tfm.modules.seq2seq import Seq2SeqModule
+
+__all__ = ["Optimization", "Seq2SeqModule"]

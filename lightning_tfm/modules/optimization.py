@@ -1,0 +1,77 @@
+"""How weights are updated: AdamW with decay groups, and a learning rate that changes with every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+from lightning_tfm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW (Loshchilov & Hutter 2019) and its schedule.
+
+    Args:
+        learning_rate: the highest rate, reached after the warm-up.
+        warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a cosine, from a 25th).
+        schedule: what comes then, until `trainer.max_steps`: "cosine" falls to 0 by a half cosine, "inverse_sqrt"
+            falls as 1 / sqrt(step) (Vaswani et al. 2017, 5.3), "one_cycle" is Smith & Topin's (2018).
+        weight_decay: of matrices; biases, norms and other vectors do not decay.
+        betas: averaging of the gradient and of its square.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    schedule: Literal["cosine", "inverse_sqrt", "one_cycle"] = "cosine"
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise UserError(f"learning_rate must be above 0, but is {self.learning_rate}; try 0.001")
+        for name in ("warmup_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be at least 0, but is {getattr(self, name)}")
+
+    def check_steps(self, max_steps: int) -> None:
+        """Raises UserError unless the run is long enough to be scheduled."""
+        if max_steps <= self.warmup_steps:
+            raise UserError(
+                f"trainer.max_steps must be above warmup_steps ({self.warmup_steps}), for the learning rate is "
+                f"planned over it, but is {max_steps}; try {max(1000, 10 * self.warmup_steps)}"
+            )
+
+    def factor(self, step: int, max_steps: int) -> float:
+        """The rate at a step, counted from 0, as a part of the highest ("cosine" and "inverse_sqrt")."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule == "inverse_sqrt":
+            return math.sqrt(max(1, self.warmup_steps) / max(1, step))
+        progress = (step - self.warmup_steps) / (max_steps - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    def configure(self, module: nn.Module, max_steps: int, fused: bool) -> dict[str, Any]:
+        """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
+        if self.schedule == "one_cycle":
+            schedule = OneCycleLR(
+                optimizer,
+                max_lr=self.learning_rate,
+                total_steps=max_steps,
+                pct_start=self.warmup_steps / max_steps,
+                cycle_momentum=False,
+            )
+        else:
+            schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

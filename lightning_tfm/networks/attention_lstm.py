@@ -1,0 +1,86 @@
+"""The LSTM encoder-decoder with additive attention (Bahdanau et al. 2015)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.decoding import State
+from lightning_tfm.layers import AdditiveAttention
+from lightning_tfm.networks.network import Network
+from lightning_tfm.tokenizer import PAD
+
+
+class AttentionLSTM(Network):
+    """A bidirectional LSTM reads the source; an LSTM writes the target, fed its last output and what it attends to.
+
+    Has no positions, so no longest sequence.
+
+    Args:
+        vocab_size: number of ids, shared by source and target.
+        d_model: width of the embeddings, of each encoder direction, of the decoder and of the attention.
+        dropout: on embeddings and before the output layer.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int = 64, dropout: float = 0.0) -> None:
+        super().__init__(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
+        self.source_embedding = nn.Embedding(vocab_size, d_model)
+        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
+        self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
+        self.start = nn.Linear(d_model, 2 * d_model)  # the decoder's first hidden and cell, from the encoder
+        self.attention = AdditiveAttention(d_model, 2 * d_model, d_model)
+        self.decoder_token = nn.Linear(d_model, 4 * d_model)  # the cell's gates, from the last output ...
+        self.decoder_state = nn.Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden
+        self.readout = nn.Linear(3 * d_model, d_model)
+        self.head = nn.Linear(d_model, vocab_size)
+
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        """Any length fits."""
+
+    def encode(self, source: Tensor) -> State:
+        mask = source != PAD  # (B, S)
+        lengths = mask.sum(1, keepdim=True)
+        x = self.dropout(self.source_embedding(source))  # (B, S, D)
+        # The backward direction reads each row from its own last token: an index that turns the real tokens round
+        # and leaves the padding behind them. Packing would do the same, but leaves the fast kernel on a CPU.
+        steps = torch.arange(source.size(1), device=source.device)
+        turned = torch.where(mask, lengths - 1 - steps, steps).unsqueeze(-1)  # (B, S, 1)
+        rightwards, _ = self.encoder_forward(x)
+        leftwards, _ = self.encoder_backward(x.gather(1, turned.expand_as(x)))
+        leftwards = leftwards.gather(1, turned.expand_as(leftwards))
+        memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
+        hidden, cell = torch.tanh(self.start(leftwards[:, 0])).chunk(2, dim=-1)  # (Bahdanau et al., A.2.2)
+        return hidden, cell, self.attention.key(memory), memory, mask
+
+    def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """One LSTM step whose input is the last output and the context; (B, D) in and out."""
+        gates = token_gates + self.decoder_state(torch.cat((context, hidden), dim=-1))
+        forget_in_out, candidate = gates.split((3 * hidden.size(-1), hidden.size(-1)), dim=-1)
+        forget, input, output = forget_in_out.sigmoid().chunk(3, dim=-1)
+        cell = forget * cell + input * candidate.tanh()
+        return output * cell.tanh(), cell
+
+    def _logits(self, hidden: Tensor, context: Tensor) -> Tensor:
+        features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
+        return self.head(self.dropout(features))
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        hidden, cell, keys, memory, mask = self.encode(source)
+        # Only what depends on the step before is inside the loop; the rest is one product for all steps.
+        token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))  # (B, T, 4D)
+        hiddens, contexts = [], []
+        for gates in token_gates.unbind(1):
+            context = self.attention(hidden, keys, memory, mask)
+            hidden, cell = self._cell(gates, context, hidden, cell)
+            hiddens.append(hidden)
+            contexts.append(context)
+        return self._logits(torch.stack(hiddens, dim=1), torch.stack(contexts, dim=1))  # (B, T, V)
+
+    def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, cell, keys, memory, mask = state
+        context = self.attention(hidden, keys, memory, mask)
+        token_gates = self.decoder_token(self.dropout(self.target_embedding(token)))
+        hidden, cell = self._cell(token_gates, context, hidden, cell)
+        return self._logits(hidden, context), (hidden, cell, keys, memory, mask)

@@ -1,0 +1,164 @@
+"""GPT: a Transformer decoder alone (Radford et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.decoding import State
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers import TransformerLayer, causal_mask, check_heads
+from lightning_tfm.networks.network import Network
+from lightning_tfm.tokenizer import PAD
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+
+class GPT(Network):
+    """Reads a pair as one sequence, `source EOS BOS target`, and a text, where the source is empty, as it is.
+
+    Args:
+        vocab_size: number of ids.
+        d_model: width; the feed-forward is 4 times as wide.
+        num_heads: attention heads; must divide d_model.
+        num_layers: layers.
+        dropout: on embeddings and on each sub-layer's output.
+        max_length: longest sequence in tokens, source and target together.
+        bias: whether linear layers and norms have a bias.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        dropout: float = 0.0,
+        max_length: int = 64,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            dropout=dropout,
+            max_length=max_length,
+            bias=bias,
+        )
+        check_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Embedding(max_length, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, "pre", nn.GELU(approximate="tanh"), bias)
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model, bias=bias)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
+        self.apply(self._initialise)
+        # 2 x num_layers sub-layers are summed: scaled so that the sum keeps its variance (GPT-2, 2.3)
+        for layer in self.layers:
+            for last in (layer.self_attention.output, layer.feed_forward[2]):
+                nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @classmethod
+    def from_huggingface(cls, model: GPT2LMHeadModel, dropout: float = 0.0) -> GPT:
+        """A GPT with the weights of a Hugging Face GPT-2: the same logits.
+
+        Raises:
+            UserError: if the model uses an activation or an attention that this network does not have.
+        """
+        config = model.config
+        if config.activation_function != "gelu_new" or not config.scale_attn_weights:
+            raise UserError(
+                "GPT-2 weights must come from a model with activation_function 'gelu_new' and scaled attention, "
+                f"but they are {config.activation_function!r} and {config.scale_attn_weights}"
+            )
+        if config.scale_attn_by_inverse_layer_idx or config.n_inner not in (None, 4 * config.n_embd):
+            raise UserError(
+                "GPT-2 weights must come from a model without scale_attn_by_inverse_layer_idx and with n_inner "
+                f"{4 * config.n_embd}, but they are {config.scale_attn_by_inverse_layer_idx} and {config.n_inner}"
+            )
+        gpt = cls(config.vocab_size, config.n_embd, config.n_head, config.n_layer, dropout, config.n_positions)
+        theirs = model.transformer
+
+        def copy(ours: nn.Module, their: nn.Module, transposed: bool = False) -> None:
+            ours.weight.copy_(their.weight.T if transposed else their.weight)
+            if getattr(ours, "bias", None) is not None:
+                ours.bias.copy_(their.bias)
+
+        with torch.no_grad():
+            copy(gpt.embedding, theirs.wte)
+            copy(gpt.positions, theirs.wpe)
+            copy(gpt.norm, theirs.ln_f)
+            copy(gpt.head, model.lm_head)
+            for layer, block in zip(gpt.layers, theirs.h, strict=True):
+                copy(layer.add_self.norm, block.ln_1)
+                copy(layer.add_feed_forward.norm, block.ln_2)
+                # Hugging Face keeps these as Conv1D, whose weight is (in, out)
+                copy(layer.self_attention.query_key_value, block.attn.c_attn, transposed=True)
+                copy(layer.self_attention.output, block.attn.c_proj, transposed=True)
+                copy(layer.feed_forward[0], block.mlp.c_fc, transposed=True)
+                copy(layer.feed_forward[2], block.mlp.c_proj, transposed=True)
+        return gpt
+
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        if source_length + target_length > self.max_length:
+            raise UserError(
+                f"the longest source and target have {source_length} + {target_length} tokens, but the model's "
+                f"positions end at max_length {self.max_length}; try max_length {source_length + target_length}"
+            )
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        S, T = source.size(1), target_in.size(1)
+        self.check_lengths(S, T)
+        tokens = torch.cat((source, target_in), dim=1)
+        steps = torch.arange(S + T, device=tokens.device)
+        if S == 0:  # a text has padding on the right at most: the kernel's own causal mask is enough
+            mask, positions = None, steps
+        else:  # between source and target lies padding: not attended to, and not counted as a position
+            real = source != PAD
+            mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
+            positions = torch.where(steps < S, steps, steps - S + real.sum(1, keepdim=True))  # (B, S + T)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))  # (B, S + T, D)
+        for layer in self.layers:
+            x, _ = layer(x, mask, is_causal=mask is None)
+        return self.head(self.norm(x[:, S:]))  # (B, T, V)
+
+    def encode(self, source: Tensor) -> State:
+        B, S = source.shape
+        self.check_lengths(S, 0)
+        real = source != PAD
+        x = self.dropout(self.embedding(source) + self.positions(torch.arange(S, device=source.device)))
+        pasts = []
+        for layer in self.layers:  # padding is on the right of the source, so causality hides it here
+            x, past = layer(x, is_causal=S > 0)
+            pasts.append(past)
+        return tuple(pasts), real, real.sum(1)
+
+    def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
+        pasts, real, position = state
+        self.check_lengths(real.size(1), 1)
+        real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
+        x = self.embedding(token) + self.positions(position)
+        x = self.dropout(x).unsqueeze(1)  # (B, 1, D)
+        extended = []
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x, past = layer(x, real[:, None, None], past=past)
+            extended.append(past)
+        return self.head(self.norm(x)).squeeze(1), (tuple(extended), real, position + 1)

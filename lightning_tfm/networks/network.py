@@ -1,0 +1,53 @@
+"""What every network can do: the one signature that modules, decoding and data rely on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_tfm.decoding import State
+from lightning_tfm.errors import UserError
+
+
+class Network(nn.Module, ABC):
+    """A sequence model in plain PyTorch, usable in any training loop.
+
+    Args:
+        hyper_parameters: the constructor's arguments by name, plain values: `type(network)(**hyper_parameters)`
+            builds the same network again, which is how a checkpoint is read.
+    """
+
+    def __init__(self, **hyper_parameters: Any) -> None:
+        super().__init__()
+        self.hyper_parameters = hyper_parameters
+        dropout = hyper_parameters["dropout"]
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout must be at least 0 and below 1, but is {dropout}; try 0.1")
+        for name, value in hyper_parameters.items():
+            if type(value) is int and value < 1:
+                raise UserError(f"{name} must be at least 1, but is {value}")
+
+    @abstractmethod
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        """Raises UserError, with both lengths, if the positions do not reach that far (lengths in tokens)."""
+
+    @abstractmethod
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each of target_in (B, T), given source (B, S).
+
+        Both are right-padded with PAD. A source ends with EOS, or is empty (S = 0) where there is none; target_in
+        begins with BOS.
+        """
+
+    @abstractmethod
+    def encode(self, source: Tensor) -> State:
+        """The state from which `decode_step` starts, for source (B, S)."""
+
+    @abstractmethod
+    def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits (B, V) of the token after `token` (B), and the state that knows it.
+
+        Feeding target_in column by column gives the logits of `forward`.
+        """

@@ -1,0 +1,141 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.decoding import State
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers import KeyValue, TransformerLayer, check_heads, positional_encoding
+from lightning_tfm.networks.network import Network
+from lightning_tfm.tokenizer import PAD
+
+
+class Transformer(Network):
+    """Reads the source with an encoder, writes the target with a decoder that attends to it.
+
+    Args:
+        vocab_size: number of ids, shared by source and target.
+        d_model: width.
+        num_heads: attention heads; must divide d_model.
+        num_layers: layers of the encoder, and of the decoder.
+        d_ff: width inside the feed-forward; 4 x d_model in the paper.
+        dropout: on embeddings and on each sub-layer's output, as in the paper (5.4).
+        max_length: longest source and longest target, in tokens.
+        norm: before each sub-layer ("pre") or after each sum ("post", the paper's).
+        positions: "sinusoidal" (the paper's) or "learned".
+        tie_embeddings: whether source, target and output share one matrix (the paper's 3.4).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 128,
+        num_heads: int = 8,
+        num_layers: int = 2,
+        d_ff: int = 512,
+        dropout: float = 0.1,
+        max_length: int = 64,
+        norm: Literal["pre", "post"] = "pre",
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        tie_embeddings: bool = False,
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            d_ff=d_ff,
+            dropout=dropout,
+            max_length=max_length,
+            norm=norm,
+            positions=positions,
+            tie_embeddings=tie_embeddings,
+        )
+        check_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.scale = math.sqrt(d_model)  # brings embeddings to the size of the positional encodings (3.4)
+
+        def stack(has_memory: bool) -> nn.ModuleList:
+            return nn.ModuleList(
+                TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(), has_memory=has_memory)
+                for _ in range(num_layers)
+            )
+
+        def last_norm() -> nn.Module:  # a pre-norm stack ends with a sum, which nothing has normalised yet
+            return nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
+
+        self.source_embedding = nn.Embedding(vocab_size, d_model)
+        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        self.source_positions = positional_encoding(positions, max_length, d_model)
+        self.target_positions = positional_encoding(positions, max_length, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder, self.encoder_norm = stack(has_memory=False), last_norm()
+        self.decoder, self.decoder_norm = stack(has_memory=True), last_norm()
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.apply(self._initialise)
+        if tie_embeddings:
+            self.source_embedding.weight = self.target_embedding.weight
+            self.head.weight = self.target_embedding.weight
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        for side, length in (("source", source_length), ("target", target_length)):
+            if length > self.max_length:
+                raise UserError(
+                    f"the longest {side} has {length} tokens, but the model's positions end at max_length "
+                    f"{self.max_length}; try max_length {length}"
+                )
+
+    def _encode(self, source: Tensor) -> tuple[tuple[KeyValue, ...], Tensor]:
+        """Each decoder layer's keys and values of the source, and the mask (B, 1, 1, S) of its real tokens."""
+        mask = (source != PAD)[:, None, None]
+        positions = self.source_positions(torch.arange(source.size(1), device=source.device))
+        x = self.dropout(self.source_embedding(source) * self.scale + positions)  # (B, S, D)
+        for layer in self.encoder:
+            x, _ = layer(x, mask)
+        memory = self.encoder_norm(x)
+        return tuple(layer.cross_attention.project_memory(memory) for layer in self.decoder), mask
+
+    def _embed_target(self, target: Tensor, start: int) -> Tensor:
+        positions = torch.arange(start, start + target.size(1), device=target.device)
+        return self.dropout(self.target_embedding(target) * self.scale + self.target_positions(positions))
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        self.check_lengths(source.size(1), target_in.size(1))
+        memories, mask = self._encode(source)
+        x = self._embed_target(target_in, 0)  # (B, T, D)
+        # Targets are padded on the right, so a causal decoder never sees their padding: no mask is needed.
+        for layer, memory in zip(self.decoder, memories, strict=True):
+            x, _ = layer(x, is_causal=True, memory=memory, memory_mask=mask)
+        return self.head(self.decoder_norm(x))  # (B, T, V)
+
+    def encode(self, source: Tensor) -> State:
+        self.check_lengths(source.size(1), 0)
+        memories, mask = self._encode(source)
+        nothing = memories[0][0][:, :, :0]  # (B, H, 0, D/H)
+        return tuple((nothing, nothing) for _ in self.decoder), memories, mask
+
+    def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
+        pasts, memories, mask = state
+        position = pasts[0][0].size(2)
+        self.check_lengths(0, position + 1)
+        x = self._embed_target(token.unsqueeze(1), position)  # (B, 1, D)
+        extended = []
+        for layer, past, memory in zip(self.decoder, pasts, memories, strict=True):
+            x, past = layer(x, past=past, memory=memory, memory_mask=mask)
+            extended.append(past)
+        return self.head(self.decoder_norm(x)).squeeze(1), (tuple(extended), memories, mask)
