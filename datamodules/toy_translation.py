@@ -78,13 +78,21 @@ VERBS = (
     Verb("mögen", ("mag", "magst", "mag", "mögen", "mögt", "mögen"), "like", "likes", (*_ANY, "person")),
     Verb("kaufen", ("kaufe", "kaufst", "kauft", "kaufen", "kauft", "kaufen"), "buy", "buys", _ANY),
     Verb("sehen", ("sehe", "siehst", "sieht", "sehen", "seht", "sehen"), "see", "sees", (*_ANY, "person")),
-    Verb("suchen", ("suche", "suchst", "sucht", "suchen", "sucht", "suchen"), "look for", "looks for", (*_ANY, "person")),
+    Verb(
+        "suchen", ("suche", "suchst", "sucht", "suchen", "sucht", "suchen"), "look for", "looks for", (*_ANY, "person")
+    ),
     Verb("brauchen", ("brauche", "brauchst", "braucht", "brauchen", "braucht", "brauchen"), "need", "needs", _ANY),
     Verb("holen", ("hole", "holst", "holt", "holen", "holt", "holen"), "fetch", "fetches", (*_ANY, "person")),
     Verb("essen", ("esse", "isst", "isst", "essen", "esst", "essen"), "eat", "eats", ("food",)),
     Verb("trinken", ("trinke", "trinkst", "trinkt", "trinken", "trinkt", "trinken"), "drink", "drinks", ("drink",)),
     Verb("lesen", ("lese", "liest", "liest", "lesen", "lest", "lesen"), "read", "reads", ("text",)),
-    Verb("schreiben", ("schreibe", "schreibst", "schreibt", "schreiben", "schreibt", "schreiben"), "write", "writes", ("text",)),
+    Verb(
+        "schreiben",
+        ("schreibe", "schreibst", "schreibt", "schreiben", "schreibt", "schreiben"),
+        "write",
+        "writes",
+        ("text",),
+    ),
     Verb("malen", ("male", "malst", "malt", "malen", "malt", "malen"), "paint", "paints", ("thing", "person")),
 )
 WANT = Verb("möchten", ("möchte", "möchtest", "möchte", "möchten", "möchtet", "möchten"), "want", "wants", _ANY)

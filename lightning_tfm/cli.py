@@ -67,7 +67,7 @@ class TfmCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         self.model.network.check_lengths(self.datamodule.max_source_length, self.datamodule.max_target_length)
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.optimization.check_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None and path not in ("best", "last"):

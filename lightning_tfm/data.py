@@ -202,9 +202,7 @@ class PairDataModule(LightningDataModule, ABC):
         dataset, (rank, world_size) = self.datasets[split], self._place()
         if len(dataset) < world_size:
             raise UserError(f"{split} must hold a pair for each of {world_size} processes, but holds {len(dataset)}")
-        return self._loader(
-            dataset, EvaluationBatches(dataset.source_lengths, self.eval_batch_size, rank, world_size)
-        )
+        return self._loader(dataset, EvaluationBatches(dataset.source_lengths, self.eval_batch_size, rank, world_size))
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation_loader("val")

@@ -126,7 +126,7 @@ def beam_search(
 
     for length in range(1, max_length + 1):
         logits, state = step(token, state)
-        log_probs = _drop_never(logits.float()).log_softmax(-1).view(batch, beam_size, -1)
+        log_probs = _drop_never(logits).float().log_softmax(-1).view(batch, beam_size, -1)
         totals = scores.unsqueeze(-1) + log_probs  # (B, K, V)
         normaliser = length**length_penalty
         ending = torch.cat((prefixes, prefixes.new_full((batch, beam_size, 1), EOS)), dim=-1)

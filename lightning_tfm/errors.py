@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import import_module
+from typing import get_type_hints
 
 
 class UserError(ValueError):
@@ -28,42 +29,50 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
             return str(cause)
         cause = cause.__cause__ or cause.__context__
 
-    lines = [line.strip(" -") for line in str(error).splitlines()]
     noise = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value")
-    lines = [line for line in lines if line and not line.startswith(noise)]
-    text = " ".join(lines)
+    lines = (line.strip(" -") for line in str(error).splitlines())
+    text = " ".join(line for line in lines if line and not line.startswith(noise))
     settings = re.findall(r'Parser key "([^"]+)":', text)
     classes = re.findall(r"Problem with given class_path '([^']+)':", text)
     reason = re.sub(r"Parser key \"[^\"]+\":|Problem with given class_path '[^']+':", "", text).strip()
-    unknown = re.search(r"(?:does not accept option|[Oo]ption|[Kk]ey) '([\w.]+)'", reason)
-    if unknown and ("not accept" in reason or "not expected" in reason or "not accepted" in reason):
-        name = unknown.group(1)
-        if classes:
-            names = _arguments_of(classes[-1])
-            where = f" of {classes[-1]}"
-        else:
-            names = list(accepted)
-            where = ""
-        reason = f"there is no setting {name!r}{where}{_nearest(name, names)}"
-        settings = settings[:1] if classes else []
-    elif missing := re.search(r"(?:module '([\w.]+)' has no attribute|No module named) '(\w+)'", reason):
+
+    if group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason):
+        owner = get_type_hints(_import(classes[-1]).__init__)[group[1]]
+        return _unknown(group[2], _arguments_of(owner), f"{owner.__module__}.{owner.__qualname__}")
+    if option := re.search(r"does not accept option '([\w.]+)'|Option '([\w.]+)' is not accepted", reason):
+        name = option[1] or option[2]
+        return _unknown(name, _arguments_of(_import(classes[-1])), classes[-1]) if classes else _unknown(name, accepted)
+    if option := re.search(r"unrecognized arguments: --(\S+)", reason):
+        return _unknown(option[1], accepted)
+    if missing := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason):
         module, name = missing.groups()
-        reason += _nearest(name, _classes_of(module)) if module else ""
-    else:
-        reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
-        reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
-    return ": ".join([".".join(settings), reason] if settings else [reason])
+        return reason + _nearest(
+            name, [n for n, value in vars(import_module(module)).items() if inspect.isclass(value)]
+        )
+    reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
+    reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
+    return f"{'.'.join(settings)}: {reason}" if settings else reason
+
+
+def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
+    """A setting that does not exist, and the nearest that does."""
+    names = list(names)
+    first = name.split(".")[0]
+    groups = {other.split(".")[0] for other in names}
+    if first not in groups:  # the group is misspelled, and with it all that it holds
+        name, names = first, sorted(groups)
+    return f"there is no setting {name!r}{f' of {owner}' if owner else ''}{_nearest(name, names)}"
 
 
 def _nearest(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}" if names else ""
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
-def _arguments_of(class_path: str) -> list[str]:
+def _import(class_path: str) -> type:
     module, _, name = class_path.rpartition(".")
-    return [name for name in inspect.signature(getattr(import_module(module), name)).parameters if name != "self"]
+    return getattr(import_module(module), name)
 
 
-def _classes_of(module: str) -> list[str]:
-    return [name for name, value in vars(import_module(module)).items() if inspect.isclass(value)]
+def _arguments_of(cls: type) -> list[str]:
+    return list(inspect.signature(cls).parameters)

@@ -21,7 +21,7 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
         label_smoothing: probability that the targets give up to all tokens alike (Szegedy et al. 2016).
     """
     return F.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),  # half precision sums too coarsely
         target_out.flatten(),
         ignore_index=PAD,
         label_smoothing=label_smoothing,
@@ -44,9 +44,12 @@ class Perplexity(MeanMetric):
 
 
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy by token, exact match by sequence, and BLEU where symbols are words."""
+    """Loss, perplexity and accuracy by token, exact match by sequence, and BLEU where it is asked for.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    BLEU is of the corpus, over the words between spaces, with one reference (Papineni et al. 2002).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, bleu: bool = False) -> None:
         super().__init__(
             {
                 "loss": MeanMetric(),
@@ -56,7 +59,7 @@ class SequenceMetrics(nn.ModuleDict):
             }
         )
         self.tokenizer = tokenizer
-        if tokenizer.has_words:
+        if bleu:
             self["bleu"] = BLEUScore()
 
     def count(self, batch: Batch, logits: Tensor, decoded: Tensor) -> None:
@@ -75,5 +78,7 @@ class SequenceMetrics(nn.ModuleDict):
         self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
         self["exact_match"].update(sequences_equal(decoded, batch.target_out).float())
         if "bleu" in self:
-            answers, references = ([self.tokenizer.decode(row) for row in ids.tolist()] for ids in (decoded, batch.target_out))
+            answers, references = (
+                [self.tokenizer.decode(row) for row in ids.tolist()] for ids in (decoded, batch.target_out)
+            )
             self["bleu"].update(answers, [[reference] for reference in references])

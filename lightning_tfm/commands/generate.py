@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 import torch
+from torch import Tensor
 
 from lightning_tfm.checkpoint import load
-from lightning_tfm.decoding import beam_search, decode, sampler
+from lightning_tfm.decoding import State, Step, beam_search, decode, sampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
@@ -28,7 +30,7 @@ def generate(arguments: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     if options.beam_size > 1:
-        search = partial(beam_search, beam_size=options.beam_size)
+        search = partial(_beam_tokens, beam_size=options.beam_size)
     elif options.temperature > 0:
         generator = torch.Generator(device).manual_seed(options.seed)
         search = partial(decode, choose=sampler(options.temperature, options.top_k, options.top_p, generator))
@@ -52,12 +54,23 @@ def generate(arguments: list[str]) -> int:
     return 1 if failures else 0
 
 
+def _beam_tokens(step: Step, state: State, max_length: int, beam_size: int) -> Tensor:
+    tokens, _ = beam_search(step, state, max_length, beam_size)
+    return tokens
+
+
+class _Parser(ArgumentParser):
+    """Raises UserError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"generate: {message}; `lightning-tfm generate --help` lists the settings")
+
+
 def _parse(arguments: list[str]) -> Namespace:
-    parser = ArgumentParser(
+    parser = _Parser(
         "lightning-tfm generate",
         description="Answer each text with one line; read standard input where neither TEXT nor --input is given.",
         allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="what to answer")
@@ -70,9 +83,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what samples are drawn from")
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        raise UserError(f"there is no setting {unknown[0]!r} of generate; `lightning-tfm generate --help` lists them")
+    options = parser.parse_args(arguments)
     if options.texts and options.input:
         raise UserError("the input must be TEXT or --input, but both are given; leave one out")
     if options.beam_size < 1:
@@ -90,7 +101,7 @@ def _parse(arguments: list[str]) -> Namespace:
     return options
 
 
-def _open(path: Path, mode: str):
+def _open(path: Path, mode: str) -> TextIO:
     try:
         return path.open(mode, encoding="utf-8")
     except OSError as error:
@@ -133,7 +144,13 @@ def _encode(
 
 
 @torch.inference_mode()
-def _answer(sources: dict[int, list[int]], network: Network, tokenizer: Tokenizer, max_length: int, search) -> dict[int, str]:
+def _answer(
+    sources: dict[int, list[int]],
+    network: Network,
+    tokenizer: Tokenizer,
+    max_length: int,
+    search: Callable[[Step, State, int], Tensor],
+) -> dict[int, str]:
     """The answers to the encoded lines, all in one batch."""
     if not sources:
         return {}

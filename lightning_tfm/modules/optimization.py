@@ -58,6 +58,7 @@ class Optimization:
 
     def configure(self, module: nn.Module, max_steps: int, fused: bool) -> dict[str, Any]:
         """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
+        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run (fast_dev_run) ends before its warm-up
         parameters = [p for p in module.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},

@@ -27,6 +27,7 @@ class Seq2SeqModule(LightningModule):
         max_target_length: where decoding stops, in tokens, EOS included.
         optimization: optimizer and schedule.
         label_smoothing: of the training loss; validation and test losses have none.
+        bleu: whether to score the answers by BLEU as well, which makes sense for sentences.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Seq2SeqModule(LightningModule):
         max_target_length: int,
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
+        bleu: bool = False,
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
@@ -45,6 +47,7 @@ class Seq2SeqModule(LightningModule):
         self.max_target_length = max_target_length
         self.optimization = optimization
         self.label_smoothing = label_smoothing
+        self.bleu = bleu
         self.metrics = nn.ModuleDict()
         self.tokens_in_step = 0
         self.save_hyperparameters(
@@ -54,6 +57,7 @@ class Seq2SeqModule(LightningModule):
                 "max_target_length": max_target_length,
                 "optimization": asdict(optimization),
                 "label_smoothing": label_smoothing,
+                "bleu": bleu,
             }
         )
 
@@ -66,7 +70,7 @@ class Seq2SeqModule(LightningModule):
         prefixes = ["val"] if stage in ("fit", "validate") else [_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:
-                self.metrics[prefix] = SequenceMetrics(self.tokenizer)
+                self.metrics[prefix] = SequenceMetrics(self.tokenizer, self.bleu)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The summed loss: what it is divided by is known at the end of the step, see on_before_optimizer_step."""
@@ -83,11 +87,11 @@ class Seq2SeqModule(LightningModule):
         So a token weighs the same wherever it is computed. Lightning has divided by the number of micro-batches
         and the strategy by that of processes; both are taken back.
         """
-        tokens = self.trainer.strategy.reduce(self.tokens_in_step, reduce_op="sum")
+        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
+        tokens = self.trainer.strategy.reduce(self.tokens_in_step, reduce_op="sum").to(gradients[0].dtype)
         factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
-        for parameter in self.network.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+        for gradient in gradients:
+            gradient.mul_(factor)
         self.tokens_in_step = 0
 
     def configure_gradient_clipping(
@@ -131,7 +135,7 @@ class Seq2SeqModule(LightningModule):
 
 
 def _prefix(test_set: str) -> str:
-    """"test" -> "test", and "longer" -> "test/longer": what the names of a test set's metrics begin with."""
+    """ "test" -> "test", and "longer" -> "test/longer": what the names of a test set's metrics begin with."""
     return test_set if test_set == "test" else f"test/{test_set}"
 
 

@@ -1,0 +1,69 @@
+"""What all tests share: the models and the data that every law is stated over."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from datamodules import Copy, Date, ToyTranslation
+from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
+from lightning_tfm.tokenizer import BOS, EOS, PAD
+
+VOCAB_SIZE = 11
+
+NETWORKS = {
+    "transformer": lambda: Transformer(VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12),
+    "transformer_post_learned_tied": lambda: Transformer(
+        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, norm="post", positions="learned", tie_embeddings=True
+    ),
+    "gpt": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
+    "gpt_no_bias": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, bias=False),
+    "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
+}
+DATA = {
+    "copy": lambda **settings: Copy(
+        **{"train_size": 300, "val_size": 40, "test_size": 60, "longer_size": 20} | settings
+    ),
+    "date": lambda **settings: Date(**{"train_size": 300, "val_size": 40, "test_size": 60} | settings),
+    "toy_translation": lambda **settings: ToyTranslation(
+        **{"train_size": 300, "val_size": 40, "test_size": 60} | settings
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers, alone or among others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> Network:
+    """Each network in turn, untrained, with dropout off. Biases are drawn too: a law must not lean on zeros."""
+    torch.manual_seed(1)
+    network = NETWORKS[request.param]()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network.eval()
+
+
+@pytest.fixture(params=DATA)
+def make_data(request: pytest.FixtureRequest):
+    """Each data module in turn: call it with settings to construct a small one."""
+    return DATA[request.param]
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Source (5, 7) and target_in (5, 6), rows of all lengths, right-padded."""
+    symbols = itertools.cycle(range(3, VOCAB_SIZE))
+    source = torch.full((5, 7), PAD)
+    target_in = torch.full((5, 6), PAD)
+    for row, (source_length, target_length) in enumerate([(6, 5), (1, 0), (4, 2), (2, 5), (0, 1)]):
+        source[row, :source_length] = torch.tensor([next(symbols) for _ in range(source_length)])
+        source[row, source_length] = EOS
+        target_in[row, 0] = BOS
+        target_in[row, 1 : target_length + 1] = torch.tensor([next(symbols) for _ in range(target_length)])
+    return source, target_in

@@ -1,0 +1,64 @@
+"""The house: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FLOORS = [
+    {"lightning_tfm.errors"},
+    {"lightning_tfm.tokenizer", "lightning_tfm.layers"},
+    {"lightning_tfm.decoding", "lightning_tfm.data"},
+    {"lightning_tfm.metrics", "lightning_tfm.networks"},
+    {"lightning_tfm.modules", "lightning_tfm.checkpoint"},
+    {"lightning_tfm.callbacks"},
+    {"lightning_tfm.commands", "lightning_tfm.cli"},
+    {"lightning_tfm.__main__"},
+]
+"""From the ground up: a floor imports what lies below it, and its own package."""
+
+FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def floor_of(name):
+    for height, names in enumerate(FLOORS):
+        if any(name == own or name.startswith(own + ".") for own in names):
+            return height
+    return None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_what_lies_below_it(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    if name == "lightning_tfm":
+        assert not list(imported(path))
+        return
+    for other in imported(path):
+        if name.startswith("lightning_tfm"):
+            assert not other.startswith("datamodules"), "the YAML joins them"
+            own = ".".join(name.split(".")[:2])
+            if floor_of(other) is not None and not other.startswith(own):
+                assert floor_of(other) < floor_of(name), f"{name} imports {other}"
+        elif other.startswith("lightning_tfm."):
+            assert floor_of(other) <= 2, f"{name} imports {other}"
+    if name.startswith(("lightning_tfm.networks", "lightning_tfm.layers", "lightning_tfm.decoding")):
+        assert not any(other.split(".")[0] in ("lightning", "torchmetrics") for other in imported(path))
+
+
+def test_every_module_has_its_floor():
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts[:2]).removesuffix(".__init__") for path in FILES}
+    assert all(floor_of(name) is not None for name in names if name.startswith("lightning_tfm."))

@@ -1,0 +1,411 @@
+"""Laws that every data module obeys, and each dataset's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from datetime import date, datetime
+
+import pytest
+import torch
+
+from datamodules import Copy, Date, ToyTranslation, toy_translation
+from datamodules.date import FORMATS
+from lightning_tfm.data import EvaluationBatches, TrainingBatches
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
+
+FINGERPRINTS = """
+import json, sys
+from datamodules import Copy, Date, ToyTranslation
+fingerprints = {}
+for data in (Copy(train_size=200), Date(train_size=200, test_size=50), ToyTranslation(train_size=200, test_size=50)):
+    data.setup("fit")
+    fingerprints[type(data).__name__] = data.fingerprint
+print(json.dumps(fingerprints))
+"""
+
+
+def test_vocabulary_and_lengths_are_known_before_the_data(make_data):
+    data = make_data()
+    known = data.vocab_size, data.max_source_length, data.max_target_length
+    assert data.datasets == {}
+    data.setup("fit")
+    assert known == (data.tokenizer.vocab_size, data.max_source_length, data.max_target_length)
+    lengths = [dataset.source_lengths.max() for dataset in data.datasets.values()]
+    assert max(lengths) <= data.max_source_length
+    assert max(dataset.target_lengths.max() - 1 for dataset in data.datasets.values()) <= data.max_target_length
+
+
+def test_splits_have_their_sizes_and_are_disjoint(make_data):
+    data = make_data()
+    data.setup("fit")
+    assert {split: len(dataset) for split, dataset in data.datasets.items()} == data.sizes
+    sources = {split: {pair.source for pair in dataset.pairs} for split, dataset in data.datasets.items()}
+    for split, own in sources.items():
+        others = set().union(*(theirs for name, theirs in sources.items() if name != split))
+        assert not own & others, split
+        assert split == "train" or len(own) == data.sizes[split]
+
+
+def test_splits_of_different_seeds_are_disjoint_too(make_data):
+    first, second = make_data(seed=1), make_data(seed=2)
+    trained = {pair.source for pair in first.pairs("train")}
+    assert not trained & {pair.source for split in ("val", "test") for pair in second.pairs(split)}
+    assert trained & {pair.source for pair in second.pairs("train")} != trained
+
+
+def test_overlapping_splits_are_noticed(make_data, monkeypatch):
+    data = make_data()
+    training = data.pairs("train")
+    monkeypatch.setattr(data, "pairs", lambda split: training)
+    with pytest.raises(AssertionError, match="is in train and in val"):
+        data.setup("fit")
+
+
+def test_the_fingerprint_tells_data_apart(make_data):
+    same, again, other = make_data(seed=1), make_data(seed=1), make_data(seed=2)
+    for data in (same, again, other):
+        data.setup("fit")
+    assert same.fingerprint == again.fingerprint
+    assert all(same.fingerprint[split] != other.fingerprint[split] for split in same.fingerprint)
+
+
+def test_data_are_the_same_in_every_process_time_zone_and_locale():
+    answers = []
+    for zone, hash_seed, language in (("Pacific/Kiritimati", "1", "C"), ("America/Los_Angeles", "2", "de_DE.UTF-8")):
+        environment = {**os.environ, "TZ": zone, "PYTHONHASHSEED": hash_seed, "LANG": language}
+        run = subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS], env=environment, capture_output=True, text=True, check=True
+        )
+        answers.append(json.loads(run.stdout))
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 3
+
+
+def test_batches_are_shifted_once_and_padded_on_the_right(make_data):
+    data = make_data(batch_size=16)
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        assert batch.target_in.shape == batch.target_out.shape
+        assert batch.source.size(0) == 16
+        for source, target_in, target_out in zip(*batch, strict=True):
+            source, target_in, target_out = (row[row != PAD].tolist() for row in (source, target_in, target_out))
+            assert source[-1] == target_out[-1] == EOS
+            assert target_in[0] == BOS
+            assert target_in[1:] == target_out[:-1]
+            assert EOS not in source[:-1] + target_in
+        for padded in batch:
+            assert (padded != PAD).any(0).all()  # not wider than its longest row
+            assert ((padded != PAD).long().diff(dim=1) <= 0).all()
+
+
+def test_batches_hold_the_pairs(make_data):
+    data = make_data()
+    data.setup("fit")
+    (loader, *_) = data.test_dataloader()
+    seen = Counter(
+        (data.tokenizer.decode(source), data.tokenizer.decode(target))
+        for batch in loader
+        for source, target in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)
+    )
+    assert seen == Counter((pair.source, pair.target) for pair in data.datasets["test"].pairs)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_number_of_workers_changes_nothing(num_workers):
+    data = Copy(train_size=200, val_size=20, test_size=20, longer_size=20, num_workers=num_workers)
+    data.setup("fit")
+    reference = TrainingBatches(200, 64, seed=0, rank=0, world_size=1)
+    batches = list(data.train_dataloader())
+    expected = [data.datasets["train"][rows] for rows in reference]
+    assert len(batches) == len(expected) == 3
+    assert all(
+        ours.equal(theirs) for a, b in zip(batches, expected, strict=True) for ours, theirs in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_processes_share_the_same_global_batches(world_size):
+    whole = TrainingBatches(100, 16, seed=3, rank=0, world_size=1)
+    parts = [TrainingBatches(100, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for epoch in range(3):
+        for sampler in (whole, *parts):
+            sampler.set_epoch(epoch)
+        assert len(whole) == len(list(whole)) == 6
+        for batch, *shares in zip(whole, *parts, strict=True):
+            assert sorted(batch.tolist()) == sorted(torch.cat(shares).tolist())
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_each_epoch_has_an_order_of_its_own_from_the_seed():
+    def order(seed, epoch):
+        sampler = TrainingBatches(64, 16, seed, rank=0, world_size=1)
+        sampler.set_epoch(epoch)
+        return torch.cat(list(sampler)).tolist()
+
+    orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(rows) == list(range(64)) for rows in orders)
+    assert len(set(map(tuple, orders))) == 4
+    assert order(1, 1) == orders[-1]
+
+
+@pytest.mark.parametrize("size", [3, 7, 64, 101])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_evaluation_takes_each_row_once(size, world_size):
+    lengths = torch.randint(1, 20, (size,))
+    samplers = [EvaluationBatches(lengths, 8, rank, world_size) for rank in range(world_size)]
+    batches = [list(sampler) for sampler in samplers]
+    assert sorted(row for part in batches for batch in part for row in batch.tolist()) == list(range(size))
+    assert len({len(part) for part in batches}) == 1
+    assert all(1 <= len(batch) <= 8 for part in batches for batch in part)
+
+
+@pytest.mark.parametrize(("text", "separator"), [("3 May", ""), ("ein großer Hund", " ")])
+def test_a_tokenizer_gives_back_what_it_reads(text, separator):
+    symbols = sorted(set(text.split() if separator else text))
+    tokenizer = Tokenizer(symbols, separator)
+    ids = tokenizer.encode(text)
+    assert min(ids) > EOS
+    assert max(ids) < tokenizer.vocab_size == 3 + len(symbols)
+    assert tokenizer.decode([BOS, *ids, EOS, ids[0], PAD]) == text
+    assert Tokenizer(**tokenizer.to_dict()).encode(text) == ids
+
+
+def test_an_unknown_symbol_is_named_with_its_position():
+    with pytest.raises(UserError, match=r"no character 'x' \(position 3 of 'abxa'\)"):
+        Tokenizer("ab").encode("abxa")
+    with pytest.raises(UserError, match=r"no word 'Hund' \(position 2 of 'der Hund'\)"):
+        Tokenizer(["der"], " ").encode("der Hund")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Copy(batch_size=0), "batch_size must be at least 1, but is 0"),
+        (lambda: Copy(train_size=8, batch_size=9), r"batch_size must be at most train_size \(8\), but is 9"),
+        (lambda: Date(test_size=0), "test_size must be at least 1, but is 0"),
+        (lambda: Date(locales=("en", "xx_YY")), "locales must be known to babel, but 'xx_YY' is not"),
+        (lambda: Date(first_year=1900, last_year=2000), "fewer than 100 years.* 1900 and 2000"),
+        (lambda: Copy(max_length=5, longer=5), "min_length, max_length and longer must rise"),
+        (lambda: Copy(num_symbols=2, max_length=2).pairs("test"), r"test_size is 10000, but only \d+ distinct"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_copy_keeps_its_lengths():
+    data = Copy(num_symbols=5, min_length=2, max_length=6, longer=9, train_size=2000, test_size=200, longer_size=100)
+    data.setup("fit")
+    for split, lengths in (
+        ("train", range(2, 7)),
+        ("val", range(2, 7)),
+        ("test", range(2, 7)),
+        ("longer", range(7, 10)),
+    ):
+        pairs = data.datasets[split].pairs
+        assert {len(pair.source.split()) for pair in pairs} == set(lengths), split
+        assert all(pair.source == pair.target for pair in pairs)
+    assert data.test_sets == ("test", "longer")
+
+
+# Dates
+
+
+PYTHON_PATTERNS = {  # independent of babel: what each of its formats is in English, by strptime
+    "short": "%m/%d/%y",
+    "medium": "%b %d, %Y",
+    "long": "%B %d, %Y",
+    "full": "%A, %B %d, %Y",
+    "d MMM y": "%d %b %Y",
+    "d MMMM y": "%d %B %Y",
+    "dd/MM/y": "%d/%m/%Y",
+    "dd-MM-y": "%d-%m-%Y",
+    "EE d, MMM y": "%a %d, %b %Y",
+    "EEEE d, MMMM y": "%A %d, %B %Y",
+}
+
+
+def readings(text):
+    """Every date that an English text can stand for, with the formats it fits."""
+    found = {}
+    for name, pattern in PYTHON_PATTERNS.items():
+        try:
+            day = datetime.strptime(text, pattern).date()
+        except ValueError:
+            continue
+        if pattern.endswith("%Y") and not text.endswith(f"{day.year:04}"):
+            continue
+        found.setdefault(day, []).append(name)
+    return found
+
+
+def test_each_date_is_labelled_with_the_day_it_says():
+    data = Date(train_size=5000)
+    used = Counter()
+    for pair in data.pairs("train"):
+        found = readings(pair.source)
+        if "/" in pair.source:  # month first with a short year, day first with a full one
+            wanted = "short" if len(pair.source.split("/")[2]) == 2 else "dd/MM/y"
+            found = {day: [wanted] for day, names in found.items() if wanted in names}
+        assert [day.isoformat() for day in found] == [pair.target], pair
+        used.update(*found.values())
+    assert set(PYTHON_PATTERNS) == set(FORMATS) == set(used)
+    assert min(used.values()) > 200
+
+
+def test_the_year_is_that_of_the_calendar():
+    """30 December 2019 lies in the first week of 2020, and is still in 2019."""
+    texts = Date()._texts(date(2019, 12, 30))
+    assert len(texts) == 10
+    assert not any("2020" in text or text.endswith("20") for text in texts)
+
+
+def test_english_dates_have_one_reading():
+    english = Date(locales=("en_US",))  # the same formats, but not spared the search
+    assert english._ambiguous() == set()
+    assert english._texts(date(1979, 5, 3)) == Date()._texts(date(1979, 5, 3))
+
+
+def test_texts_with_two_readings_are_left_out():
+    data = Date(locales=("en", "fr"), first_year=2000, last_year=2010, train_size=2000, val_size=100, test_size=100)
+    ambiguous = data._ambiguous()
+    assert "01/02/2003" not in ambiguous  # day first in both
+    data = Date(
+        locales=("en", "en_GB", "de", "es"), first_year=2000, last_year=2003, train_size=500, val_size=9, test_size=9
+    )
+    ambiguous = data._ambiguous()
+    assert "1/2/03" in ambiguous  # February in Spain, January in America
+    assert "1/13/03" not in ambiguous
+    data.setup("fit")
+    assert not ambiguous & {pair.source for dataset in data.datasets.values() for pair in dataset.pairs}
+
+
+def test_dates_stay_in_their_range_to_its_last_day():
+    data = Date(first_year=2003, last_year=2003, train_size=4000, val_size=5, test_size=5, batch_size=5)
+    days = {pair.target for pair in data.pairs("train")}
+    assert min(days) == "2003-01-01"
+    assert max(days) == "2003-12-31"
+
+
+@pytest.mark.parametrize("locale", ["de", "ja", "ar", "fr_CA"])
+def test_dates_of_any_locale_are_in_the_vocabulary(locale):
+    data = Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60)
+    data.setup("fit")
+    assert len(data.datasets["train"]) == 300
+
+
+# Toy translation
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    data = ToyTranslation(train_size=20_000, val_size=1_000, test_size=3_000)
+    data.setup("fit")
+    return data
+
+
+def test_a_german_sentence_has_one_translation(sentences):
+    translations = {}
+    for dataset in sentences.datasets.values():
+        for pair in dataset.pairs:
+            assert translations.setdefault(pair.source, pair.target) == pair.target, pair.source
+
+
+def test_no_two_sentences_are_spelled_alike_without_umlauts(sentences):
+    translations = {}
+    for dataset in sentences.datasets.values():
+        for pair in dataset.pairs:
+            plain = toy_translation.spelled_plainly(pair.source)
+            assert translations.setdefault(plain, pair.target) == pair.target, pair.source
+
+
+def test_the_three_original_sentences_are_there(sentences):
+    pairs = {pair.source: pair.target for dataset in sentences.datasets.values() for pair in dataset.pairs}
+    assert pairs["ich mochte ein bier"] == "i want a beer ."
+    assert pairs["ich mochte ein cola"] == "i want a coke ."
+    assert pairs["ich mag das Buch"] == "i like the book ."
+
+
+KNOWN_BEGINNINGS = {
+    # inversion after an adverb, and the accusative
+    "heute kaufe ich einen": ("today i buy a", {("heute", "today"), ("kaufe", "buy"), ("einen", "a")}),
+    # a modal verb
+    "ich kann das": ("i can", {("ich", "i"), ("kann", "can"), ("das", "the")}),
+    # kein before an indefinite object
+    "ich brauche keine": ("i do not need", {("keine", "not"), ("keine", "do"), ("brauche", "need")}),
+    # the person of the verb tells she from they
+    "sie trinkt einen": ("she drinks a", {("sie", "she"), ("trinkt", "drinks")}),
+    "sie trinken einen": ("they drink a", {("sie", "they"), ("trinken", "drink")}),
+}
+
+
+def test_grammar_and_alignment_of_known_sentences():
+    draw = random.Random(0)
+    found = Counter()
+    for _ in range(150_000):
+        pair = toy_translation._sentence(draw, with_kept_back=True)
+        for beginning, (translation, aligned) in KNOWN_BEGINNINGS.items():
+            if pair.source.startswith(beginning + " ") or pair.source == beginning:
+                found[beginning] += 1
+                german, english = pair.source.split(), pair.target.split()
+                assert " ".join(english).startswith(translation.removesuffix(" .")), pair
+                assert aligned <= {(german[i], english[j]) for i, j in pair.alignment}, pair
+    assert set(found) == set(KNOWN_BEGINNINGS)
+
+
+def test_alignments_cover_every_german_word(sentences):
+    infinitives = {"lesen", "trinken", "essen", "malen"}
+    for dataset in sentences.datasets.values():
+        for pair in dataset.pairs:
+            german, english = pair.source.split(), pair.target.split()
+            assert all(0 <= i < len(german) and 0 <= j < len(english) for i, j in pair.alignment)
+            assert {i for i, _ in pair.alignment} == set(range(len(german))), pair
+            unaligned = {english[j] for j in set(range(len(english))) - {j for _, j in pair.alignment}}
+            assert unaligned <= {"."}, pair
+            words = {(german[i], english[j]) for i, j in pair.alignment}
+            assert ("nicht" in german) == (("nicht", "not") in words)
+            if german[-1] in infinitives and len(german) > 3:  # sent to the end, and brought back
+                assert pair.alignment[-1][1] < len(english) - 2
+
+
+def test_the_language_has_what_makes_it_hard(sentences):
+    pairs = sentences.datasets["train"].pairs
+    crossing = sum(any(a[0] < b[0] and a[1] > b[1] for a in pair.alignment for b in pair.alignment) for pair in pairs)
+    assert crossing / len(pairs) > 0.4  # word for word would not do
+
+    def share(*words):
+        return sum(any(word in pair.source.split() for word in words) for pair in pairs) / len(pairs)
+
+    assert share("nicht") > 0.05
+    assert share("kein", "keine", "keinen") > 0.03
+    assert share("kann", "kannst", "können", "könnt") > 0.03
+    assert share("den") > 0.03
+    assert share("Bücher", "Äpfel", "Häuser", "Stühle") > 0.01
+    assert sum("ö" in pair.source or "ü" in pair.source or "ä" in pair.source for pair in pairs) / len(pairs) > 0.2
+    assert len({pair.source for pair in pairs}) > 15_000
+
+
+def test_the_test_set_has_combinations_that_training_lacks(sentences):
+    nouns = {form: noun for noun in toy_translation.NOUNS for form in (noun.german, noun.german_plural) if form}
+
+    def kept_back(pair):
+        words = pair.source.split()
+        return any(
+            second in nouns and toy_translation.kept_back(adjective, nouns[second])
+            for first, second in zip(words, words[1:], strict=False)
+            for adjective in toy_translation.ADJECTIVES
+            if first in {adjective + ending for ending in ("e", "en", "er", "es")}
+        )
+
+    shares = {split: sum(map(kept_back, dataset.pairs)) for split, dataset in sentences.datasets.items()}
+    assert shares["train"] == shares["val"] == 0
+    assert shares["test"] > 100
+    known = {word for pair in sentences.datasets["train"].pairs for word in pair.source.split()}
+    assert all(word in known for pair in sentences.datasets["test"].pairs for word in pair.source.split())

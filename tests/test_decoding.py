@@ -1,0 +1,208 @@
+"""Decoding over toy step functions, against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lightning_tfm.decoding import beam_search, decode, greedy, sampler, select
+from lightning_tfm.tokenizer import BOS, EOS, PAD
+
+VOCAB_SIZE = 6
+SYMBOLS = range(3, VOCAB_SIZE)
+
+
+def table_step(tables):
+    """A step function that looks its logits up by all tokens so far; rows have tables of their own.
+
+    The state is (row's number (B), tokens so far as one number (B)), nested once.
+    """
+
+    def step(token, state):
+        (rows, (history,)) = state
+        history = history * VOCAB_SIZE + token
+        logits = torch.stack([tables[row](number) for row, number in zip(rows.tolist(), history.tolist(), strict=True)])
+        return logits, (rows, (history,))
+
+    return step
+
+
+def random_table(seed):
+    """Logits for each history, drawn once."""
+
+    def logits(number):
+        return torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(1000 * number + seed)) * 2
+
+    return logits
+
+
+def start(batch):
+    return torch.arange(batch), (torch.zeros(batch, dtype=torch.long),)
+
+
+def score(table, tokens, length_penalty):
+    """log p / n^length_penalty of a sequence, by the definition."""
+    total, number = 0.0, BOS
+    for token in tokens:
+        logits = table(number).clone()
+        logits[[PAD, BOS]] = -math.inf
+        total += logits.log_softmax(-1)[token].item()
+        number = number * VOCAB_SIZE + token
+    return total / len(tokens) ** length_penalty
+
+
+def every_sequence(max_length):
+    """All that a search may answer: ended by EOS, or open at max_length."""
+    for length in range(max_length):
+        for symbols in itertools.product(SYMBOLS, repeat=length):
+            yield (*symbols, EOS)
+    yield from itertools.product(SYMBOLS, repeat=max_length)
+
+
+def without_padding(row):
+    return tuple(token for token in row.tolist() if token != PAD)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
+def test_a_wide_enough_beam_finds_what_brute_force_finds(length_penalty):
+    tables = [random_table(seed) for seed in range(8)]
+    tokens, scores = beam_search(table_step(tables), start(8), 4, beam_size=3**4, length_penalty=length_penalty)
+    for row, table in enumerate(tables):
+        best = max(every_sequence(4), key=lambda sequence: score(table, sequence, length_penalty))
+        assert without_padding(tokens[row]) == best
+        assert scores[row].item() == pytest.approx(score(table, best, length_penalty), abs=1e-4)
+
+
+def test_a_beam_reports_the_score_of_what_it_found():
+    tables = [random_table(seed) for seed in range(20)]
+    tokens, scores = beam_search(table_step(tables), start(20), 6, beam_size=2)
+    for row, table in enumerate(tables):
+        assert scores[row].item() == pytest.approx(score(table, without_padding(tokens[row]), 1.0), abs=1e-4)
+
+
+def test_a_beam_of_a_row_does_not_depend_on_the_other_rows():
+    tables = [random_table(seed) for seed in range(6)]
+    together, _ = beam_search(table_step(tables), start(6), 6, beam_size=3)
+    for row, table in enumerate(tables):
+        alone, _ = beam_search(table_step([table]), start(1), 6, beam_size=3)
+        assert without_padding(alone[0]) == without_padding(together[row])
+
+
+def test_greedy_takes_the_likeliest_symbol_until_eos():
+    tables = [random_table(seed) for seed in range(12)]
+    answers = decode(table_step(tables), start(12), 7)
+    for row, table in enumerate(tables):
+        expected, number = [], BOS
+        while len(expected) < 7 and EOS not in expected:
+            expected.append(max((EOS, *SYMBOLS), key=table(number).tolist().__getitem__))
+            number = number * VOCAB_SIZE + expected[-1]
+        assert without_padding(answers[row]) == tuple(expected)
+        assert answers[row, len(expected) :].eq(PAD).all()
+
+
+def test_a_beam_of_one_is_greedy():
+    tables = [random_table(seed) for seed in range(12)]
+    tokens, _ = beam_search(table_step(tables), start(12), 7, beam_size=1, length_penalty=0.0)
+    # With no length penalty an answer that ended early can beat the open greedy path, never lose to it.
+    for row, answer in enumerate(decode(table_step(tables), start(12), 7)):
+        greedy_score = score(tables[row], without_padding(answer), 0.0)
+        assert score(tables[row], without_padding(tokens[row]), 0.0) >= greedy_score - 1e-5
+
+
+@pytest.mark.parametrize("search", [decode, lambda *args: beam_search(*args, beam_size=2)[0]])
+def test_decoding_stops_when_every_row_has_ended(search):
+    """Rows that write n symbols and EOS, with n known: the steps are counted."""
+    lengths = torch.tensor([1, 4, 0])
+    steps = 0
+
+    def step(token, state):
+        nonlocal steps
+        steps += 1
+        (target, written) = state
+        logits = torch.full((len(token), VOCAB_SIZE), -30.0)
+        logits[:, 3] = 0.0
+        logits[written >= target] = torch.tensor([-30.0, -30.0, 0.0, -30.0, -30.0, -30.0])
+        return logits, (target, written + 1)
+
+    answers = search(step, (lengths, torch.zeros(3, dtype=torch.long)), 50)
+    assert steps == 5
+    assert [without_padding(row) for row in answers] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
+
+
+def test_nothing_is_written_where_nothing_is_allowed():
+    assert decode(table_step([random_table(0)]), start(1), 0).shape == (1, 0)
+
+
+def test_padding_and_begin_are_never_chosen():
+    def step(token, state):
+        return torch.tensor([[9.0, 9.0, 0.0, 1.0, 0.0, 0.0]]).expand(len(token), -1), state
+
+    state = (torch.zeros(4),)
+    for tokens in (
+        decode(step, state, 5),
+        decode(step, state, 5, sampler(1.0)),
+        beam_search(step, state, 5, beam_size=2)[0],
+    ):
+        symbols = [token for row in tokens for token in without_padding(row)]
+        assert symbols
+        assert set(symbols) <= {EOS, *SYMBOLS}
+
+
+def draws(choose, logits, count=20_000):
+    return torch.bincount(choose(logits.expand(count, -1)), minlength=logits.size(-1)) / count
+
+
+def test_sampling_draws_by_probability_and_temperature():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    for temperature in (0.5, 1.0, 2.0):
+        frequencies = draws(sampler(temperature, generator=torch.Generator().manual_seed(0)), logits)
+        torch.testing.assert_close(frequencies, (logits / temperature).softmax(-1), atol=0.015, rtol=0)
+
+
+def test_top_k_keeps_the_k_likeliest():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    frequencies = draws(sampler(top_k=2), logits)
+    expected = torch.tensor([0.0, *logits[1:3].softmax(-1).tolist(), 0.0])
+    torch.testing.assert_close(frequencies, expected, atol=0.015, rtol=0)
+    assert draws(sampler(top_k=100), logits).gt(0).all()
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.3, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)])
+def test_top_p_keeps_the_fewest_of_that_probability(top_p, kept):
+    probabilities = torch.tensor([0.15, 0.5, 0.05, 0.3])
+    frequencies = draws(sampler(top_p=top_p), probabilities.log())
+    likeliest = probabilities.argsort(descending=True)[:kept]
+    assert set(frequencies.nonzero().flatten().tolist()) == set(likeliest.tolist())
+
+
+def test_equal_seeds_draw_equal_samples():
+    tables = [random_table(seed) for seed in range(6)]
+    first, second, other = (
+        decode(table_step(tables), start(6), 6, sampler(2.0, generator=torch.Generator().manual_seed(seed)))
+        for seed in (1, 1, 2)
+    )
+    assert first.equal(second)
+    assert not (first.shape == other.shape and first.equal(other))
+
+
+def test_every_network_answers_alike_alone_and_in_a_batch(network, batch):
+    source, _ = batch
+    together = decode(network.decode_step, network.encode(source), 8)
+    beams, _ = beam_search(network.decode_step, network.encode(source), 8, beam_size=3)
+    for row in range(len(source)):
+        alone = source[row : row + 1, : (source[row] != PAD).sum()]
+        answer = decode(network.decode_step, network.encode(alone), 8)
+        assert without_padding(answer[0]) == without_padding(together[row])
+        beam, _ = beam_search(network.decode_step, network.encode(alone), 8, beam_size=3)
+        assert without_padding(beam[0]) == without_padding(beams[row])
+
+
+def test_select_reaches_every_tensor_of_a_state():
+    state = (torch.arange(4), ((torch.arange(8).view(4, 2),), ()))
+    picked = select(state, torch.tensor([3, 1, 1]))
+    assert picked[0].tolist() == [3, 1, 1]
+    assert picked[1][0][0].tolist() == [[6, 7], [2, 3], [2, 3]]
+    assert greedy(torch.tensor([[0.0, 2.0, 1.0]])).tolist() == [1]

@@ -1,0 +1,359 @@
+"""Every YAML, and a run as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_tfm.__main__ import main
+from lightning_tfm.checkpoint import load, read
+from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.modules import Seq2SeqModule
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+YAMLS = sorted(EXPERIMENTS.glob("*.yaml"))
+DATE = EXPERIMENTS / "date_attention_lstm.yaml"
+COPY = EXPERIMENTS / "copy_transformer.yaml"
+
+
+def call(monkeypatch, *arguments):
+    """A command as the console script runs it, in this process; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def test_each_task_is_paired_with_each_model():
+    names = {
+        f"{task}_{model}"
+        for task in ("copy", "toy_translation", "date")
+        for model in ("transformer", "gpt", "attention_lstm")
+    }
+    assert {path.stem for path in YAMLS} == names
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
+def test_experiment_runs(path, monkeypatch, tmp_path):
+    """Training, validation and test of the YAML as it stands, on fewer pairs and one batch each."""
+    monkeypatch.chdir(tmp_path)
+    tested = []
+    monkeypatch.setattr(Seq2SeqModule, "on_validation_end", lambda module: tested.append(module), raising=False)
+    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
+    assert call(monkeypatch, "fit", "--config", path, "--trainer.fast_dev_run=true", *sizes) == 0
+    (module,) = tested
+    assert module.network.hyper_parameters["vocab_size"] == module.tokenizer.vocab_size
+    assert module.trainer.global_step == 1
+    config = yaml.safe_load(path.read_text())
+    assert config["trainer"]["accelerator"] == "auto"
+    assert type(config["seed_everything"]) is int
+    loggers = [logger["class_path"].rpartition(".")[2] for logger in config["trainer"]["logger"]]
+    assert loggers == ["CSVLogger", "WandbLogger"]
+    assert config["trainer"]["logger"][0]["init_args"] == {"save_dir": "runs", "name": path.stem}
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    """A short training on dates, by the console script, with nobody logged in to W&B and no input to ask for."""
+    folder = tmp_path_factory.mktemp("user")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
+    script = Path(sys.executable).with_name("lightning-tfm")
+    settings = ["--trainer.max_steps=260", "--trainer.val_check_interval=130", "--data.init_args.test_size=1000"]
+    run = subprocess.run(
+        [script, "fit", "--config", DATE, *settings],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Traceback" not in run.stderr
+    return folder / "runs/date_attention_lstm/version_0"
+
+
+@pytest.fixture
+def checkpoint(run_folder):
+    return run_folder / "checkpoints/best.ckpt"
+
+
+def test_fit_leaves_a_summary_and_checkpoints(run_folder):
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert set(summary) == {
+        "test",
+        "train_seconds",
+        "samples_per_second",
+        "parameters",
+        "seed",
+        "data_fingerprint",
+        "versions",
+        "git_commit",
+    }
+    assert set(summary["test"]) == {"loss", "perplexity", "token_accuracy", "exact_match"}
+    assert summary["test"]["exact_match"] > 0.9
+    assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
+    assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(260 * 128, rel=0.01)
+    assert set(summary["data_fingerprint"]) == {"train", "val", "test"}
+    assert {"torch", "lightning", "babel", "faker"} <= set(summary["versions"])
+    best, last = (read(run_folder / f"checkpoints/{name}.ckpt") for name in ("best", "last"))
+    assert last["global_step"] == 260
+    assert best["global_step"] in (130, 260)
+    network, _, _ = load(run_folder / "checkpoints/best.ckpt")
+    assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
+    header = (run_folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {
+        "train/loss",
+        "val/loss",
+        "val/exact_match",
+        "val/token_accuracy",
+        "val/perplexity",
+        "test/exact_match",
+    } <= set(header)
+    assert summary_fingerprint(run_folder) in (run_folder / "hparams.yaml").read_text()
+    assert (run_folder / "config.yaml").is_file()
+    (offline,) = (run_folder.parent.parent / "wandb").glob("offline-run-*")
+    assert list(offline.glob("*.wandb"))
+
+
+def summary_fingerprint(run_folder):
+    return json.loads((run_folder / "summary.json").read_text())["data_fingerprint"]["test"]
+
+
+def test_the_saved_config_runs_again(run_folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true") == 0
+
+
+def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = ["--data.init_args.test_size=1000", "--trainer.logger=false"]
+    settings.append(f"--ckpt_path={checkpoint}")
+    assert call(monkeypatch, "test", "--config", DATE, *settings) == 0
+    printed = capsys.readouterr().out
+    exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
+    assert f"{exact_match:.6f}"[:6] in printed
+
+
+ASKED = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
+ANSWERED = ["1979-05-03", "1999-12-31", "2000-02-29", "2011-10-07"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--beam-size", "4"], ["--temperature", "0.1", "--top-k", "3", "--top-p", "0.9"]]
+)
+def test_generate_answers_typed_dates(options, checkpoint, monkeypatch, capsys):
+    assert call(monkeypatch, "generate", checkpoint, *ASKED, *options) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ANSWERED
+    assert err == ""
+
+
+def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
+    text = "\n".join([ASKED[0], "", "3 Mäy 1979", ASKED[1], "   ", "x" * 3]) + "\n"
+    run = subprocess.run(
+        [sys.executable, "-m", "lightning_tfm", "generate", checkpoint],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        encoding="utf-8",
+    )
+    assert run.returncode == 1
+    assert run.stdout.splitlines() == [ANSWERED[0], "", "", ANSWERED[1], "", ""]
+    first, second = run.stderr.splitlines()
+    assert "line 3: the vocabulary has no character 'ä' (position 4 of '3 Mäy 1979')" in first
+    assert "line 6: the vocabulary has no character 'x' (position 1 of 'xxx')" in second
+
+
+def test_generate_answers_a_file_in_a_file(checkpoint, monkeypatch, tmp_path, capsys):
+    """More lines than one batch has, in order."""
+    lines = [f"{day:02}/{month:02}/{year}" for year in range(1990, 2010) for month in (1, 11) for day in range(10, 28)]
+    (tmp_path / "asked").write_text("\n".join(lines))
+    options = ["--input", tmp_path / "asked", "--output", tmp_path / "answered"]
+    assert call(monkeypatch, "generate", checkpoint, *options) == 0
+    answers = (tmp_path / "answered").read_text().splitlines()
+    assert len(answers) == len(lines) == 720
+    right = sum(answer.split("-")[::-1] == line.split("/") for answer, line in zip(answers, lines, strict=True))
+    assert right / len(lines) > 0.9
+    assert capsys.readouterr().out == ""
+
+
+# A user's mistakes
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Fails the test if any data are generated."""
+
+    def generated(self, split):
+        raise AssertionError("data were generated")
+
+    monkeypatch.setattr(GeneratedDataModule, "pairs", generated)
+
+
+def mistake(monkeypatch, capsys, *arguments):
+    """The one line that a mistake is answered with."""
+    assert call(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    (line,) = [line for line in err.splitlines() if "Seed set to" not in line]
+    assert line.startswith("lightning-tfm: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "message"),
+    [
+        (
+            "d_model:",
+            "d_modle:",
+            "there is no setting 'd_modle' of lightning_tfm.networks.Transformer; did you mean 'd_model'?",
+        ),
+        (
+            "batch_size:",
+            "batchsize:",
+            "there is no setting 'batchsize' of datamodules.Copy; did you mean 'batch_size'?",
+        ),
+        ("learning_rate:", "learning_rat:", "did you mean 'learning_rate'?"),
+        ("max_steps:", "max_stpes:", "there is no setting 'trainer.max_stpes'; did you mean 'trainer.max_steps'?"),
+        ("\ndata:", "\ndatas:", "there is no setting 'datas'; did you mean 'data'?"),
+        ("datamodules.Copy", "datamodules.Cpoy", "module 'datamodules' has no attribute 'Cpoy'; did you mean 'Copy'?"),
+        ("networks.Transformer", "networks.Trnsformer", "did you mean 'Transformer'?"),
+        ("class_path: datamodules.Copy", "class_path: datamodulez.Copy", "No module named 'datamodulez'"),
+        ("d_model: 128", "d_model: wide", "d_model: must be of type int, but is wide"),
+        ("d_model: 128", "d_model: 130", "d_model must be divisible by num_heads (8), but is 130; try 128 or 136"),
+        (
+            "max_length: 24",
+            "max_length: 20",
+            "the longest source has 21 tokens, but the model's positions end at max_length 20",
+        ),
+        ("dropout: 0.1", "dropout: 1.5", "dropout must be at least 0 and below 1, but is 1.5"),
+        (
+            "schedule: cosine",
+            "schedule: cosinus",
+            "schedule: must be one of 'cosine', 'inverse_sqrt', 'one_cycle', but is cosinus",
+        ),
+        ("batch_size: 4", "batch_size: 0", "batch_size must be at least 1, but is 0"),
+        ("warmup_steps: 100", "warmup_steps: 100000", "max_steps must be above warmup_steps (100000)"),
+        ("seed_everything: 1", "seed_everything: one", "seed_everything"),
+        ("trainer:", "trainer: {", "while parsing"),
+    ],
+)
+def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data, monkeypatch, capsys, tmp_path):
+    text = COPY.read_text()
+    assert replaced in text
+    path = tmp_path / "mistake.yaml"
+    path.write_text(text.replace(replaced, by, 1))
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake(monkeypatch, capsys, "fit", "--config", path)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--config", "none.yaml"], "none.yaml"),
+        (
+            ["fit", "--config", COPY, "--model.init_args.network.init_args.d_model", "130"],
+            "d_model must be divisible by",
+        ),
+        (
+            ["fit", "--config", COPY, "--trainer.max_step", "3"],
+            "there is no setting 'trainer.max_step'; did you mean 'trainer.max_steps'?",
+        ),
+        (["fit", "--config", COPY, "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
+        (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
+        (["fit"], "model"),
+        (["train"], "the command must be fit, validate, test or generate and come first, but is 'train'"),
+        (
+            ["--config", COPY, "fit"],
+            "the command must be fit, validate, test or generate and come first, but is '--config'",
+        ),
+        (["generate"], "CHECKPOINT"),
+        (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),
+        (["generate", COPY, "3 May"], "must be a checkpoint of lightning_tfm"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named_in_one_line(arguments, message, no_data, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beam-size", "0"], "--beam-size must be at least 1, but is 0"),
+        (["--beam-size", "many"], "--beam-size"),
+        (["--temperature", "-1"], "--temperature must be at least 0, but is -1.0"),
+        (["--temperature", "1", "--top-k", "0"], "--top-k must be at least 1, but is 0"),
+        (["--temperature", "1", "--top-p", "2"], "--top-p must be above 0 and at most 1, but is 2.0"),
+        (["--top-k", "3"], "need --temperature above 0"),
+        (["--beam-size", "2", "--temperature", "1"], "exclude each other"),
+        (["--input", "none.txt"], "'none.txt' cannot be opened: No such file or directory"),
+        (["--output", "no/such/folder"], "cannot be opened"),
+        (["--beem-size", "3"], "unrecognized arguments: --beem-size 3"),
+    ],
+)
+def test_a_mistake_in_generate_is_named_in_one_line(options, message, checkpoint, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    texts = [] if "--input" in options else ["3 May 1979"]
+    assert message in mistake(monkeypatch, capsys, "generate", checkpoint, *texts, *options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--config", COPY], "class_path must be that of the checkpoint"),
+        (
+            ["--config", DATE, "--model.init_args.network.init_args.d_model=32"],
+            "d_model must be that of the checkpoint",
+        ),
+        (["--config", DATE, "--data.init_args.locales=[en,de]"], "the vocabulary must be that of the checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_checkpoint_of_another_model_or_vocabulary_is_refused(
+    command, settings, message, checkpoint, no_data, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake(monkeypatch, capsys, command, *settings, "--ckpt_path", checkpoint)
+
+
+class Malicious:
+    def __reduce__(self):
+        return (Path.touch, (Path("canary"),))
+
+
+def test_a_checkpoint_is_read_as_data_only(checkpoint, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    content = read(checkpoint)
+    torch.save(content | {"extra": Malicious()}, "malicious.ckpt")
+    assert "must be a checkpoint of lightning_tfm" in mistake(
+        monkeypatch, capsys, "generate", "malicious.ckpt", "3 May"
+    )
+    content["hyper_parameters"]["network"]["class_path"] = "pathlib.Path"
+    torch.save(content, "foreign.ckpt")
+    assert "must be one of" in mistake(monkeypatch, capsys, "generate", "foreign.ckpt", "3 May")
+    for damaged in (b"", checkpoint.read_bytes()[:1000]):
+        Path("damaged.ckpt").write_bytes(damaged)
+        assert "must be a checkpoint" in mistake(monkeypatch, capsys, "generate", "damaged.ckpt", "3 May")
+    assert not Path("canary").exists()
+
+
+def test_help_lists_every_command(monkeypatch, capsys):
+    assert call(monkeypatch, "--help") == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {command} " in printed for command in ("fit", "validate", "test", "generate"))

@@ -1,0 +1,358 @@
+"""Laws that every network obeys, and each part against an independent answer."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_tfm.decoding import select
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers import (
+    AdditiveAttention,
+    Attention,
+    CrossAttention,
+    SelfAttention,
+    SinusoidalPositions,
+    TransformerLayer,
+    attention_maps,
+    causal_mask,
+)
+from lightning_tfm.metrics import token_nll
+from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.tokenizer import EOS, PAD
+
+
+def test_logits_do_not_depend_on_later_inputs(network, batch):
+    """The gradient of step t's logits on the embeddings of later inputs is zero, and on its own it is not."""
+    source, target_in = batch
+    T = target_in.size(1)
+    embedded = []
+
+    def remember(module, args, output):
+        if args[0].size(-1) >= T and args[0].dim() == 2 and args[0][:, -T:].equal(target_in):
+            output.retain_grad()
+            embedded.append(output)
+
+    for module in network.modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(remember)
+    logits = network(source, target_in)
+    (embedding,) = embedded
+    for t in range(T):
+        embedding.grad = None
+        logits[:, t].square().sum().backward(retain_graph=True)
+        on_inputs = embedding.grad[:, -T:].abs().sum(dim=(0, 2))  # (T)
+        assert on_inputs[t] > 0
+        assert on_inputs[t + 1 :].eq(0).all()
+
+
+def test_padding_changes_nothing(network, batch):
+    """A pair in a padded batch gets the logits that it gets alone."""
+    source, target_in = batch
+    together = network(source, target_in)
+    for row in range(len(source)):
+        S, T = (source[row] != PAD).sum(), (target_in[row] != PAD).sum()
+        alone = network(source[row : row + 1, :S], target_in[row : row + 1, :T])
+        torch.testing.assert_close(together[row, :T], alone[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_source_matters(network, batch):
+    source, target_in = batch
+    other = source.clone()
+    other[0, 0] = 3 if source[0, 0] != 3 else 4
+    difference = (network(source, target_in) - network(other, target_in)).abs().amax(dim=(1, 2))
+    assert difference[0] > 1e-3
+    assert difference[1:].eq(0).all()
+
+
+def test_step_by_step_equals_all_at_once(network, batch):
+    source, target_in = batch
+    state = network.encode(source)
+    steps = []
+    for token in target_in.unbind(1):
+        logits, state = network.decode_step(token, state)
+        steps.append(logits)
+    torch.testing.assert_close(torch.stack(steps, dim=1), network(source, target_in), atol=1e-5, rtol=1e-4)
+
+
+def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
+    """What beam search relies on: rows that are selected go on as if they had always been together."""
+    source, target_in = batch
+    rows = torch.tensor([2, 0, 0, 4])
+    state, selected = network.encode(source), network.encode(source[rows])
+    for token in target_in[:, :3].unbind(1):
+        _, state = network.decode_step(token, state)
+        _, selected = network.decode_step(token[rows], selected)
+    ours, _ = network.decode_step(target_in[rows, 3], select(state, rows))
+    theirs, _ = network.decode_step(target_in[rows, 3], selected)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_one_batch_can_be_learned_by_heart(network, batch):
+    source, target_in = batch
+    target_out = torch.cat((target_in[:, 1:], target_in.new_full((len(target_in), 1), PAD)), dim=1)
+    target_out[torch.arange(len(target_in)), (target_in != PAD).sum(1) - 1] = EOS
+    tokens = (target_out != PAD).sum()
+    torch.manual_seed(0)
+    network = type(network)(**network.hyper_parameters | {"dropout": 0.0})
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(150):
+        loss = token_nll(network(source, target_in), target_out) / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+
+
+def test_hyper_parameters_build_the_same_network(network, batch):
+    assert set(network.hyper_parameters) == set(inspect.signature(type(network)).parameters)
+    twin = type(network)(**network.hyper_parameters).eval()
+    assert not twin(*batch).equal(network(*batch))
+    twin.load_state_dict(network.state_dict())
+    assert twin(*batch).equal(network(*batch))
+
+
+def test_dropout_is_on_in_training_only(network, batch):
+    assert network(*batch).equal(network(*batch))
+    network.train()
+    assert not network(*batch).equal(network(*batch))
+
+
+def test_attention_maps_are_distributions_over_real_tokens(network, batch):
+    source, target_in = batch
+    with attention_maps(network) as maps:
+        logits = network(source, target_in)
+    assert logits.equal(network(source, target_in))
+    assert len(maps) == sum(isinstance(module, Attention) for module in network.modules())
+    S, T = source.size(1), target_in.size(1)
+    for name, weights in maps.items():
+        assert weights.min() >= 0, name
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        if weights.size(-1) >= S:  # over the source, or over source and target
+            assert (
+                weights[..., :S]
+                .movedim(1, 2)[(source == PAD)[:, None, None].expand(-1, weights.size(2), weights.size(1), S)]
+                .eq(0)
+                .all()
+            ), name
+        if weights.size(-1) != S and weights.size(-1) == weights.size(-2):  # the decoder over itself
+            assert weights.triu(1).eq(0).all(), name
+        assert weights.size(-2) in (S, T, S + T), name
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_self_attention_weights_are_those_of_the_fused_path(is_causal):
+    layer = SelfAttention(16, 4)
+    x = torch.randn(3, 6, 16)
+    mask = None if is_causal else torch.rand(3, 1, 6, 6) < 0.7
+    if mask is not None:
+        mask[..., 0] = True
+    context, (_, value) = layer(x, mask, is_causal)
+    by_weights = layer.weights(x, mask, is_causal) @ value
+    torch.testing.assert_close(layer.output(by_weights.transpose(1, 2).flatten(2)), context)
+
+
+def test_cross_attention_weights_are_those_of_the_fused_path():
+    layer = CrossAttention(16, 4)
+    x, memory = torch.randn(3, 5, 16), layer.project_memory(torch.randn(3, 6, 16))
+    mask = torch.arange(6) < torch.tensor([6, 2, 1])[:, None, None, None]
+    by_weights = layer.weights(x, memory, mask) @ memory[1]
+    torch.testing.assert_close(layer.output(by_weights.transpose(1, 2).flatten(2)), layer(x, memory, mask))
+
+
+def test_self_attention_equals_torch():
+    ours, theirs = SelfAttention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.query_key_value.weight, ours.query_key_value.bias
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.output.weight, ours.output.bias
+    x = torch.randn(3, 6, 16)
+    mask = causal_mask(6, 6, x.device)
+    expected, expected_weights = theirs(x, x, x, attn_mask=~mask, average_attn_weights=False)
+    torch.testing.assert_close(ours(x, is_causal=True)[0], expected)
+    torch.testing.assert_close(ours(x, mask)[0], expected)
+    torch.testing.assert_close(ours.weights(x, is_causal=True), expected_weights)
+
+
+def test_cross_attention_equals_torch():
+    ours, theirs = CrossAttention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
+    theirs.in_proj_weight.data = torch.cat((ours.query.weight, ours.key_value.weight))
+    theirs.in_proj_bias.data = torch.cat((ours.query.bias, ours.key_value.bias))
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.output.weight, ours.output.bias
+    x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
+    real = torch.arange(6) < torch.tensor([6, 2, 1])[:, None]
+    expected, _ = theirs(x, memory, memory, key_padding_mask=~real)
+    torch.testing.assert_close(ours(x, ours.project_memory(memory), real[:, None, None]), expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_transformer_layer_equals_torch(norm, has_memory):
+    ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), has_memory=has_memory)
+    their_class = nn.TransformerDecoderLayer if has_memory else nn.TransformerEncoderLayer
+    theirs = their_class(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
+
+    def copy(their, our):
+        for name, parameter in our.named_parameters():
+            parameter.data.normal_()
+            their.get_parameter(name).data.copy_(parameter)
+
+    theirs.self_attn.in_proj_weight.data.copy_(ours.self_attention.query_key_value.weight)
+    theirs.self_attn.in_proj_bias.data.copy_(ours.self_attention.query_key_value.bias)
+    copy(theirs.self_attn.out_proj, ours.self_attention.output)
+    copy(theirs.norm1, ours.add_self.norm)
+    copy(theirs.linear1, ours.feed_forward[0])
+    copy(theirs.linear2, ours.feed_forward[2])
+    copy(theirs.norm3 if has_memory else theirs.norm2, ours.add_feed_forward.norm)
+    x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
+    if not has_memory:
+        torch.testing.assert_close(ours(x)[0], theirs(x), atol=1e-5, rtol=1e-4)
+        return
+    cross = ours.cross_attention
+    theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.query.weight, cross.key_value.weight)))
+    theirs.multihead_attn.in_proj_bias.data.copy_(torch.cat((cross.query.bias, cross.key_value.bias)))
+    copy(theirs.multihead_attn.out_proj, cross.output)
+    copy(theirs.norm2, ours.add_cross.norm)
+    mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
+    expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
+    actual, _ = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_additive_attention_equals_its_formula():
+    layer = AdditiveAttention(4, 6, 5)
+    query, memory = torch.randn(2, 4), torch.randn(2, 3, 6)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    context = layer(query, layer.key(memory), memory, mask)
+    for b, length in enumerate((3, 2)):
+        energies = [
+            layer.energy.weight[0] @ torch.tanh(layer.query.weight @ query[b] + layer.key(memory[b, s]))
+            for s in range(length)
+        ]
+        alpha = torch.stack(energies).softmax(0)
+        torch.testing.assert_close(context[b], alpha @ memory[b, :length])
+        torch.testing.assert_close(layer.weights(query, layer.key(memory), memory, mask)[b, 0, 0, :length], alpha)
+
+
+@pytest.mark.parametrize("d_model", [8, 7])
+def test_sinusoidal_positions_equal_their_formula(d_model):
+    encoding = SinusoidalPositions(50, d_model)(torch.arange(50))
+    for position in (0, 1, 17, 49):
+        for i in range(d_model):
+            angle = position / 10000 ** (2 * (i // 2) / d_model)
+            expected = math.cos(angle) if i % 2 else math.sin(angle)
+            assert encoding[position, i].item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
+    source, _ = batch
+    ours = AttentionLSTM(11, 16).eval()
+    theirs = nn.LSTM(16, 16, batch_first=True, bidirectional=True)
+    for name, parameter in theirs.named_parameters():
+        direction = ours.encoder_backward if name.endswith("_reverse") else ours.encoder_forward
+        parameter.data.copy_(direction.get_parameter(name.removesuffix("_reverse")))
+    lengths = (source != PAD).sum(1)
+    packed = nn.utils.rnn.pack_padded_sequence(
+        ours.source_embedding(source), lengths, batch_first=True, enforce_sorted=False
+    )
+    expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    _, _, _, memory, mask = ours.encode(source)
+    torch.testing.assert_close(memory[mask], expected[mask])
+
+
+def test_lstm_decoder_cell_equals_torch():
+    ours, theirs = AttentionLSTM(11, 16), nn.LSTMCell(16 + 32, 16)
+    forget, input, output, candidate = range(4)  # our order of gates; torch's is input, forget, candidate, output
+    order = [input, forget, candidate, output]
+
+    def reordered(weight):
+        return torch.cat([weight.chunk(4)[gate] for gate in order])
+
+    context_and_hidden = reordered(ours.decoder_state.weight)  # (4D, 2D + D)
+    theirs.weight_ih.data = torch.cat((reordered(ours.decoder_token.weight), context_and_hidden[:, :32]), dim=1)
+    theirs.weight_hh.data = context_and_hidden[:, 32:]
+    theirs.bias_ih.data, theirs.bias_hh.data = reordered(ours.decoder_token.bias), torch.zeros(64)
+    token, context, hidden, cell = torch.randn(3, 16), torch.randn(3, 32), torch.randn(3, 16), torch.randn(3, 16)
+    expected = theirs(torch.cat((token, context), dim=1), (hidden, cell))
+    actual = ours._cell(ours.decoder_token(token), context, hidden, cell)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_gpt_equals_hugging_face():
+    transformers = pytest.importorskip("transformers", reason="comes with the test extra")
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=3, n_head=4, n_positions=24, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    ours = GPT.from_huggingface(theirs).eval()
+    tokens = torch.randint(0, 50, (3, 24))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        torch.testing.assert_close(ours(tokens[:, :0], tokens), expected, atol=1e-4, rtol=1e-4)
+    assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters()
+
+
+@pytest.mark.parametrize(
+    "change", [{"activation_function": "relu"}, {"n_inner": 40}, {"scale_attn_by_inverse_layer_idx": True}]
+)
+def test_gpt_refuses_what_it_would_compute_otherwise(change):
+    transformers = pytest.importorskip("transformers", reason="comes with the test extra")
+    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=4, n_positions=24, **change)
+    with pytest.raises(UserError, match="GPT-2 weights must come from"):
+        GPT.from_huggingface(transformers.GPT2LMHeadModel(config))
+
+
+def test_gpt_reads_a_pair_as_one_sequence(batch):
+    """`source EOS BOS target`, unpadded and as plain text, gives the logits of the pair."""
+    source, target_in = batch
+    gpt = GPT(11, 16, 4, 2, max_length=20).eval()
+    nn.init.normal_(gpt.positions.weight)
+    pairs = gpt(source, target_in)
+    for row in range(len(source)):
+        S, T = int((source[row] != PAD).sum()), int((target_in[row] != PAD).sum())
+        text = torch.cat((source[row, :S], target_in[row, :T]))[None]
+        as_text = gpt(text[:, :0], text)
+        torch.testing.assert_close(pairs[row, :T], as_text[0, S:], atol=1e-5, rtol=1e-4)
+
+
+def test_tied_embeddings_are_one_matrix():
+    tied, untied = (Transformer(11, 16, 4, 1, 32, max_length=8, tie_embeddings=tie) for tie in (True, False))
+    assert tied.source_embedding.weight is tied.target_embedding.weight is tied.head.weight
+    saved = sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters())
+    assert saved == 2 * 11 * 16
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Transformer(11, 130, 4), r"d_model must be divisible by num_heads \(4\), but is 130; try 128 or 132"),
+        (lambda: GPT(11, 3, 4), r"d_model must be divisible by num_heads \(4\), but is 3; try 4 or 8"),
+        (lambda: AttentionLSTM(11, 8, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
+        (lambda: GPT(11, 8, 2, num_layers=0), "num_layers must be at least 1, but is 0"),
+        (lambda: Transformer(11, 8, 2, max_length=9).check_lengths(10, 3), "source has 10 tokens.* max_length 9"),
+        (lambda: Transformer(11, 8, 2, max_length=9).check_lengths(3, 12), "target has 12 tokens.* max_length 9"),
+        (
+            lambda: GPT(11, 8, 2, max_length=9).check_lengths(5, 6),
+            r"have 5 \+ 6 tokens.* max_length 9; try max_length 11",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_label_smoothing_and_padding_in_the_loss():
+    logits, target = torch.randn(2, 3, 5), torch.tensor([[3, 4, 2], [2, PAD, PAD]])
+    log_probs = logits.log_softmax(-1)
+    expected = sum(-log_probs[b, t, target[b, t]] for b, t in [(0, 0), (0, 1), (0, 2), (1, 0)])
+    torch.testing.assert_close(token_nll(logits, target), expected)
+    uniform = sum(-log_probs[b, t].mean() for b, t in [(0, 0), (0, 1), (0, 2), (1, 0)])
+    torch.testing.assert_close(token_nll(logits, target, 0.1), 0.9 * expected + 0.1 * uniform)
+    assert F.cross_entropy(logits.flatten(0, 1), target.flatten()) > 0

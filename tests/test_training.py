@@ -1,0 +1,273 @@
+"""What the LightningModule computes: gradients, schedules, metrics; alone, accumulated, on two processes, in bf16."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from datamodules import Copy, ToyTranslation
+from lightning_tfm.data import Batch
+from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
+from lightning_tfm.modules import Optimization, Seq2SeqModule
+from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+
+MODELS = {
+    "transformer": lambda vocab_size: Transformer(vocab_size, 16, 2, 1, 32, dropout=0.0, max_length=24),
+    "gpt": lambda vocab_size: GPT(vocab_size, 16, 2, 1, max_length=48),
+    "attention_lstm": lambda vocab_size: AttentionLSTM(vocab_size, 16),
+}
+
+
+def small_copy(**settings):
+    return Copy(**{"train_size": 64, "val_size": 10, "test_size": 10, "longer_size": 10, "batch_size": 64} | settings)
+
+
+def make_module(data, model="transformer", **settings):
+    return Seq2SeqModule(MODELS[model](data.vocab_size), data.tokenizer, data.max_target_length, **settings)
+
+
+def make_trainer(**settings):
+    return lightning.Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_steps": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "limit_val_batches": 0,
+        }
+        | settings
+    )
+
+
+def gradients_of_a_step(data, module, **settings):
+    """As they reached the optimizer: they are zeroed before a step, not after it."""
+    make_trainer(**settings).fit(module, data)
+    return [parameter.grad for parameter in module.network.parameters()]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_is_the_mean_over_its_tokens_however_it_is_cut(model):
+    """1 x 64 and 4 accumulated x 16 unequal batches, against the definition."""
+    data = small_copy()
+    torch.manual_seed(0)
+    module = make_module(data, model).double()
+    twin = copy.deepcopy(module)
+    data.setup("fit")
+    (batch,) = data.train_dataloader()
+    logits = twin.network(batch.source, batch.target_in)
+    tokens = (batch.target_out != PAD).sum()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), reduction="none")
+    expected = torch.autograd.grad(
+        (loss * (batch.target_out != PAD).flatten()).sum() / tokens, twin.network.parameters()
+    )
+
+    whole = gradients_of_a_step(data, copy.deepcopy(module), precision="64-true")
+    quarters = gradients_of_a_step(
+        small_copy(batch_size=16), copy.deepcopy(module), precision="64-true", accumulate_grad_batches=4
+    )
+    for ours, cut, right in zip(whole, quarters, expected, strict=True):
+        torch.testing.assert_close(ours, right, atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(cut, right, atol=1e-12, rtol=1e-10)
+
+
+TWO_PROCESSES = """
+import sys
+import torch
+sys.path.insert(0, {tests!r})
+from test_training import make_module, make_trainer, small_copy
+torch.set_num_threads(1)
+data = small_copy()
+torch.manual_seed(0)
+module = make_module(data, {model!r}).double()
+trainer = make_trainer(devices={devices}, strategy={strategy!r}, precision="64-true", max_steps=3, limit_val_batches=None)
+trainer.fit(module, data)
+trainer.test(module, data, verbose=False)
+if trainer.is_global_zero:
+    metrics = {{name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("test")}}
+    torch.save((module.network.state_dict(), metrics), {path!r})
+"""
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_two_processes_train_and_test_as_one_does(model, tmp_path):
+    results = []
+    for devices, strategy in ((1, "auto"), (2, "ddp")):
+        script, path = tmp_path / f"{devices}.py", tmp_path / f"{devices}.pt"
+        script.write_text(
+            TWO_PROCESSES.format(
+                tests=str(Path(__file__).parent), model=model, devices=devices, strategy=strategy, path=str(path)
+            )
+        )
+        subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True, timeout=240)
+        results.append(torch.load(path, weights_only=True))
+    (weights, metrics), (their_weights, their_metrics) = results
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, their_weights[name], atol=1e-9, rtol=1e-8)
+    assert metrics == pytest.approx(their_metrics, abs=1e-5)
+    assert {"test/exact_match", "test/longer/exact_match"} <= set(metrics)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bf16_mixed_trains_on_a_cpu(model):
+    data = small_copy(train_size=640, batch_size=16)
+    torch.manual_seed(0)
+    module = make_module(data, model, optimization=Optimization(learning_rate=1e-2))
+    trainer = make_trainer(precision="bf16-mixed", max_steps=40, gradient_clip_val=1.0, limit_val_batches=None)
+    losses = []
+
+    class Losses(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            losses.append(outputs["loss"].item() / (batch.target_out != PAD).sum().item())
+
+    trainer.callbacks.append(Losses())
+    trainer.fit(module, data)
+    assert all(map(math.isfinite, losses))
+    assert sum(losses[-5:]) < 0.92 * sum(losses[:5])
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
+def test_clipping_bounds_the_gradient():
+    data = small_copy()
+    gradients = gradients_of_a_step(data, make_module(data), gradient_clip_val=0.01)
+    assert torch.cat([gradient.flatten() for gradient in gradients]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+# Optimization
+
+
+def rates(optimization, max_steps):
+    module = torch.nn.Linear(2, 2)
+    configured = optimization.configure(module, max_steps, fused=True)
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    assert configured["lr_scheduler"]["interval"] == "step"
+    values = []
+    for _ in range(max_steps):
+        values.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return values
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "one_cycle"])
+def test_every_schedule_rises_to_the_highest_rate_and_falls(schedule):
+    values = rates(Optimization(0.5, warmup_steps=10, schedule=schedule), 100)
+    top = values.index(max(values))
+    assert 8 <= top <= 10
+    assert max(values) == pytest.approx(0.5, rel=1e-3)
+    assert all(a < b for a, b in zip(values[:top], values[1 : top + 1], strict=True))
+    assert all(a > b for a, b in zip(values[11:], values[12:], strict=False))
+
+
+def test_schedules_equal_their_formulas():
+    cosine = rates(Optimization(1.0, warmup_steps=4, schedule="cosine"), 20)
+    assert cosine[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert cosine[4:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * step / 16) for step in range(16)])
+    falling = rates(Optimization(1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
+    assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
+    assert rates(Optimization(1.0, schedule="cosine"), 10)[0] == 1.0
+
+
+def test_matrices_decay_and_vectors_do_not():
+    network = GPT(11, 8, 2, 1, max_length=8)
+    configured = Optimization(weight_decay=0.3).configure(network, 10, fused=False)
+    decay = {
+        parameter: group["weight_decay"]
+        for group in configured["optimizer"].param_groups
+        for parameter in group["params"]
+    }
+    assert set(decay) == set(network.parameters())
+    for name, parameter in network.named_parameters():
+        assert decay[parameter] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Optimization(learning_rate=0), "learning_rate must be above 0, but is 0"),
+        (lambda: Optimization(learning_rate=math.nan), "learning_rate must be above 0, but is nan"),
+        (lambda: Optimization(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
+        (
+            lambda: Optimization(warmup_steps=100).check_steps(100),
+            r"max_steps must be above warmup_steps \(100\).* is 100",
+        ),
+        (lambda: Optimization().check_steps(-1), "max_steps must be above warmup_steps .* is -1"),
+        (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+# Metrics
+
+
+def test_metrics_equal_their_definitions_over_unequal_batches():
+    tokenizer = Tokenizer(["ein", "Hund", "Haus", "rot"], " ")
+    metrics = SequenceMetrics(tokenizer, bleu=True)
+    nll = tokens = right = exact = sequences = 0
+    for width, count in ((3, 2), (6, 5), (4, 1)):
+        target_out = torch.randint(3, 7, (count, width))
+        target_out[:, -1] = EOS
+        target_out[0, width // 2 :] = torch.tensor([EOS] + [PAD] * (width - width // 2 - 1))
+        logits = torch.randn(count, width, tokenizer.vocab_size)
+        decoded = target_out.clone()
+        decoded[-1, 0] = 9 - decoded[-1, 0]  # another symbol, or EOS for one
+        metrics.count(Batch(target_out, target_out, target_out), logits, decoded)
+        real = target_out != PAD
+        nll += token_nll(logits, target_out).item()
+        tokens += real.sum().item()
+        right += (logits.argmax(-1) == target_out)[real].sum().item()
+        exact += sum(
+            tokenizer.decode(a) == tokenizer.decode(b)
+            for a, b in zip(decoded.tolist(), target_out.tolist(), strict=True)
+        )
+        sequences += count
+    values = {name: metric.compute().item() for name, metric in metrics.items()}
+    assert values["loss"] == pytest.approx(nll / tokens, rel=1e-5)
+    assert values["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-5)
+    assert values["token_accuracy"] == pytest.approx(right / tokens)
+    assert values["exact_match"] == pytest.approx(exact / sequences)
+    assert 0 < exact < sequences
+
+
+def test_bleu_equals_sacrebleu():
+    sacrebleu = pytest.importorskip("sacrebleu", reason="comes with the test extra")
+    data = ToyTranslation(train_size=200, val_size=150, test_size=10)
+    references = [pair.target for pair in data.pairs("val")]
+    answers = [
+        " ".join(reference.split()[:-1]) + " ." if i % 3 else reference for i, reference in enumerate(references)
+    ]
+    answers[::5] = references[1::5][: len(answers[::5])]
+    metrics = SequenceMetrics(data.tokenizer, bleu=True)
+    encoded = [
+        torch.nn.utils.rnn.pad_sequence([torch.tensor([*data.tokenizer.encode(text), EOS]) for text in texts], True)
+        for texts in (answers, references)
+    ]
+    batch = Batch(encoded[1], encoded[1], encoded[1])
+    metrics.count(batch, torch.zeros(*encoded[1].shape, data.vocab_size), encoded[0])
+    expected = sacrebleu.corpus_bleu(answers, [references], tokenize="none", smooth_method="none").score / 100
+    assert 0.3 < expected < 0.95
+    assert metrics["bleu"].compute().item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_sequences_are_equal_when_all_their_tokens_are():
+    right = torch.tensor([[3, 4, EOS], [3, EOS, PAD], [5, 5, EOS]])
+    answers = torch.tensor([[3, 4, EOS, PAD], [3, EOS, PAD, PAD], [5, 5, 5, EOS]])
+    assert sequences_equal(answers, right).tolist() == [True, True, False]
+    assert sequences_equal(right, answers).tolist() == [True, True, False]
+    # errors cannot cancel: as many too many as too few, at two places
+    assert sequences_equal(torch.tensor([[4, 3, EOS]]), torch.tensor([[3, 4, EOS]])).tolist() == [False]
