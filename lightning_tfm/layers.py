@@ -77,7 +77,8 @@ def check_heads(d_model: int, num_heads: int) -> None:
     if num_heads < 1 or d_model < num_heads or d_model % num_heads:
         below = max(1, d_model // max(1, num_heads)) * num_heads
         raise UserError(
-            f"d_model must be divisible by num_heads ({num_heads}), but is {d_model}; try {below} or {below + num_heads}"
+            f"d_model must be divisible by num_heads ({num_heads}), but is {d_model}; "
+            f"try {below} or {below + num_heads}"
         )
 
 
@@ -195,6 +196,9 @@ class SinusoidalPositions(nn.Module):
 
 class LearnedPositions(nn.Embedding):
     """One learned vector a position; positions (...) -> encodings (..., D)."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=math.sqrt(0.5))  # as loud as the sinusoids are
 
 
 def positional_encoding(kind: Literal["sinusoidal", "learned"], max_length: int, d_model: int) -> nn.Module:

@@ -208,7 +208,7 @@ def no_data(monkeypatch):
 def mistake(monkeypatch, capsys, *arguments):
     """The one line that a mistake is answered with."""
     assert call(monkeypatch, *arguments) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     (line,) = [line for line in err.splitlines() if "Seed set to" not in line]
     assert line.startswith("lightning-tfm: error: ")
     return line

@@ -55,7 +55,7 @@ class Seq2SeqModule(LightningModule):
                 "network": {"class_path": _path_of(type(network)), "init_args": network.hyper_parameters},
                 "tokenizer": tokenizer.to_dict(),
                 "max_target_length": max_target_length,
-                "optimization": asdict(optimization),
+                "optimization": asdict(optimization) | {"betas": list(optimization.betas)},
                 "label_smoothing": label_smoothing,
                 "bleu": bleu,
             }

@@ -51,7 +51,6 @@ class GPT(Network):
             bias=bias,
         )
         check_heads(d_model, num_heads)
-        self.num_heads = num_heads
         self.max_length = max_length
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_length, d_model)
@@ -141,7 +140,7 @@ class GPT(Network):
         return self.head(self.norm(x[:, S:]))  # (B, T, V)
 
     def encode(self, source: Tensor) -> State:
-        B, S = source.shape
+        S = source.size(1)
         self.check_lengths(S, 0)
         real = source != PAD
         x = self.dropout(self.embedding(source) + self.positions(torch.arange(S, device=source.device)))
