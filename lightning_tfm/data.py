@@ -62,12 +62,15 @@ class PairDataset(Dataset):
 class TrainingBatches(Sampler[Tensor]):
     """The rows of each training batch: an order of its own for each epoch, from the seed alone.
 
-    The global batch of a step is the same for any number of processes: they share its rows out. Rows that do not
-    fill a batch wait for another epoch's order.
+    Rows of like length share a batch, so that little of it is padding: the shuffled rows are sorted by length in
+    pools of 16 batches, cut into batches, and the batches shuffled. The global batch of a step is the same for any
+    number of processes: they share its rows out. Rows that do not fill a batch wait for another epoch's order.
     """
 
-    def __init__(self, size: int, batch_size: int, seed: int, rank: int, world_size: int) -> None:
-        self.size, self.batch_size, self.seed = size, batch_size, seed
+    POOL = 16
+
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
 
@@ -76,12 +79,14 @@ class TrainingBatches(Sampler[Tensor]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size // self.batch_size
+        return len(self.lengths) // self.batch_size
 
     def __iter__(self) -> Iterator[Tensor]:
         generator = torch.Generator().manual_seed(stable_hash(f"{self.seed} {self.epoch}") >> 1)
-        order = torch.randperm(self.size, generator=generator)
-        for batch in order[: len(self) * self.batch_size].split(self.batch_size):
+        order = torch.randperm(len(self.lengths), generator=generator)[: len(self) * self.batch_size]
+        pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(self.POOL * self.batch_size)]
+        batches = torch.cat(pools).view(len(self), self.batch_size)
+        for batch in batches[torch.randperm(len(self), generator=generator)]:
             yield batch[self.rank :: self.world_size]
 
 
@@ -196,7 +201,9 @@ class PairDataModule(LightningDataModule, ABC):
                 f"batch_size must be between the number of processes ({world_size}) and of training pairs "
                 f"({len(dataset)}), but is {self.batch_size}"
             )
-        return self._loader(dataset, TrainingBatches(len(dataset), self.batch_size, self.seed, rank, world_size))
+        return self._loader(
+            dataset, TrainingBatches(dataset.source_lengths, self.batch_size, self.seed, rank, world_size)
+        )
 
     def _evaluation_loader(self, split: str) -> DataLoader:
         dataset, (rank, world_size) = self.datasets[split], self._place()

@@ -120,7 +120,7 @@ def test_batches_hold_the_pairs(make_data):
 def test_the_number_of_workers_changes_nothing(num_workers):
     data = Copy(train_size=200, val_size=20, test_size=20, longer_size=20, num_workers=num_workers)
     data.setup("fit")
-    reference = TrainingBatches(200, 64, seed=0, rank=0, world_size=1)
+    reference = TrainingBatches(data.datasets["train"].source_lengths, 64, seed=0, rank=0, world_size=1)
     batches = list(data.train_dataloader())
     expected = [data.datasets["train"][rows] for rows in reference]
     assert len(batches) == len(expected) == 3
@@ -131,8 +131,9 @@ def test_the_number_of_workers_changes_nothing(num_workers):
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_processes_share_the_same_global_batches(world_size):
-    whole = TrainingBatches(100, 16, seed=3, rank=0, world_size=1)
-    parts = [TrainingBatches(100, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
+    lengths = torch.randint(1, 20, (100,))
+    whole = TrainingBatches(lengths, 16, seed=3, rank=0, world_size=1)
+    parts = [TrainingBatches(lengths, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
     for epoch in range(3):
         for sampler in (whole, *parts):
             sampler.set_epoch(epoch)
@@ -144,7 +145,7 @@ def test_processes_share_the_same_global_batches(world_size):
 
 def test_each_epoch_has_an_order_of_its_own_from_the_seed():
     def order(seed, epoch):
-        sampler = TrainingBatches(64, 16, seed, rank=0, world_size=1)
+        sampler = TrainingBatches(torch.arange(64) % 7, 16, seed, rank=0, world_size=1)
         sampler.set_epoch(epoch)
         return torch.cat(list(sampler)).tolist()
 
@@ -152,6 +153,14 @@ def test_each_epoch_has_an_order_of_its_own_from_the_seed():
     assert all(sorted(rows) == list(range(64)) for rows in orders)
     assert len(set(map(tuple, orders))) == 4
     assert order(1, 1) == orders[-1]
+
+
+def test_rows_of_a_batch_have_like_lengths_and_batches_come_in_any_order():
+    lengths = torch.randint(1, 50, (4096,))
+    batches = [lengths[rows].float() for rows in TrainingBatches(lengths, 32, seed=0, rank=0, world_size=1)]
+    assert torch.stack([batch.std() for batch in batches]).mean() < 0.1 * lengths.float().std()
+    means = torch.stack([batch.mean() for batch in batches])
+    assert torch.corrcoef(torch.stack((means[:-1], means[1:])))[0, 1].abs() < 0.3
 
 
 @pytest.mark.parametrize("size", [3, 7, 64, 101])
