@@ -19,7 +19,7 @@ class Copy(GeneratedDataModule):
         num_symbols: how many different numbers there are.
         min_length: fewest symbols of a sequence.
         max_length: most symbols of a sequence.
-        longer: most symbols of a sequence of the "longer" test set, which begin at max_length + 1.
+        longer_max_length: most symbols of a sequence of the "longer" test set; the fewest are max_length + 1.
         train_size, val_size, test_size, longer_size: pairs of each split.
         batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
     """
@@ -29,7 +29,7 @@ class Copy(GeneratedDataModule):
         num_symbols: int = 7,
         min_length: int = 1,
         max_length: int = 14,
-        longer: int = 20,
+        longer_max_length: int = 20,
         train_size: int = 100_000,
         val_size: int = 1_000,
         test_size: int = 10_000,
@@ -41,18 +41,18 @@ class Copy(GeneratedDataModule):
     ) -> None:
         if num_symbols < 2:
             raise UserError(f"num_symbols must be at least 2, but is {num_symbols}")
-        if not 1 <= min_length <= max_length < longer:
+        if not 1 <= min_length <= max_length < longer_max_length:
             raise UserError(
-                "min_length, max_length and longer must rise, from 1, "
-                f"but are {min_length}, {max_length} and {longer}; try 1, 14 and 20"
+                "min_length, max_length and longer_max_length must rise, from 1, "
+                f"but are {min_length}, {max_length} and {longer_max_length}; try 1, 14 and 20"
             )
         self.symbols = [str(number) for number in range(num_symbols)]
-        self.lengths = {"longer": (max_length + 1, longer)}
+        self.lengths = {"longer": (max_length + 1, longer_max_length)}
         self.training_lengths = (min_length, max_length)
         super().__init__(
             Tokenizer(self.symbols, separator=" "),
-            max_source_length=longer + 1,
-            max_target_length=longer + 1,
+            max_source_length=longer_max_length + 1,
+            max_target_length=longer_max_length + 1,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,

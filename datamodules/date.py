@@ -60,9 +60,9 @@ class Date(GeneratedDataModule):
                 Locale.parse(locale)
             except (UnknownLocaleError, ValueError):
                 raise UserError(f"locales must be known to babel, but {locale!r} is not; try en or de_AT") from None
-        if not 1 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
+        if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
-                "first_year and last_year must span fewer than 100 years, so that two digits name one year, "
+                "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
                 f"but are {first_year} and {last_year}; try 1970 and 2025"
             )
         self.locales = locales

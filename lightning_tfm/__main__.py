@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentError
 
@@ -44,6 +45,11 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         print(f"lightning-tfm: error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the answers has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
+        sys.exit(141)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,16 @@ def read(path: str | Path) -> dict[str, Any]:
         UserError: if there is no such file, or it is no checkpoint of lightning_tfm.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(
+            f"the checkpoint must be a file, but {str(path)!r} is a folder; try {str(path / 'best.ckpt')!r}"
+        )
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["state_dict"], checkpoint["hyper_parameters"]["network"]["class_path"]
-    except (UnpicklingError, RuntimeError, EOFError, OSError, KeyError, TypeError, IndexError, ValueError):
+    except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
     return checkpoint
 
@@ -42,16 +46,23 @@ def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
     """
     checkpoint = read(path)
     saved = checkpoint["hyper_parameters"]
-    name = saved["network"]["class_path"].rpartition(".")[2]
-    if name not in networks.__all__:
+    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in map(vars(networks).get, networks.__all__)}
+    cls = known.get(saved["network"]["class_path"])
+    if cls is None or cls is Network:
         raise UserError(
-            f"the network of {str(path)!r} must be one of {', '.join(networks.__all__)}, but is {name!r}; "
-            "export yours from lightning_tfm/networks/__init__.py"
+            f"the network of {str(path)!r} must be one of {', '.join(networks.__all__)}, but is "
+            f"{saved['network']['class_path']!r}; export yours from lightning_tfm/networks/__init__.py"
         )
-    network = getattr(networks, name)(**saved["network"]["init_args"])
     weights = checkpoint["state_dict"].items()
-    network.load_state_dict({key.removeprefix(PREFIX): value for key, value in weights if key.startswith(PREFIX)})
-    return network.eval(), Tokenizer(**saved["tokenizer"]), saved["max_target_length"]
+    try:
+        network = cls(**saved["network"]["init_args"])
+        network.load_state_dict({key.removeprefix(PREFIX): value for key, value in weights if key.startswith(PREFIX)})
+        return network.eval(), Tokenizer(**saved["tokenizer"]), saved["max_target_length"]
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        raise UserError(
+            f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
+            "it is damaged, or of another version of lightning_tfm"
+        ) from None
 
 
 def check_fits(path: str | Path, hyper_parameters: dict[str, Any]) -> None:

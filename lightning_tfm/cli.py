@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import ArgumentError
 from netrc import NetrcParseError, netrc
+from typing import Any
 from urllib.parse import urlparse
 
-from lightning import LightningDataModule, LightningModule
+from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_tfm.callbacks import Summary
 from lightning_tfm.checkpoint import check_fits
+from lightning_tfm.data import PairDataModule
 from lightning_tfm.errors import UserError, explain
+from lightning_tfm.modules import Seq2SeqModule
 
 
 class TfmCLI(LightningCLI):
@@ -23,10 +27,9 @@ class TfmCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """`predict` is left out: `lightning-tfm generate` answers a user's input."""
+        """Without `predict`, for `lightning-tfm generate` answers input; and with no choice how to read checkpoints."""
         commands = LightningCLI.subcommands()
-        del commands["predict"]
-        return commands
+        return {name: commands[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # What the model must know of the data, it gets from the data. The links are applied once the data module
@@ -49,15 +52,22 @@ class TfmCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
         try:
             super().parse_arguments(parser, args)
-        except ArgumentError as error:
+        except UnicodeDecodeError:
+            raise UserError("--config must name a YAML in UTF-8, but it cannot be read as text") from None
+        except (ArgumentError, TypeError, ValueError) as error:
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
             raise UserError(explain(error, accepted)) from None
+        config = self.config[self.config.subcommand]
+        if not 0 <= config.seed_everything < 2**32:
+            raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
+        if config.trainer.overfit_batches:
+            raise UserError(
+                f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
+                "to learn few pairs by heart, lower data.init_args.train_size"
+            )
 
     def _parse_ckpt_path(self) -> None:
         """The YAML says what the model is; a checkpoint that differs is refused, see after_instantiate_classes."""
-        path = self.config[self.config.subcommand].ckpt_path
-        if path is None and self.config.subcommand != "fit":
-            raise UserError(f"--ckpt_path must name the checkpoint to {self.config.subcommand}, but is missing")
 
     def instantiate_classes(self) -> None:
         try:
@@ -65,28 +75,48 @@ class TfmCLI(LightningCLI):
         except (ArgumentError, MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(explain(error)) from error
 
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A run shorter than its interval of validation is validated at its end, so that it has a best checkpoint."""
+        config = self._get(self.config_init, "trainer")
+        interval, max_steps = config.val_check_interval, config.max_steps
+        if type(interval) is int and config.check_val_every_n_epoch is None and 0 < max_steps < interval:
+            kwargs["val_check_interval"] = max_steps
+        return super().instantiate_trainer(**kwargs)
+
     def after_instantiate_classes(self) -> None:
         self.model.network.check_lengths(self.datamodule.max_source_length, self.datamodule.max_target_length)
+        self.datamodule.check_processes(self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.optimization.check_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
-        if path is not None and path not in ("best", "last"):
+        if path is not None:
             check_fits(path, self.model.hparams_initial)
+        elif self.subcommand != "fit":
+            raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
 
     def after_fit(self) -> None:
-        if not self.trainer.fast_dev_run and not self.trainer.interrupted:
-            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best", weights_only=True)
-            if self.trainer.is_global_zero:
-                print(f"best checkpoint: {os.path.relpath(self.trainer.checkpoint_callback.best_model_path)}")
+        if self.trainer.fast_dev_run or self.trainer.interrupted:
+            return
+        checkpoint = self.trainer.checkpoint_callback
+        self.trainer.save_checkpoint(os.path.join(checkpoint.dirpath, f"{checkpoint.CHECKPOINT_NAME_LAST}.ckpt"))
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best", weights_only=True)
+        if self.trainer.is_global_zero:
+            print(f"best checkpoint: {os.path.relpath(checkpoint.best_model_path)}")
 
 
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
-    os.environ.setdefault("WANDB_MODE", "online" if _logged_in_to_wandb() else "offline")  # or it would prompt
+    if not _logged_in_to_wandb():
+        os.environ.setdefault("WANDB_MODE", "offline")  # or it would ask for an account
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
     strict = {"exit_on_error": False, "allow_abbrev": False}
     TfmCLI(
-        LightningModule,
-        LightningDataModule,
+        Seq2SeqModule,
+        PairDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,  # the modules do, by the step

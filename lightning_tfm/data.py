@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,8 +46,8 @@ class PairDataset(Dataset):
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self.pairs = pairs
-        self.sources, self.source_lengths = _padded([[*tokenizer.encode(pair.source), EOS] for pair in pairs])
-        self.targets, self.target_lengths = _padded([[BOS, *tokenizer.encode(pair.target), EOS] for pair in pairs])
+        self.sources, self.source_lengths = padded([[*tokenizer.encode(pair.source), EOS] for pair in pairs])
+        self.targets, self.target_lengths = padded([[BOS, *tokenizer.encode(pair.target), EOS] for pair in pairs])
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -93,14 +93,17 @@ class TrainingBatches(Sampler[Tensor]):
 class EvaluationBatches(Sampler[Tensor]):
     """The rows of each evaluation batch: every row once, on one process, by length so that little is padding.
 
-    All processes get equally many batches, none of them empty, so none waits for another.
+    All processes get equally many batches, none of them empty, so none waits for another. The batches come in an
+    order that is drawn once, so that the first few stand for all.
     """
 
     def __init__(self, lengths: Tensor, batch_size: int, rank: int, world_size: int) -> None:
         order = lengths.argsort(stable=True)
-        most_rows = -(-len(order) // world_size)  # of any process
-        num_batches = -(-most_rows // batch_size)
-        self.batches = order[rank::world_size].tensor_split(num_batches)
+        fewest_rows, most_rows = len(order) // world_size, -(-len(order) // world_size)  # of any process
+        num_batches = min(fewest_rows, -(-most_rows // batch_size))
+        batches = order[rank::world_size].tensor_split(num_batches)
+        drawn = torch.randperm(num_batches, generator=torch.Generator().manual_seed(0)).tolist()
+        self.batches = [batches[number] for number in drawn]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -119,7 +122,7 @@ class PairDataModule(LightningDataModule, ABC):
         max_source_length: the longest source in tokens, EOS included.
         max_target_length: the longest target in tokens, EOS included.
         batch_size: pairs in a training step, over all processes.
-        eval_batch_size: pairs in a batch of validation and test, on each process.
+        eval_batch_size: pairs in a batch of validation and test, on each process; one more where rows are few.
         num_workers: processes that cut batches; 0 for none, which suits data that lies in memory.
         seed: what the data and their order are made from.
         test_sets: names of the splits to test on; the first is "test".
@@ -159,6 +162,13 @@ class PairDataModule(LightningDataModule, ABC):
     def pairs(self, split: str) -> list[Pair]:
         """All pairs of "train", "val" or a test set, the same at every call and on every machine."""
 
+    def check_processes(self, world_size: int) -> None:
+        """Raises UserError if there are more processes than rows of a training batch to share out."""
+        if self.batch_size < world_size:
+            raise UserError(
+                f"batch_size must be at least the number of processes ({world_size}), but is {self.batch_size}"
+            )
+
     @property
     def fingerprint(self) -> dict[str, str]:
         """The hash of each split's pairs: equal data have equal fingerprints."""
@@ -173,10 +183,15 @@ class PairDataModule(LightningDataModule, ABC):
         seen: dict[str, str] = {}
         for split, dataset in datasets.items():
             for source in {pair.source for pair in dataset.pairs}:
-                assert source not in seen, f"{source!r} is in {seen[source]} and in {split}"
+                if source in seen:
+                    raise UserError(f"splits must be disjoint, but {source!r} is in {seen[source]} and in {split}")
                 seen[source] = split
-            assert int(dataset.source_lengths.max()) <= self.max_source_length
-            assert int(dataset.target_lengths.max()) - 1 <= self.max_target_length
+            for side, length, limit in (
+                ("source", int(dataset.source_lengths.max()), self.max_source_length),
+                ("target", int(dataset.target_lengths.max()) - 1, self.max_target_length),
+            ):
+                if length > limit:
+                    raise UserError(f"max_{side}_length must be at least {length} for {split}, but is {limit}")
         self.datasets = datasets
 
     def _loader(self, dataset: PairDataset, batches: Sampler[Tensor]) -> DataLoader:
@@ -186,7 +201,7 @@ class PairDataModule(LightningDataModule, ABC):
             batch_size=None,  # the sampler's items are batches already
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             generator=torch.Generator(),  # or each pass would draw from the generator that dropout uses
         )
 
@@ -196,11 +211,8 @@ class PairDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> DataLoader:
         dataset, (rank, world_size) = self.datasets["train"], self._place()
-        if not world_size <= self.batch_size <= len(dataset):
-            raise UserError(
-                f"batch_size must be between the number of processes ({world_size}) and of training pairs "
-                f"({len(dataset)}), but is {self.batch_size}"
-            )
+        if self.batch_size > len(dataset):
+            raise UserError(f"batch_size must be at most the {len(dataset)} training pairs, but is {self.batch_size}")
         return self._loader(
             dataset, TrainingBatches(dataset.source_lengths, self.batch_size, self.seed, rank, world_size)
         )
@@ -227,6 +239,7 @@ class GeneratedDataModule(PairDataModule):
 
     Args:
         sizes: how many pairs each split holds.
+        spelling: sources of one spelling, in the sense of this function, belong to one split.
         others: as in PairDataModule.
     """
 
@@ -240,6 +253,7 @@ class GeneratedDataModule(PairDataModule):
         num_workers: int,
         seed: int,
         sizes: dict[str, int],
+        spelling: Callable[[str], str] = str,
     ) -> None:
         test_sets = tuple(split for split in sizes if split not in ("train", "val"))
         super().__init__(
@@ -258,6 +272,7 @@ class GeneratedDataModule(PairDataModule):
         if batch_size > sizes["train"]:
             raise UserError(f"batch_size must be at most train_size ({sizes['train']}), but is {batch_size}")
         self.sizes = sizes
+        self.spelling = spelling
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
@@ -270,7 +285,7 @@ class GeneratedDataModule(PairDataModule):
         seen: set[str] = set()
         fruitless = 0
         for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
-            if _bucket(pair.source) == bucket and (bucket == "train" or pair.source not in seen):
+            if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
                 seen.add(pair.source)
                 pairs.append(pair)
                 fruitless = 0
@@ -284,7 +299,7 @@ class GeneratedDataModule(PairDataModule):
         raise AssertionError("a stream ended")
 
 
-def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N)."""
     lengths = [len(row) for row in rows]
     longest = max(lengths)
@@ -297,7 +312,7 @@ def stable_hash(text: str) -> int:
 
 
 def _bucket(source: str) -> str:
-    """The split that a source belongs to."""
+    """The split that a source belongs to: "test" for all test sets."""
     return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]
 
 

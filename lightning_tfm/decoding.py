@@ -37,7 +37,9 @@ def batch_of(state: State) -> tuple[int, torch.device]:
 
 def _drop_never(logits: Tensor) -> Tensor:
     """PAD and BOS are no answers: no search may choose them."""
-    return logits.index_fill(-1, torch.tensor((PAD, BOS), device=logits.device), -math.inf)
+    logits = logits.clone()
+    logits[:, PAD] = logits[:, BOS] = -math.inf
+    return logits
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
         return _unknown(name, _arguments_of(_import(classes[-1])), classes[-1]) if classes else _unknown(name, accepted)
     if option := re.search(r"unrecognized arguments: --(\S+)", reason):
         return _unknown(option[1], accepted)
+    if "are required" in reason:
+        return f"{reason}; name a YAML with --config"
     if missing := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason):
         module, name = missing.groups()
         return reason + _nearest(

@@ -35,8 +35,8 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Collects what every attention layer looks at while the network runs.
 
     The yielded dictionary is filled when the block ends: layer name -> weights (B, H, T, S). The layers know
-    nothing of it: a hook repeats each call on the slow, exact path. Calls for one step each, as a recurrent
-    decoder makes them, are joined along T.
+    nothing of it: a hook repeats each call on the slow, exact path. Calls for one step each, as decoding makes
+    them, are joined along T.
     """
     calls: dict[str, list[Tensor]] = defaultdict(list)
     maps: dict[str, Tensor] = {}
@@ -51,7 +51,9 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     ]
     try:
         yield maps
-        maps.update({name: torch.cat(steps, dim=2) for name, steps in calls.items()})
+        for name, steps in calls.items():
+            keys = max(step.size(-1) for step in steps)  # a decoder's own keys grow from step to step
+            maps[name] = torch.cat([F.pad(step, (0, keys - step.size(-1))) for step in steps], dim=2)
     finally:
         for handle in handles:
             handle.remove()
@@ -113,6 +115,7 @@ class SelfAttention(Attention):
         Returns:
             the context (B, T, D), and the keys and values for the next call.
         """
+        assert not (is_causal and past is not None)
         query, key, value = self._project(x, past)
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.output(context.transpose(1, 2).flatten(2)), (key, value)

@@ -55,7 +55,8 @@ class Tokenizer:
             symbol = error.args[0]
             kind = "word" if self.has_words else "character"
             position = symbols.index(symbol) + 1
-            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {text!r})") from None
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {shown!r})") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text: PAD and BOS are left out, and EOS ends it."""

@@ -20,8 +20,16 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
 
 FINGERPRINTS = """
-import json, sys
+import datetime, json, sys
+import faker.providers.date_time
 from datamodules import Copy, Date, ToyTranslation
+
+class Another(datetime.datetime):  # the clock, as far as faker sees it
+    @classmethod
+    def now(cls, tz=None):
+        return cls(int(sys.argv[1]), 2, 3, tzinfo=tz)
+
+faker.providers.date_time.datetime = Another
 fingerprints = {}
 for data in (Copy(train_size=200), Date(train_size=200, test_size=50), ToyTranslation(train_size=200, test_size=50)):
     data.setup("fit")
@@ -63,7 +71,7 @@ def test_overlapping_splits_are_noticed(make_data, monkeypatch):
     data = make_data()
     training = data.pairs("train")
     monkeypatch.setattr(data, "pairs", lambda split: training)
-    with pytest.raises(AssertionError, match="is in train and in val"):
+    with pytest.raises(UserError, match="is in train and in val"):
         data.setup("fit")
 
 
@@ -75,12 +83,15 @@ def test_the_fingerprint_tells_data_apart(make_data):
     assert all(same.fingerprint[split] != other.fingerprint[split] for split in same.fingerprint)
 
 
-def test_data_are_the_same_in_every_process_time_zone_and_locale():
+def test_data_are_the_same_in_every_process_time_zone_and_locale_and_on_every_day():
     answers = []
-    for zone, hash_seed, language in (("Pacific/Kiritimati", "1", "C"), ("America/Los_Angeles", "2", "de_DE.UTF-8")):
+    for zone, hash_seed, language, year in (
+        ("Pacific/Kiritimati", "1", "C", "1999"),
+        ("America/Los_Angeles", "2", "de_DE.UTF-8", "2031"),
+    ):
         environment = {**os.environ, "TZ": zone, "PYTHONHASHSEED": hash_seed, "LANG": language}
         run = subprocess.run(
-            [sys.executable, "-c", FINGERPRINTS], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", FINGERPRINTS, year], env=environment, capture_output=True, text=True, check=True
         )
         answers.append(json.loads(run.stdout))
     assert answers[0] == answers[1]
@@ -165,13 +176,14 @@ def test_rows_of_a_batch_have_like_lengths_and_batches_come_in_any_order():
 
 @pytest.mark.parametrize("size", [3, 7, 64, 101])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_evaluation_takes_each_row_once(size, world_size):
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_evaluation_takes_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
-    samplers = [EvaluationBatches(lengths, 8, rank, world_size) for rank in range(world_size)]
+    samplers = [EvaluationBatches(lengths, batch_size, rank, world_size) for rank in range(world_size)]
     batches = [list(sampler) for sampler in samplers]
     assert sorted(row for part in batches for batch in part for row in batch.tolist()) == list(range(size))
     assert len({len(part) for part in batches}) == 1
-    assert all(1 <= len(batch) <= 8 for part in batches for batch in part)
+    assert all(1 <= len(batch) <= batch_size + 1 for part in batches for batch in part)
 
 
 @pytest.mark.parametrize(("text", "separator"), [("3 May", ""), ("ein großer Hund", " ")])
@@ -200,7 +212,7 @@ def test_an_unknown_symbol_is_named_with_its_position():
         (lambda: Date(test_size=0), "test_size must be at least 1, but is 0"),
         (lambda: Date(locales=("en", "xx_YY")), "locales must be known to babel, but 'xx_YY' is not"),
         (lambda: Date(first_year=1900, last_year=2000), "fewer than 100 years.* 1900 and 2000"),
-        (lambda: Copy(max_length=5, longer=5), "min_length, max_length and longer must rise"),
+        (lambda: Copy(max_length=5, longer_max_length=5), "min_length, max_length and longer_max_length must rise"),
         (lambda: Copy(num_symbols=2, max_length=2).pairs("test"), r"test_size is 10000, but only \d+ distinct"),
     ],
 )
@@ -210,7 +222,9 @@ def test_a_setting_that_cannot_work_is_refused(make, message):
 
 
 def test_copy_keeps_its_lengths():
-    data = Copy(num_symbols=5, min_length=2, max_length=6, longer=9, train_size=2000, test_size=200, longer_size=100)
+    data = Copy(
+        num_symbols=5, min_length=2, max_length=6, longer_max_length=9, train_size=2000, test_size=200, longer_size=100
+    )
     data.setup("fit")
     for split, lengths in (
         ("train", range(2, 7)),
@@ -382,6 +396,13 @@ def test_alignments_cover_every_german_word(sentences):
             assert ("nicht" in german) == (("nicht", "not") in words)
             if german[-1] in infinitives and len(german) > 3:  # sent to the end, and brought back
                 assert pair.alignment[-1][1] < len(english) - 2
+
+
+def test_two_spellings_of_a_sentence_are_in_one_split(sentences):
+    homes = {}
+    for split, dataset in sentences.datasets.items():
+        for pair in dataset.pairs:
+            assert homes.setdefault(toy_translation.spelled_plainly(pair.source), split) == split, pair.source
 
 
 def test_the_language_has_what_makes_it_hard(sentences):

@@ -7,13 +7,15 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
+import sacrebleu
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from datamodules import Copy, ToyTranslation
+from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
@@ -123,10 +125,10 @@ def test_two_processes_train_and_test_as_one_does(model, tmp_path):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_mixed_trains_on_a_cpu(model):
-    data = small_copy(train_size=640, batch_size=16)
+    data = small_copy(train_size=1600, batch_size=16)
     torch.manual_seed(0)
     module = make_module(data, model, optimization=Optimization(learning_rate=1e-2))
-    trainer = make_trainer(precision="bf16-mixed", max_steps=40, gradient_clip_val=1.0, limit_val_batches=None)
+    trainer = make_trainer(precision="bf16-mixed", max_steps=100, gradient_clip_val=1.0, limit_val_batches=None)
     losses = []
 
     class Losses(Callback):
@@ -138,6 +140,48 @@ def test_bf16_mixed_trains_on_a_cpu(model):
     assert all(map(math.isfinite, losses))
     assert sum(losses[-5:]) < 0.92 * sum(losses[:5])
     assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
+def test_the_logged_loss_is_that_of_the_whole_step():
+    """Over 4 accumulated batches, with label smoothing: by token."""
+    data = small_copy(batch_size=16)
+    module = make_module(data, label_smoothing=0.1)
+    data.setup("fit")
+    batches = list(data.train_dataloader())
+    sums = [token_nll(module.network(b.source, b.target_in), b.target_out, 0.1).item() for b in batches]
+    tokens = [(b.target_out != PAD).sum().item() for b in batches]
+    trainer = make_trainer(accumulate_grad_batches=4, log_every_n_steps=1)
+    trainer.fit(module, data)
+    assert trainer.callback_metrics["train/loss"].item() == pytest.approx(sum(sums) / sum(tokens), rel=1e-5)
+
+
+def test_processes_drop_different_units():
+    data = small_copy()
+    masks = []
+    for rank in (0, 1):
+        module = make_module(data)
+        torch.manual_seed(0)
+        module._trainer = SimpleNamespace(global_rank=rank)
+        module.on_train_start()
+        masks.append(torch.nn.functional.dropout(torch.ones(100)))
+    assert not masks[0].equal(masks[1])
+
+
+def test_each_epoch_of_a_run_has_another_order():
+    data = small_copy(batch_size=32)
+    seen = []
+
+    class Sources(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append(batch.source)
+
+    make_trainer(max_steps=4, callbacks=[Sources()]).fit(make_module(data), data)
+    sampler = data.train_dataloader().sampler
+    sampler.set_epoch(1)
+    assert len(seen) == 4
+    assert not (seen[0].shape == seen[2].shape and seen[0].equal(seen[2]))
+    dataset = data.datasets["train"]
+    assert all(source.equal(dataset[rows].source) for source, rows in zip(seen[2:], sampler, strict=True))
 
 
 def test_clipping_bounds_the_gradient():
@@ -168,6 +212,7 @@ def test_every_schedule_rises_to_the_highest_rate_and_falls(schedule):
     top = values.index(max(values))
     assert 8 <= top <= 10
     assert max(values) == pytest.approx(0.5, rel=1e-3)
+    assert len(rates(Optimization(0.5, warmup_steps=1, schedule=schedule), 5)) == 5
     assert all(a < b for a, b in zip(values[:top], values[1 : top + 1], strict=True))
     assert all(a > b for a, b in zip(values[11:], values[12:], strict=False))
 
@@ -205,6 +250,8 @@ def test_matrices_decay_and_vectors_do_not():
             r"max_steps must be above warmup_steps \(100\).* is 100",
         ),
         (lambda: Optimization().check_steps(-1), "max_steps must be above warmup_steps .* is -1"),
+        (lambda: make_module(Date(), bleu=True), "bleu must be false where symbols are characters"),
+        (lambda: small_copy(batch_size=3).check_processes(4), r"at least the number of processes \(4\), but is 3"),
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
     ],
 )
@@ -246,7 +293,6 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
 
 
 def test_bleu_equals_sacrebleu():
-    sacrebleu = pytest.importorskip("sacrebleu", reason="comes with the test extra")
     data = ToyTranslation(train_size=200, val_size=150, test_size=10)
     references = [pair.target for pair in data.pairs("val")]
     answers = [

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.data import Batch
@@ -42,9 +43,11 @@ class Summary(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.train_seconds = time.perf_counter() - self.started
+        samples = torch.tensor(self.samples, device=pl_module.device)
+        self.samples = int(trainer.strategy.reduce(samples, reduce_op="sum"))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.train_seconds or trainer.log_dir is None:  # tested only, or nowhere to write
+        if not self.train_seconds or not trainer.loggers:  # tested only, or without a folder of its own
             return
         test = {
             name.removeprefix("test/"): value.item()
@@ -54,7 +57,7 @@ class Summary(Callback):
         summary = {
             "test": test,
             "train_seconds": round(self.train_seconds, 2),
-            "samples_per_second": round(self.samples * trainer.world_size / self.train_seconds, 1),
+            "samples_per_second": round(self.samples / self.train_seconds, 1),
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
             "seed": trainer.datamodule.seed,
             "data_fingerprint": trainer.datamodule.fingerprint,

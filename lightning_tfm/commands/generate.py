@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.checkpoint import load
+from lightning_tfm.data import padded
 from lightning_tfm.decoding import State, Step, beam_search, decode, sampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+from lightning_tfm.tokenizer import EOS, Tokenizer
 
 BATCH_SIZE = 256
 
@@ -43,7 +44,7 @@ def generate(arguments: list[str]) -> int:
         output = files.enter_context(_open(options.output, "w")) if options.output else sys.stdout
         numbered = enumerate(lines, start=1)
         while batch := list(islice(numbered, batch_size)):
-            sources, errors = _encode(batch, network, tokenizer)
+            sources, errors = _encode(batch, network, tokenizer, max_length)
             answers = _answer(sources, network, tokenizer, max_length, search)
             for number, _ in batch:
                 if number in errors:
@@ -83,17 +84,19 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what samples are drawn from")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.texts and options.input:
         raise UserError("the input must be TEXT or --input, but both are given; leave one out")
     if options.beam_size < 1:
         raise UserError(f"--beam-size must be at least 1, but is {options.beam_size}; try 4")
-    if options.temperature < 0:
-        raise UserError(f"--temperature must be at least 0, but is {options.temperature}; try 0.8")
+    if options.temperature != 0 and not 0.01 <= options.temperature <= 100:
+        raise UserError(f"--temperature must be 0 or from 0.01 to 100, but is {options.temperature}; try 0.8")
     if options.top_k is not None and options.top_k < 1:
         raise UserError(f"--top-k must be at least 1, but is {options.top_k}; try 10")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, but is {options.top_p}; try 0.9")
+    if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
+        raise UserError(f"--output must be another file than --input, but both are {str(options.input)!r}")
     if options.beam_size > 1 and options.temperature > 0:
         raise UserError("--beam-size and --temperature exclude each other: a beam search does not sample")
     if options.temperature == 0 and (options.top_k is not None or options.top_p is not None):
@@ -103,7 +106,8 @@ def _parse(arguments: list[str]) -> Namespace:
 
 def _open(path: Path, mode: str) -> TextIO:
     try:
-        return path.open(mode, encoding="utf-8")
+        # what is no UTF-8 becomes a character that no vocabulary has, so that its line is named like any other
+        return path.open(mode, encoding="utf-8-sig" if mode == "r" else "utf-8", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
 
@@ -113,30 +117,26 @@ def _input(options: Namespace, files: ExitStack) -> tuple[Iterable[str], int]:
     if options.texts:
         return options.texts, BATCH_SIZE
     if options.input:
-        return _lines(files.enter_context(_open(options.input, "r")), str(options.input)), BATCH_SIZE
-    return _lines(sys.stdin, "standard input"), 1 if sys.stdin.isatty() else BATCH_SIZE
-
-
-def _lines(file: Iterable[str], name: str) -> Iterator[str]:
-    try:
-        for line in file:
-            yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} must be UTF-8 text, but byte {error.start} is not; convert it with iconv") from None
+        return files.enter_context(_open(options.input, "r")), BATCH_SIZE
+    if sys.stdin is None:
+        raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+    return sys.stdin, 1 if sys.stdin.isatty() else BATCH_SIZE
 
 
 def _encode(
-    batch: list[tuple[int, str]], network: Network, tokenizer: Tokenizer
+    batch: list[tuple[int, str]], network: Network, tokenizer: Tokenizer, max_length: int
 ) -> tuple[dict[int, list[int]], dict[int, UserError]]:
     """Of the numbered lines: the ids of those that can be answered, and what is wrong with the others."""
     sources: dict[int, list[int]] = {}
     errors: dict[int, UserError] = {}
     for number, line in batch:
+        line = line.rstrip("\r\n")
         if not line.strip():
             continue
         try:
             ids = [*tokenizer.encode(line), EOS]
-            network.check_lengths(len(ids), 1)
+            network.check_lengths(len(ids), max_length)
             sources[number] = ids
         except UserError as error:
             errors[number] = error
@@ -154,8 +154,7 @@ def _answer(
     """The answers to the encoded lines, all in one batch."""
     if not sources:
         return {}
-    device = next(network.parameters()).device
-    longest = max(map(len, sources.values()))
-    source = torch.tensor([ids + [PAD] * (longest - len(ids)) for ids in sources.values()], device=device)
+    source, _ = padded(list(sources.values()))
+    source = source.to(next(network.parameters()).device)
     tokens = search(network.decode_step, network.encode(source), max_length).tolist()
     return {number: tokenizer.decode(row) for number, row in zip(sources, tokens, strict=True)}

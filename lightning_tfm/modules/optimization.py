@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tfm.errors import UserError
+
+BETAS = (0.9, 0.98)
+"""Averaging of the gradient and of its square (Vaswani et al. 2017, 5.3)."""
 
 
 @dataclass(frozen=True)
@@ -19,18 +22,16 @@ class Optimization:
 
     Args:
         learning_rate: the highest rate, reached after the warm-up.
-        warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a cosine, from a 25th).
-        schedule: what comes then, until `trainer.max_steps`: "cosine" falls to 0 by a half cosine, "inverse_sqrt"
-            falls as 1 / sqrt(step) (Vaswani et al. 2017, 5.3), "one_cycle" is Smith & Topin's (2018).
+        warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a half cosine, from a 25th).
+        schedule: what comes then, until `trainer.max_steps`: "cosine" and "one_cycle" (Smith & Topin 2018) fall to 0
+            by a half cosine, "inverse_sqrt" falls as 1 / sqrt(step) (Vaswani et al. 2017, 5.3).
         weight_decay: of matrices; biases, norms and other vectors do not decay.
-        betas: averaging of the gradient and of its square.
     """
 
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     schedule: Literal["cosine", "inverse_sqrt", "one_cycle"] = "cosine"
     weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
@@ -48,13 +49,14 @@ class Optimization:
             )
 
     def factor(self, step: int, max_steps: int) -> float:
-        """The rate at a step, counted from 0, as a part of the highest ("cosine" and "inverse_sqrt")."""
+        """The rate at a step, counted from 0, as a part of the highest."""
         if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
+            risen = (step + 1) / self.warmup_steps
+            return 1 - 0.96 * _half_cosine(risen) if self.schedule == "one_cycle" else risen
         if self.schedule == "inverse_sqrt":
             return math.sqrt(max(1, self.warmup_steps) / max(1, step))
         progress = (step - self.warmup_steps) / (max_steps - self.warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return _half_cosine(progress)
 
     def configure(self, module: nn.Module, max_steps: int, fused: bool) -> dict[str, Any]:
         """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
@@ -64,15 +66,11 @@ class Optimization:
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
-        optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
-        if self.schedule == "one_cycle":
-            schedule = OneCycleLR(
-                optimizer,
-                max_lr=self.learning_rate,
-                total_steps=max_steps,
-                pct_start=self.warmup_steps / max_steps,
-                cycle_momentum=False,
-            )
-        else:
-            schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))
+        optimizer = AdamW(groups, lr=self.learning_rate, betas=BETAS, fused=fused)
+        schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _half_cosine(progress: float) -> float:
+    """From 1 at 0 to 0 at 1."""
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

@@ -10,7 +10,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lightning_tfm.data import Batch
-from lightning_tfm.decoding import Choose, beam_search, decode, greedy
+from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, token_nll
 from lightning_tfm.modules.optimization import Optimization
@@ -42,6 +42,8 @@ class Seq2SeqModule(LightningModule):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing must be at least 0 and below 1, but is {label_smoothing}; try 0.1")
+        if bleu and not tokenizer.has_words:
+            raise UserError("bleu must be false where symbols are characters, but is true; it scores words")
         self.network = network
         self.tokenizer = tokenizer
         self.max_target_length = max_target_length
@@ -49,21 +51,20 @@ class Seq2SeqModule(LightningModule):
         self.label_smoothing = label_smoothing
         self.bleu = bleu
         self.metrics = nn.ModuleDict()
-        self.tokens_in_step = 0
+        self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
         self.save_hyperparameters(
             {
                 "network": {"class_path": _path_of(type(network)), "init_args": network.hyper_parameters},
                 "tokenizer": tokenizer.to_dict(),
                 "max_target_length": max_target_length,
-                "optimization": asdict(optimization) | {"betas": list(optimization.betas)},
+                "optimization": asdict(optimization),
                 "label_smoothing": label_smoothing,
                 "bleu": bleu,
             }
         )
 
     def configure_optimizers(self) -> dict[str, Any]:
-        # float16 alone scales the loss, and Lightning's scaler cannot clip the gradients of a fused optimizer
-        fused = self.trainer.precision != "16-mixed"
+        fused = "mixed" not in self.trainer.precision  # under mixed precision Lightning cannot clip for a fused one
         return self.optimization.configure(self.network, self.trainer.max_steps, fused)
 
     def setup(self, stage: str) -> None:
@@ -72,13 +73,16 @@ class Seq2SeqModule(LightningModule):
             if prefix not in self.metrics:
                 self.metrics[prefix] = SequenceMetrics(self.tokenizer, self.bleu)
 
+    def on_train_start(self) -> None:
+        if self.trainer.global_rank:  # all processes start from one seed, and would drop the same units
+            torch.manual_seed(torch.initial_seed() + self.trainer.global_rank)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The summed loss: what it is divided by is known at the end of the step, see on_before_optimizer_step."""
         logits = self.network(batch.source, batch.target_in)
         loss = token_nll(logits, batch.target_out, self.label_smoothing)
         tokens = (batch.target_out != PAD).sum()
-        self.tokens_in_step = self.tokens_in_step + tokens
-        self.log("train/loss", loss.detach() / tokens)
+        self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -87,37 +91,19 @@ class Seq2SeqModule(LightningModule):
         So a token weighs the same wherever it is computed. Lightning has divided by the number of micro-batches
         and the strategy by that of processes; both are taken back.
         """
-        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
-        tokens = self.trainer.strategy.reduce(self.tokens_in_step, reduce_op="sum").to(gradients[0].dtype)
+        loss, tokens = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
+        self.step_sums = 0
+        self.log("train/loss", loss / tokens)
         factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
-        for gradient in gradients:
-            gradient.mul_(factor)
-        self.tokens_in_step = 0
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if not gradient_clip_val:
-            return
-        if gradient_clip_algorithm == "value":
-            nn.utils.clip_grad_value_(self.network.parameters(), gradient_clip_val)
-        else:
-            nn.utils.clip_grad_norm_(self.network.parameters(), gradient_clip_val)
-
-    def answer(self, source: Tensor, beam_size: int = 1, choose: Choose = greedy) -> Tensor:
-        """The model's own targets (B, T) for source (B, S), each ended by EOS, then PAD."""
-        state = self.network.encode(source)
-        if beam_size > 1:
-            return beam_search(self.network.decode_step, state, self.max_target_length, beam_size)[0]
-        return decode(self.network.decode_step, state, self.max_target_length, choose)
+        for parameter in self.network.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _evaluate(self, batch: Batch, prefix: str) -> None:
         metrics = self.metrics[prefix]
         logits = self.network(batch.source, batch.target_in)
-        metrics.count(batch, logits, self.answer(batch.source))
+        answers = decode(self.network.decode_step, self.network.encode(batch.source), self.max_target_length)
+        metrics.count(batch, logits, answers)
         self.log_dict(
             {f"{prefix}/{name}": metric for name, metric in metrics.items()},
             add_dataloader_idx=False,
@@ -131,7 +117,7 @@ class Seq2SeqModule(LightningModule):
         self._evaluate(batch, _prefix(self._test_sets()[dataloader_idx]))
 
     def _test_sets(self) -> tuple[str, ...]:
-        return self.trainer.datamodule.test_sets
+        return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)
 
 
 def _prefix(test_set: str) -> str:

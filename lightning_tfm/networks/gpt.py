@@ -76,24 +76,27 @@ class GPT(Network):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_huggingface(cls, model: GPT2LMHeadModel, dropout: float = 0.0) -> GPT:
+    def from_huggingface(cls, model: GPT2LMHeadModel) -> GPT:
         """A GPT with the weights of a Hugging Face GPT-2: the same logits.
 
         Raises:
-            UserError: if the model uses an activation or an attention that this network does not have.
+            UserError: if the model computes something that this network does not.
         """
         config = model.config
-        if config.activation_function != "gelu_new" or not config.scale_attn_weights:
-            raise UserError(
-                "GPT-2 weights must come from a model with activation_function 'gelu_new' and scaled attention, "
-                f"but they are {config.activation_function!r} and {config.scale_attn_weights}"
-            )
-        if config.scale_attn_by_inverse_layer_idx or config.n_inner not in (None, 4 * config.n_embd):
-            raise UserError(
-                "GPT-2 weights must come from a model without scale_attn_by_inverse_layer_idx and with n_inner "
-                f"{4 * config.n_embd}, but they are {config.scale_attn_by_inverse_layer_idx} and {config.n_inner}"
-            )
-        gpt = cls(config.vocab_size, config.n_embd, config.n_head, config.n_layer, dropout, config.n_positions)
+        ours = {
+            "activation_function": "gelu_new",
+            "n_inner": 4 * config.n_embd,
+            "layer_norm_epsilon": 1e-5,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "tie_word_embeddings": True,
+            "add_cross_attention": False,
+        }
+        for name, value in ours.items():
+            theirs = getattr(config, name)
+            if theirs != value and not (name == "n_inner" and theirs is None):  # None stands for 4 x the width
+                raise UserError(f"{name} must be {value} for GPT-2 weights to mean the same here, but is {theirs}")
+        gpt = cls(config.vocab_size, config.n_embd, config.n_head, config.n_layer, max_length=config.n_positions)
         theirs = model.transformer
 
         def copy(ours: nn.Module, their: nn.Module, transposed: bool = False) -> None:
@@ -105,7 +108,6 @@ class GPT(Network):
             copy(gpt.embedding, theirs.wte)
             copy(gpt.positions, theirs.wpe)
             copy(gpt.norm, theirs.ln_f)
-            copy(gpt.head, model.lm_head)
             for layer, block in zip(gpt.layers, theirs.h, strict=True):
                 copy(layer.add_self.norm, block.ln_1)
                 copy(layer.add_feed_forward.norm, block.ln_2)
