@@ -179,7 +179,6 @@ def test_a_run_by_lightnings_flags(model, settings, tmp_path):
     script = Path(sys.executable).with_name("lightning-tfm")
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
     sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
-    sizes += ["--model.init_args.optimization.warmup_steps=5"]
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     command = [script, "fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *settings]
     run = subprocess.run(
@@ -315,7 +314,8 @@ def mistake(monkeypatch, capsys, *arguments):
             "schedule: must be one of 'cosine', 'inverse_sqrt', 'one_cycle', but is cosinus",
         ),
         (r"batch_size: \d+", "batch_size: 0", "batch_size must be at least 1, but is 0"),
-        (r"warmup_steps: \d+", "warmup_steps: 100000", "max_steps must be above warmup_steps (100000)"),
+        (r"warmup_steps: \d+", "warmup_steps: -5", "warmup_steps must be at least 0, but is -5"),
+        (r"max_steps: \d+", "max_epochs: 3", "trainer.max_steps must be at least 1"),
         (r"seed_everything: \d+", "seed_everything: one", "seed_everything"),
         (r"seed_everything: \d+", "seed_everything: -1", "seed_everything must be from 0 to 4294967295, but is -1"),
         ("modules.Seq2SeqModule", "modules.Optimization", "model"),

@@ -41,11 +41,11 @@ class Optimization:
                 raise UserError(f"{name} must be at least 0, but is {getattr(self, name)}")
 
     def check_steps(self, max_steps: int) -> None:
-        """Raises UserError unless the run is long enough to be scheduled."""
-        if max_steps <= self.warmup_steps:
+        """Raises UserError unless the run has an end that the learning rate can be planned for."""
+        if max_steps < 1:
             raise UserError(
-                f"trainer.max_steps must be above warmup_steps ({self.warmup_steps}), for the learning rate is "
-                f"planned over it, but is {max_steps}; try {max(1000, 10 * self.warmup_steps)}"
+                "trainer.max_steps must be at least 1, for the learning rate is planned over it, "
+                f"but is {max_steps}; try {max(1000, 10 * self.warmup_steps)}"
             )
 
     def factor(self, step: int, max_steps: int) -> float:
@@ -60,7 +60,7 @@ class Optimization:
 
     def configure(self, module: nn.Module, max_steps: int, fused: bool) -> dict[str, Any]:
         """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
-        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run (fast_dev_run) ends before its warm-up
+        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up does
         parameters = [p for p in module.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},

@@ -121,7 +121,7 @@ class Seq2SeqModule(LightningModule):
 
 
 def _prefix(test_set: str) -> str:
-    """ "test" -> "test", and "longer" -> "test/longer": what the names of a test set's metrics begin with."""
+    """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
