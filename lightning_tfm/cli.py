@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from argparse import ArgumentError
 from netrc import NetrcParseError, netrc
 from typing import Any
 from urllib.parse import urlparse
 
-from lightning import Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_tfm.callbacks import Summary
@@ -107,16 +108,27 @@ class TfmCLI(LightningCLI):
             print(f"best checkpoint: {os.path.relpath(checkpoint.best_model_path)}")
 
 
+class SaveConfig(SaveConfigCallback):
+    """Saves config.yaml in the folder of a training run, and never in the folder that a user works in."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.loggers:
+            super().setup(trainer, pl_module, stage)
+
+
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
     if not _logged_in_to_wandb():
         os.environ.setdefault("WANDB_MODE", "offline")  # or it would ask for an account
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
+    # Lightning 2.6 calls what torch 2.13 has deprecated, which no user can mend
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     strict = {"exit_on_error": False, "allow_abbrev": False}
     TfmCLI(
         Seq2SeqModule,
         PairDataModule,
+        save_config_callback=SaveConfig,
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,  # the modules do, by the step

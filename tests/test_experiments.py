@@ -147,6 +147,7 @@ def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path,
     printed = re.search(r"test/exact_match\s+\S\s+([\d.]+)", capsys.readouterr().out)
     exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
     assert float(printed[1]) == pytest.approx(exact_match, abs=1e-6)
+    assert list(tmp_path.iterdir()) == []  # nothing is left where the user works
 
 
 ASKED = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
