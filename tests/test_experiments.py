@@ -221,6 +221,15 @@ def test_generate_ends_quietly_when_nobody_reads_on(checkpoint, tmp_path):
     assert (run.stdout, run.stderr) == ("1999-12-31\n", "")
 
 
+def test_a_very_long_line_leaves_the_others_alone(checkpoint, monkeypatch, capsys, tmp_path):
+    lines = [ASKED[0], "1/" * 20_000, ASKED[1]]
+    (tmp_path / "asked").write_text("\n".join(lines))
+    assert call(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 0
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) == 3
+    assert [answers[0], answers[2]] == ANSWERED[:2]
+
+
 def test_generate_names_lines_that_are_no_text(checkpoint, monkeypatch, capsys, tmp_path):
     (tmp_path / "asked").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
     assert call(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1

@@ -22,6 +22,8 @@ from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import EOS, Tokenizer
 
 BATCH_SIZE = 256
+LONG = 1_000
+"""Tokens above which a line is answered by itself: the other lines of its batch would be padded to it."""
 
 
 def generate(arguments: list[str]) -> int:
@@ -45,7 +47,11 @@ def generate(arguments: list[str]) -> int:
         numbered = enumerate(lines, start=1)
         while batch := list(islice(numbered, batch_size)):
             sources, errors = _encode(batch, network, tokenizer, max_length)
-            answers = _answer(sources, network, tokenizer, max_length, search)
+            groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG}]
+            groups += [{number: ids} for number, ids in sources.items() if len(ids) > LONG]
+            answers: dict[int, str] = {}
+            for group in groups:
+                answers |= _answer(group, network, tokenizer, max_length, search)
             for number, _ in batch:
                 if number in errors:
                     print(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
