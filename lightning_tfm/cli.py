@@ -102,10 +102,12 @@ class TfmCLI(LightningCLI):
         if self.trainer.fast_dev_run or self.trainer.interrupted:
             return
         checkpoint = self.trainer.checkpoint_callback
-        self.trainer.save_checkpoint(os.path.join(checkpoint.dirpath, f"{checkpoint.CHECKPOINT_NAME_LAST}.ckpt"))
-        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best", weights_only=True)
+        last = os.path.join(checkpoint.dirpath, f"{checkpoint.CHECKPOINT_NAME_LAST}.ckpt")
+        self.trainer.save_checkpoint(last)
+        tested = checkpoint.best_model_path or last  # without validation no checkpoint is the best
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=tested, weights_only=True)
         if self.trainer.is_global_zero:
-            print(f"best checkpoint: {os.path.relpath(checkpoint.best_model_path)}")
+            print(f"tested checkpoint: {os.path.relpath(tested)}")
 
 
 class SaveConfig(SaveConfigCallback):

@@ -205,6 +205,17 @@ def test_a_run_by_lightnings_flags(model, settings, tmp_path):
         assert len(run.stderr.splitlines()) == 1
 
 
+def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
+    settings = [*sizes, "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
+    assert call(monkeypatch, "fit", "--config", COPY, *settings) == 0
+    folder = tmp_path / "runs/copy_transformer/version_0"
+    assert "exact_match" in json.loads((folder / "summary.json").read_text())["test"]
+    assert read(folder / "checkpoints/last.ckpt")["global_step"] == 5
+
+
 def test_a_mistake_is_one_line_of_standard_error(tmp_path):
     script = Path(sys.executable).with_name("lightning-tfm")
     setting = "--model.init_args.network.init_args.max_length=20"
