@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 from argparse import ArgumentError
 
-from lightning_tfm.errors import UserError, explain
+from lightning_tfm.errors import Interrupted, UserError, explain
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
@@ -45,11 +47,36 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         print(f"lightning-tfm: error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:  # whoever read the answers has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
         sys.exit(141)
+    except Interrupted as interrupted:
+        sys.exit(_told(interrupted))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        print(f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+
+def _told(interrupted: Interrupted) -> int:
+    """Says how to go on after a signal; returns the exit status."""
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return 0  # one process speaks for all, and a launcher kills the others where one fails
+    name = signal.Signals(interrupted.signum).name
+    command = sys.argv[1:]
+    if "--ckpt_path" not in command:
+        command = [*command, "--ckpt_path", "last"]
+    if interrupted.saved_step is None:
+        print(f"lightning-tfm: ended by {name}", file=sys.stderr)
+    else:
+        print(
+            f"lightning-tfm: ended by {name}, saved after step {interrupted.saved_step}; go on with:\n"
+            f"  lightning-tfm {shlex.join(command)}",
+            file=sys.stderr,
+        )
+    return 128 + interrupted.signum
 
 
 if __name__ == "__main__":

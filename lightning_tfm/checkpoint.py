@@ -1,12 +1,21 @@
-"""Reading a checkpoint: as data, never as code, and with a clear word where it does not fit."""
+"""Checkpoints: written whole or not at all, read as data and never as code, with a clear word where one is damaged.
+
+A checkpoint is what `torch.save` writes, a zip archive, with its SHA-256 in the archive's comment: `torch.load` reads
+it as it is, and `unzip -z` shows the sum.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from lightning.fabric.plugins import CheckpointIO
 
 from lightning_tfm import networks
 from lightning_tfm.errors import UserError
@@ -16,12 +25,127 @@ from lightning_tfm.tokenizer import Tokenizer
 PREFIX = "network."
 """What the names of a network's weights begin with in a LightningModule's checkpoint."""
 
+COMMENT_LENGTH = 2
+"""Bytes at the end of a zip archive that say how long the comment after them is; torch writes none."""
+
+
+def write(content: dict[str, Any], path: str | Path) -> None:
+    """Writes a checkpoint beside `path`, waits until it is on the disk, and puts it in its place.
+
+    Whatever happens meanwhile, `path` is what it was or what it should be. It takes no memory of the content's size.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    path = Path(path)
+    beside = path.with_name(path.name + ".part")  # one name, so that a killed process leaves one file at most
+    writer = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            writer = _SummingWriter(file)
+            torch.save(content, writer)
+            writer.close()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # the new name, too
+        os.close(folder)
+    except (OSError, RuntimeError) as error:
+        failure = writer.failure if writer and writer.failure else error  # torch hides what its file has raised
+        if not isinstance(failure, OSError):
+            raise
+        _remove(beside)
+        raise UserError(
+            f"the checkpoint {str(path)!r} cannot be written: {failure.strerror}; "
+            + ("the one before it is kept" if path.exists() else "nothing was overwritten")
+            + "; make room, or choose a folder that can be written, then go on with --ckpt_path last"
+        ) from None
+
+
+class _SummingWriter:
+    """A file that adds up what is written to it. It keeps the last bytes back: the sum goes in their place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sum = hashlib.sha256()
+        self.kept = b""
+        self.failure: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        end = self.kept + bytes(rest[-COMMENT_LENGTH:])  # nearly all of the data is written without a copy
+        try:
+            if len(rest) > COMMENT_LENGTH:
+                self._write(self.kept)
+                self._write(rest[:-COMMENT_LENGTH])
+            else:
+                self._write(end[:-COMMENT_LENGTH])
+        except OSError as error:
+            self.failure = error
+            raise
+        self.kept = end[-COMMENT_LENGTH:]
+        return len(data)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.sum.update(data)
+        self.file.write(data)
+
+    def flush(self) -> None:
+        """Needed by torch.save; nothing is done before `close`."""
+
+    def close(self) -> None:
+        """Ends the archive with its sum, and the file's buffer with it."""
+        self.file.write(_comment(self.sum))
+        self.file.flush()
+
+
+def _comment(total: hashlib._Hash) -> bytes:
+    """The end of an archive that adds up to `total`: the comment's length, and the comment."""
+    comment = f"sha256:{total.hexdigest()}".encode()
+    return struct.pack("<H", len(comment)) + comment
+
+
+def is_whole(path: str | Path) -> bool:
+    """Whether a file is a checkpoint that `write` has written, and no bit of it has changed since."""
+    length = len(_comment(hashlib.sha256()))
+    try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END) - length
+            if size < 0:
+                return False
+            file.seek(0)
+            total = hashlib.sha256()
+            while size and (chunk := file.read(min(size, 1 << 20))):
+                total.update(chunk)
+                size -= len(chunk)
+            return size == 0 and file.read() == _comment(total)
+    except OSError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass
+
+
+def newest(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """The newest whole checkpoint, and those that are newer but damaged."""
+    damaged: list[Path] = []
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        if is_whole(path):
+            return path, damaged
+        damaged.append(path)
+    return None, damaged
+
 
 def read(path: str | Path) -> dict[str, Any]:
     """A checkpoint's content, on the CPU: plain values and tensors only.
 
     Raises:
-        UserError: if there is no such file, or it is no checkpoint of lightning_tfm.
+        UserError: if there is no such file, it is no checkpoint of lightning_tfm, or it is damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -30,12 +154,30 @@ def read(path: str | Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
+    if not is_whole(path):
+        raise UserError(
+            f"{str(path)!r} must be a checkpoint of lightning_tfm, but is damaged or none: its checksum is wrong or "
+            "missing; use another, or go on from the newest good one with: fit --ckpt_path last"
+        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["state_dict"], checkpoint["hyper_parameters"]["network"]["class_path"]
     except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
     return checkpoint
+
+
+class WholeCheckpointIO(CheckpointIO):
+    """Lets Lightning write and read checkpoints as this module does."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        write(checkpoint, path)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool = True) -> dict[str, Any]:
+        return read(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        _remove(Path(path))
 
 
 def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
@@ -65,12 +207,21 @@ def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
         ) from None
 
 
-def check_fits(path: str | Path, hyper_parameters: dict[str, Any]) -> None:
-    """Raises UserError, naming the first difference, unless a checkpoint is of this network and vocabulary."""
+def check_fits(path: str | Path, hyper_parameters: dict[str, Any], goes_on: bool) -> None:
+    """Raises UserError, naming the first difference, unless a checkpoint is of this network and vocabulary.
+
+    Args:
+        path: the checkpoint.
+        hyper_parameters: those of the model.
+        goes_on: whether its training goes on: then the optimizer, whose state it holds, must be the same too.
+    """
     saved = read(path)["hyper_parameters"]
     pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
     ours, theirs = hyper_parameters["network"]["init_args"], saved["network"]["init_args"]
     pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
+    if goes_on:
+        ours, theirs = hyper_parameters["optimization"], saved["optimization"]
+        pairs += [(name, theirs.get(name), ours.get(name)) for name in ours]
     for name, their, our in pairs:
         if their != our:
             raise UserError(

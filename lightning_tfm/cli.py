@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
+import signal
 import sys
 import warnings
-from argparse import ArgumentError
+from argparse import ArgumentError, ArgumentParser
 from netrc import NetrcParseError, netrc
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 from urllib.parse import urlparse
 
+from jsonargparse import set_parsing_settings
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_tfm.callbacks import Summary
-from lightning_tfm.checkpoint import check_fits
+from lightning_tfm.callbacks import Checkpoints, Provenance, Summary
+from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import PairDataModule
-from lightning_tfm.errors import UserError, explain
+from lightning_tfm.errors import Interrupted, UserError, explain
 from lightning_tfm.modules import Seq2SeqModule
+
+TRUSTED = ("lightning_tfm", "datamodules", "lightning", "torch")
+"""The packages whose classes a configuration may name."""
 
 
 class TfmCLI(LightningCLI):
@@ -40,14 +48,12 @@ class TfmCLI(LightningCLI):
         for name in ("tokenizer", "max_target_length"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults(
-            {
-                "checkpoint.filename": "best",
-                "checkpoint.monitor": "val/loss",
-                "checkpoint.save_last": True,
-                "checkpoint.enable_version_counter": False,
-            }
+        parser.add_lightning_class_args(Checkpoints, "checkpoint")
+        parser.add_argument(
+            "--allow",
+            default="",
+            metavar="NAME[,NAME]",
+            help="packages, beside the framework's own, whose classes the YAML may name; on the command line only",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
@@ -59,6 +65,8 @@ class TfmCLI(LightningCLI):
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
             raise UserError(explain(error, accepted)) from None
         config = self.config[self.config.subcommand]
+        if config.allow.split(",") != (_allowed() or [""]):
+            raise UserError("--allow must stand on the command line, but stands in a YAML, which cannot trust itself")
         if not 0 <= config.seed_everything < 2**32:
             raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
         if config.trainer.overfit_batches:
@@ -69,6 +77,33 @@ class TfmCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """The YAML says what the model is; a checkpoint that differs is refused, see after_instantiate_classes."""
+
+    def before_instantiate_classes(self) -> None:
+        """`--ckpt_path last` is the newest whole checkpoint of the experiment; to fit is to go on in its folder."""
+        self.asked = self.config
+        self.config = self.config.clone()
+        config = self.config[self.config.subcommand]
+        if config.ckpt_path != "last":
+            return
+        logger = config.trainer.logger[0].init_args if isinstance(config.trainer.logger, list) else None
+        if not (logger and logger.get("save_dir") and "version" in logger):
+            raise UserError(
+                "--ckpt_path last needs a trainer.logger with a save_dir and a version, which says where the "
+                "experiment's runs lie; try lightning.pytorch.loggers.CSVLogger, or name a checkpoint"
+            )
+        folder = Path(logger.save_dir) / str(logger.name)
+        path, damaged = newest(folder.glob("*/checkpoints/*.ckpt"))
+        for other in damaged:
+            print(f"lightning-tfm: {other} is damaged, its checksum is wrong; it is left out", file=sys.stderr)
+        if path is None:
+            if damaged or self.config.subcommand != "fit":
+                raise UserError(f"--ckpt_path last needs a whole checkpoint below {str(folder)!r}, but there is none")
+            print(f"lightning-tfm: no checkpoint below {folder} yet; the run begins anew", file=sys.stderr)
+            config.ckpt_path = None
+            return
+        config.ckpt_path = str(path)
+        if self.config.subcommand == "fit":
+            logger.version = path.parents[1].name
 
     def instantiate_classes(self) -> None:
         try:
@@ -82,7 +117,12 @@ class TfmCLI(LightningCLI):
         interval, max_steps = config.val_check_interval, config.max_steps
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < max_steps < interval:
             kwargs["val_check_interval"] = max_steps
-        return super().instantiate_trainer(**kwargs)
+        kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
+        goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
+        try:
+            return super().instantiate_trainer(**kwargs)
+        finally:
+            self.config = goes_on
 
     def after_instantiate_classes(self) -> None:
         self.model.network.check_lengths(self.datamodule.max_source_length, self.datamodule.max_target_length)
@@ -91,23 +131,35 @@ class TfmCLI(LightningCLI):
             self.model.optimization.check_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            check_fits(path, self.model.hparams_initial)
+            check_fits(path, self.model.hparams_initial, goes_on=self.subcommand == "fit")
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
 
-    def after_fit(self) -> None:
-        if self.trainer.fast_dev_run or self.trainer.interrupted:
+    def before_fit(self) -> None:
+        """A run that goes on in its folder keeps what was logged until there."""
+        logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
+        if not isinstance(logger, CSVLogger) or path is None or not self.trainer.is_global_zero:
             return
-        checkpoint = self.trainer.checkpoint_callback
-        last = os.path.join(checkpoint.dirpath, f"{checkpoint.CHECKPOINT_NAME_LAST}.ckpt")
-        self.trainer.save_checkpoint(last)
-        tested = checkpoint.best_model_path or last  # without validation no checkpoint is the best
-        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=tested, weights_only=True)
+        metrics = Path(logger.log_dir) / "metrics.csv"
+        rows = list(csv.DictReader(metrics.read_text().splitlines())) if metrics.exists() else []
+        steps = read(path)["global_step"]
+        for row in rows:  # Lightning's logger begins its file anew
+            step = int(row.pop("step"))
+            if step < steps:
+                logger.log_metrics({name: value for name, value in row.items() if value}, step)
+        logger.save()
+
+    def after_fit(self) -> None:
+        if self.trainer.fast_dev_run:
+            return
+        checkpoints = self.trainer.checkpoint_callback
+        path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation none is the best
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
         if self.trainer.is_global_zero:
-            print(f"tested checkpoint: {os.path.relpath(tested)}")
+            print(f"tested checkpoint: {os.path.relpath(path)}")
 
 
 class SaveConfig(SaveConfigCallback):
@@ -115,11 +167,18 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.loggers:
+            self.overwrite = True  # where a run goes on
             super().setup(trainer, pl_module, stage)
 
 
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, _interrupt)  # during training, Checkpoints waits for a better place
+    # A configuration is data: what it names is imported only from here, and from what `--allow` names.
+    set_parsing_settings(
+        import_path_denylist=["*"], import_path_allowlist=[*TRUSTED, *_allowed()], instantiate_subclass_spec_in_any=False
+    )
     if not _logged_in_to_wandb():
         os.environ.setdefault("WANDB_MODE", "offline")  # or it would ask for an account
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -137,12 +196,28 @@ def run() -> None:
         load_from_checkpoint_support=False,  # the modules save plain values, see lightning_tfm.checkpoint
         seed_everything_default=0,
         trainer_defaults={
-            "callbacks": [Summary()],
+            "callbacks": [Summary(), Provenance()],
             "enable_progress_bar": sys.stderr.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
     )
+
+
+def _allowed() -> list[str]:
+    """What `--allow` names on the command line. It must be known before a configuration is read."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--allow", default="")
+    options, _ = parser.parse_known_args(sys.argv[1:])
+    return [name for name in options.allow.split(",") if name]
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(signum)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 def _logged_in_to_wandb() -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule
@@ -49,6 +51,12 @@ class PairDataset(Dataset):
         self.sources, self.source_lengths = padded([[*tokenizer.encode(pair.source), EOS] for pair in pairs])
         self.targets, self.target_lengths = padded([[BOS, *tokenizer.encode(pair.target), EOS] for pair in pairs])
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of the pairs: equal data have equal fingerprints."""
+        lines = "".join(f"{pair.source}\t{pair.target}\n" for pair in self.pairs)
+        return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
     def __len__(self) -> int:
         return len(self.pairs)
 
@@ -60,34 +68,85 @@ class PairDataset(Dataset):
 
 
 class TrainingBatches(Sampler[Tensor]):
-    """The rows of each training batch: an order of its own for each epoch, from the seed alone.
+    """The rows of each training batch: an endless stream, from the seed alone.
 
-    Rows of like length share a batch, so that little of it is padding: the shuffled rows are sorted by length in
-    pools of 16 batches, cut into batches, and the batches shuffled. The global batch of a step is the same for any
-    number of processes: they share its rows out. Rows that do not fill a batch wait for another epoch's order.
+    The stream passes over the data again and again, each time in another order. Rows of like length share a batch,
+    so that little of it is padding: the shuffled rows are sorted by length in pools of 16 batches, cut into
+    batches, and the batches shuffled. Rows that do not fill a batch wait for another pass. The global batch of a
+    step is the same for any number of processes: they share its rows out.
     """
 
     POOL = 16
 
-    def __init__(self, lengths: Tensor, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
         self.rank, self.world_size = rank, world_size
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before each epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths) // self.batch_size
+        self.batches_per_pass = len(lengths) // batch_size
+        self.start = 0  # the batch that iterating begins with
 
     def __iter__(self) -> Iterator[Tensor]:
-        generator = torch.Generator().manual_seed(stable_hash(f"{self.seed} {self.epoch}") >> 1)
-        order = torch.randperm(len(self.lengths), generator=generator)[: len(self) * self.batch_size]
+        first_pass, skipped = divmod(self.start, self.batches_per_pass)
+        for number in itertools.count(first_pass):
+            yield from self._pass(number)[skipped:, self.rank :: self.world_size]
+            skipped = 0
+
+    def _pass(self, number: int) -> Tensor:
+        """The batches of a pass: (batches, B)."""
+        generator = torch.Generator().manual_seed(stable_hash(f"{self.seed} {number}") >> 1)
+        order = torch.randperm(len(self.lengths), generator=generator)[: self.batches_per_pass * self.batch_size]
         pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(self.POOL * self.batch_size)]
-        batches = torch.cat(pools).view(len(self), self.batch_size)
-        for batch in batches[torch.randperm(len(self), generator=generator)]:
-            yield batch[self.rank :: self.world_size]
+        batches = torch.cat(pools).view(self.batches_per_pass, self.batch_size)
+        return batches[torch.randperm(self.batches_per_pass, generator=generator)]
+
+
+class TrainingLoader(DataLoader):
+    """The training batches of a run: reads on in the stream, also where another process stopped.
+
+    Its state is the same on every process and counts the batches that were handed out, not those that workers have
+    prepared. Lightning saves it in checkpoints. To Lightning the whole run is one epoch, for the passes over the
+    data need not be equally long, and an epoch's edge is where resuming is hardest to get right.
+
+    Args:
+        dataset: the encoded pairs.
+        stream: the rows of each batch.
+        num_batches: how many batches one iteration hands out at most: it ends at a multiple.
+        settings: as those of a DataLoader.
+    """
+
+    def __init__(self, dataset: PairDataset, stream: TrainingBatches, num_batches: int, **settings: Any) -> None:
+        super().__init__(dataset, sampler=stream, **settings)
+        self.num_batches = num_batches
+        self.position = 0  # batches handed out since the run began
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.sampler.start = self.position
+        for batch in super().__iter__():
+            self.position += 1
+            yield batch
+            if self.position % self.num_batches == 0:
+                break
+
+    def state_dict(self) -> dict[str, Any]:
+        stream = self.sampler
+        return {
+            "position": self.position,
+            "seed_everything": stream.seed,
+            "batch_size": stream.batch_size,
+            "fingerprint of the training data": self.dataset.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UserError if the state is of another stream: the run could not go on as it began."""
+        for name, ours in self.state_dict().items():
+            if name != "position" and state[name] != ours:
+                raise UserError(
+                    f"the {name} must be that of the checkpoint ({state[name]}) to go on with its run, but is {ours}; "
+                    "set it so, or begin a run of its own, without --ckpt_path"
+                )
+        self.position = state["position"]
 
 
 class EvaluationBatches(Sampler[Tensor]):
@@ -171,8 +230,8 @@ class PairDataModule(LightningDataModule, ABC):
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """The hash of each split's pairs: equal data have equal fingerprints."""
-        return {split: _fingerprint(dataset.pairs) for split, dataset in self.datasets.items()}
+        """The fingerprint of each split."""
+        return {split: dataset.fingerprint for split, dataset in self.datasets.items()}
 
     def setup(self, stage: str) -> None:
         if self.datasets:
@@ -194,34 +253,36 @@ class PairDataModule(LightningDataModule, ABC):
                     raise UserError(f"max_{side}_length must be at least {length} for {split}, but is {limit}")
         self.datasets = datasets
 
-    def _loader(self, dataset: PairDataset, batches: Sampler[Tensor]) -> DataLoader:
-        return DataLoader(
-            dataset,
-            sampler=batches,
-            batch_size=None,  # the sampler's items are batches already
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # or each pass would draw from the generator that dropout uses
-        )
+    def _loader_settings(self) -> dict[str, Any]:
+        return {
+            "batch_size": None,  # the sampler's items are batches already
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+            "generator": torch.Generator(),  # or each pass would draw from the generator that dropout uses
+        }
 
     def _place(self) -> tuple[int, int]:
         """This process's rank, and how many there are."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> TrainingLoader:
+        """All batches of a run that has a number of steps, otherwise those of a pass over the data."""
         dataset, (rank, world_size) = self.datasets["train"], self._place()
         if self.batch_size > len(dataset):
             raise UserError(f"batch_size must be at most the {len(dataset)} training pairs, but is {self.batch_size}")
-        return self._loader(
-            dataset, TrainingBatches(dataset.source_lengths, self.batch_size, self.seed, rank, world_size)
-        )
+        stream = TrainingBatches(dataset.source_lengths, self.batch_size, self.seed, rank, world_size)
+        num_batches = stream.batches_per_pass
+        if self.trainer is not None and self.trainer.max_steps > 0:
+            num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        return TrainingLoader(dataset, stream, num_batches, **self._loader_settings())
 
     def _evaluation_loader(self, split: str) -> DataLoader:
         dataset, (rank, world_size) = self.datasets[split], self._place()
         if len(dataset) < world_size:
             raise UserError(f"{split} must hold a pair for each of {world_size} processes, but holds {len(dataset)}")
-        return self._loader(dataset, EvaluationBatches(dataset.source_lengths, self.eval_batch_size, rank, world_size))
+        batches = EvaluationBatches(dataset.source_lengths, self.eval_batch_size, rank, world_size)
+        return DataLoader(dataset, sampler=batches, **self._loader_settings())
 
     def val_dataloader(self) -> DataLoader:
         return self._evaluation_loader("val")
@@ -314,8 +375,3 @@ def stable_hash(text: str) -> int:
 def _bucket(source: str) -> str:
     """The split that a source belongs to: "test" for all test sets."""
     return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]
-
-
-def _fingerprint(pairs: Sequence[Pair]) -> str:
-    lines = "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs)
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A user's mistake, told in one line."""
+"""What ends a command early: a user's mistake, told in one line, or a signal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from typing import get_type_hints
 
 class UserError(ValueError):
     """What the user can mend. The message names the setting, the rule, the value and the mend, in one line."""
+
+
+class Interrupted(BaseException):
+    """A signal has ended the work.
+
+    Args:
+        signum: the signal.
+        saved_step: the step that last.ckpt holds, where the signal has waited for it.
+    """
+
+    def __init__(self, signum: int, saved_step: int | None = None) -> None:
+        super().__init__(signum)
+        self.signum, self.saved_step = signum, saved_step
 
 
 def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:

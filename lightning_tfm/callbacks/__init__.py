@@ -1,5 +1,7 @@
 """What watches a run."""
 
+from lightning_tfm.callbacks.checkpoints import Checkpoints
+from lightning_tfm.callbacks.provenance import Provenance
 from lightning_tfm.callbacks.summary import Summary
 
-__all__ = ["Summary"]
+__all__ = ["Checkpoints", "Provenance", "Summary"]

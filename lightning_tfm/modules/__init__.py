@@ -2,5 +2,6 @@
 
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.seq2seq import Seq2SeqModule
+from lightning_tfm.modules.task import TaskModule
 
-__all__ = ["Optimization", "Seq2SeqModule"]
+__all__ = ["Optimization", "Seq2SeqModule", "TaskModule"]

@@ -63,8 +63,8 @@ class Optimization:
         max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up does
         parameters = [p for p in module.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"name": "matrices", "params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
+            {"name": "vectors", "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
         optimizer = AdamW(groups, lr=self.learning_rate, betas=BETAS, fused=fused)
         schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))

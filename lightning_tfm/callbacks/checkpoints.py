@@ -1,0 +1,136 @@
+"""best.ckpt and last.ckpt: when a run is saved, and how it ends when it is told to."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_tfm.checkpoint import is_whole
+from lightning_tfm.errors import Interrupted, UserError
+
+
+class Checkpoints(Checkpoint):
+    """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
+
+    The best has the lowest val/loss. Both are saved where a step and the validation that belongs to it are over, so
+    that a run that goes on from either repeats nothing and leaves nothing out.
+
+    SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
+
+    Args:
+        every_n_train_steps: how often last.ckpt is saved, in steps: the most that a killed run can lose.
+    """
+
+    def __init__(self, every_n_train_steps: int = 200) -> None:
+        if every_n_train_steps < 1:
+            raise UserError(
+                f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200"
+            )
+        self.every_n_train_steps = every_n_train_steps
+        self.best_score = math.inf
+        self.signum: int | None = None
+        self.saved_step = 0
+        self.handlers: dict[int, Any] = {}
+
+    @property
+    def best_model_path(self) -> str:
+        """Where the best checkpoint lies, empty if there is none. The Trainer asks for it by this name."""
+        return str(self.dirpath / "best.ckpt") if self.best_score < math.inf else ""
+
+    @property
+    def last_model_path(self) -> str:
+        """Where the last checkpoint lies."""
+        return str(self.dirpath / "last.ckpt")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = Path(trainer.default_root_dir)
+        if trainer.loggers:
+            logger = trainer.loggers[0]
+            version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+            folder = Path(logger.save_dir or folder) / str(logger.name) / version
+        self.dirpath = Path(trainer.strategy.broadcast(str(folder / "checkpoints")))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # A run that goes on in a folder of its own has no best yet, nor has one whose best was damaged.
+        if is_whole(self.dirpath / "best.ckpt"):
+            self.best_score = state_dict["best_score"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.saved_step = trainer.global_step
+        if threading.current_thread() is threading.main_thread():  # no other may
+            self.handlers = {
+                signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
+            }
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:  # the second one
+            raise Interrupted(signum)
+        self.signum = signum
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.saved_step == trainer.global_step > 0:  # what was logged after the checkpoint
+            _flush(trainer)
+        self._end_if_told(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        # As Lightning will ask. To save now would be to leave the validation out when the run goes on.
+        if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+            self._save_if_due(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or trainer.fast_dev_run:
+            return
+        score = trainer.callback_metrics["val/loss"].item()
+        if score < self.best_score:
+            self.best_score = score  # first, for it is saved too
+            trainer.save_checkpoint(self.best_model_path)
+        self._save_if_due(trainer)
+
+    def _save_if_due(self, trainer: Trainer) -> None:
+        step = trainer.global_step
+        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or trainer.should_stop
+        told = self.signum is not None
+        if trainer.world_size > 1:  # all save together
+            told = trainer.strategy.reduce_boolean_decision(told, all=False)
+            if told and self.signum is None:
+                self.signum = signal.SIGTERM
+        if (due or told) and step > self.saved_step and not trainer.fast_dev_run:
+            _flush(trainer)
+            trainer.save_checkpoint(self.last_model_path)
+            self.saved_step = step
+
+    def _end_if_told(self, trainer: Trainer) -> None:
+        if self.signum is not None and self.saved_step == trainer.global_step:
+            raise Interrupted(self.signum, self.saved_step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._give_signals_back()
+        self._end_if_told(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._give_signals_back()
+
+    def _give_signals_back(self) -> None:
+        for signum, handler in self.handlers.items():
+            signal.signal(signum, handler)
+        self.handlers = {}
+
+
+def _flush(trainer: Trainer) -> None:
+    """Writes down what was logged: it is part of the run that goes on from here."""
+    for logger in trainer.loggers:
+        logger.save()

@@ -1,0 +1,95 @@
+"""provenance.json: where a run comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+
+PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel")
+
+
+class Provenance(Callback):
+    """Writes `provenance.json` into the run's folder when training starts, beside the config.yaml of all settings.
+
+    It holds an entry for each start of the run, the first and those that went on with it: `time` (UTC), `step` that
+    the start began with, `command`, `git` (see `git`), `versions` of Python and of the packages, `hardware`, and
+    `data_fingerprint` of each split. Changes that are not committed are saved as `uncommitted_N.diff`, for start N.
+    The fingerprint is logged as a hyper-parameter as well.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.loggers:  # without a folder of its own
+            return
+        for logger in trainer.loggers:
+            logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
+        folder = Path(trainer.log_dir)  # a broadcast: every process must ask
+        if not trainer.is_global_zero:
+            return
+        path = folder / "provenance.json"
+        starts = json.loads(path.read_text()) if path.exists() else []
+        state = git()
+        if diff := state.pop("diff", None):
+            (folder / f"uncommitted_{len(starts)}.diff").write_text(diff)
+        start = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "step": trainer.global_step,
+            "command": shlex.join(sys.argv),
+            "git": state,
+            "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+            "hardware": hardware(),
+            "data_fingerprint": trainer.datamodule.fingerprint,
+        }
+        path.write_text(json.dumps([*starts, start], indent=2) + "\n")
+
+
+def git() -> dict[str, Any]:
+    """The state of the repository that this code lies in.
+
+    `commit`, null outside a repository; `dirty`, whether files differ from it; if so, `diff`, and `untracked`, the
+    names of files that it does not know.
+    """
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
+
+    try:
+        commit = ask("rev-parse", "HEAD").strip()
+        status = ask("status", "--porcelain", "--untracked-files=all").splitlines()
+        diff = ask("diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    if not status:
+        return {"commit": commit, "dirty": False}
+    untracked = [line[3:] for line in status if line.startswith("??")]
+    return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
+
+
+def hardware() -> dict[str, Any]:
+    """What this process computes on."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

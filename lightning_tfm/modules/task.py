@@ -1,0 +1,141 @@
+"""What every task shares: the mathematics of a training step, and that it is the same again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor
+
+from lightning_tfm.data import stable_hash
+from lightning_tfm.errors import UserError
+from lightning_tfm.modules.optimization import Optimization
+from lightning_tfm.networks import Network
+
+
+class TaskModule(LightningModule):
+    """Trains a network by the mean loss of a step's tokens.
+
+    A token weighs the same whatever the number of processes and of accumulated batches. A subclass sums the loss of
+    a batch in `training_step` and hands it to `summed`.
+
+    Args:
+        network: what is trained.
+        optimization: optimizer and schedule.
+        hyper_parameters: the subclass's own arguments, as plain values, for the checkpoint.
+    """
+
+    def __init__(self, network: Network, optimization: Optimization, **hyper_parameters: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.optimization = optimization
+        self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
+        self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
+        self.save_hyperparameters(
+            {
+                "network": {
+                    "class_path": f"{type(network).__module__}.{type(network).__qualname__}",
+                    "init_args": network.hyper_parameters,
+                },
+                "optimization": asdict(optimization),
+                **hyper_parameters,
+            }
+        )
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        fused = "mixed" not in self.trainer.precision  # under mixed precision Lightning cannot clip for a fused one
+        return self.optimization.configure(self.network, self.trainer.max_steps, fused)
+
+    def on_fit_start(self) -> None:
+        self.seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Draws dropout from the seed, the batch's number and the process: what was drawn before does not matter."""
+        number = self.trainer.fit_loop.total_batch_idx
+        seed = stable_hash(f"{self.seed} {number} {self.global_rank}") >> 1
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, each time
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def summed(self, loss: Tensor, tokens: Tensor) -> Tensor:
+        """The loss to back-propagate: the sum, for what it is divided by is known at the end of the step."""
+        self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients by the number of tokens in the whole step, over micro-batches and processes.
+
+        Lightning has divided by the number of micro-batches and the strategy by that of processes; both are taken
+        back.
+        """
+        loss, tokens = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
+        self.step_sums = 0
+        loss = loss / tokens
+        self.log("train/loss", loss)
+        gradients = list(self._gradients().values())
+        torch._foreach_mul_(gradients, self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens)
+        # Looked at later, all at once, for a look waits for the device.
+        norms = torch.stack(torch._foreach_norm(gradients))
+        self.unchecked.append(torch.cat((loss.view(1), norms.to(loss.dtype))))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val and gradient_clip_algorithm != "value":  # the norms are known
+            norm = self.unchecked[-1][1:].norm()
+            torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), gradient_clip_val, norm)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
+
+    def check_finite(self) -> None:
+        """Raises UserError, naming the first step and the parameters, if a step since the last look went to NaN."""
+        if not self.unchecked:
+            return
+        first = self.global_step - len(self.unchecked) + 1  # steps are counted from 1
+        steps, self.unchecked = torch.stack(self.unchecked), []
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            steps = steps[:, :1]  # the scaler of float16 finds its scale by infinite gradients, and skips their steps
+        finite = steps.isfinite()
+        if finite.all():
+            return
+        row = int(finite.all(1).logical_not().nonzero()[0])
+        names = [name for name, good in zip(self._gradients(), finite[row, 1:].tolist(), strict=False) if not good]
+        groups = {
+            name: group["name"]
+            for group in self.trainer.optimizers[0].param_groups
+            for name, weight in self.named_parameters()
+            if any(weight is other for other in group["params"])
+        }
+        by_group = {group: [name for name in names if groups[name] == group] for group in groups.values()}
+        told = [
+            f"{len(members)} of group {group!r} (first {members[0]})" for group, members in by_group.items() if members
+        ]
+        kept = self.trainer.checkpoint_callback
+        raise UserError(
+            f"loss and gradients must be finite, but at step {first + row} the loss is {steps[row, 0].item():g}"
+            + (f" and gradients are not finite: {' and '.join(told)}" if told else "")
+            + f"; lower model.init_args.optimization.learning_rate ({self.optimization.learning_rate:g}) or set "
+            f"trainer.gradient_clip_val ({self.trainer.gradient_clip_val})"
+            + (f"; the checkpoints of earlier steps are kept in {kept.dirpath}" if kept else "")
+        )
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_step % self.trainer.log_every_n_steps == 0:
+            self.check_finite()
+
+    def on_validation_start(self) -> None:
+        self.check_finite()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_finite()  # so that no good checkpoint gives way to a broken one
+
+    def on_train_end(self) -> None:
+        self.check_finite()
