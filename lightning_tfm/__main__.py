@@ -59,7 +59,6 @@ def main() -> None:
         sys.exit(1)
 
 
-
 def _told(interrupted: Interrupted) -> int:
     """Says how to go on after a signal; returns the exit status."""
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO
@@ -125,10 +126,8 @@ def is_whole(path: str | Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    try:
+    with suppress(OSError):
         path.unlink(missing_ok=True)
-    except OSError:
-        pass
 
 
 def newest(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:

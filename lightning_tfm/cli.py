@@ -9,11 +9,9 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
-from urllib.parse import urlparse
 
 from jsonargparse import set_parsing_settings
 from lightning import LightningModule, Trainer
@@ -65,7 +63,7 @@ class TfmCLI(LightningCLI):
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
             raise UserError(explain(error, accepted)) from None
         config = self.config[self.config.subcommand]
-        if config.allow.split(",") != (_allowed() or [""]):
+        if config.allow and not _allowed():
             raise UserError("--allow must stand on the command line, but stands in a YAML, which cannot trust itself")
         if not 0 <= config.seed_everything < 2**32:
             raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
@@ -176,11 +174,14 @@ def run() -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _interrupt)  # during training, Checkpoints waits for a better place
     # A configuration is data: what it names is imported only from here, and from what `--allow` names.
+    allowed = _allowed()
+    if allowed:
+        sys.path.append(os.getcwd())  # where a user's own modules lie
     set_parsing_settings(
-        import_path_denylist=["*"], import_path_allowlist=[*TRUSTED, *_allowed()], instantiate_subclass_spec_in_any=False
+        import_path_denylist=["*"],
+        import_path_allowlist=[*TRUSTED, *allowed],
+        instantiate_subclass_spec_in_any=False,
     )
-    if not _logged_in_to_wandb():
-        os.environ.setdefault("WANDB_MODE", "offline")  # or it would ask for an account
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
     # Lightning 2.6 calls what torch 2.13 has deprecated, which no user can mend
@@ -218,13 +219,3 @@ def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
-
-
-def _logged_in_to_wandb() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
-    try:
-        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, NetrcParseError):
-        return False

@@ -49,6 +49,12 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     classes = re.findall(r"Problem with given class_path '([^']+)':", text)
     reason = re.sub(r"Parser key \"[^\"]+\":|Problem with given class_path '[^']+':", "", text).strip()
 
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", reason):
+        package = denied[1].split(".")[0]
+        return (
+            f"class_path must be of the framework's own packages, but is {denied[1]!r}, which is not imported; "
+            f"if you trust its code: --allow {package}"
+        )
     if group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason):
         owner = get_type_hints(_import(classes[-1]).__init__)[group[1]]
         return _unknown(group[2], _arguments_of(owner), f"{owner.__module__}.{owner.__qualname__}")

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from runs import fit, run
 
 from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
@@ -67,3 +68,19 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         target_in[row, 0] = BOS
         target_in[row, 1 : target_length + 1] = torch.tensor([next(symbols) for _ in range(target_length)])
     return source, target_in
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """Where the run that nothing has disturbed lies, by model."""
+    folders = {}
+
+    def reference(model):
+        if model not in folders:
+            cwd = tmp_path_factory.mktemp(model)
+            child = run(*fit(model), cwd=cwd)
+            assert child.wait() == 0, child.err.read_text()
+            folders[model] = cwd
+        return folders[model]
+
+    return reference

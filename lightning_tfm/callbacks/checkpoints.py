@@ -31,9 +31,7 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, every_n_train_steps: int = 200) -> None:
         if every_n_train_steps < 1:
-            raise UserError(
-                f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200"
-            )
+            raise UserError(f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200")
         self.every_n_train_steps = every_n_train_steps
         self.best_score = math.inf
         self.signum: int | None = None

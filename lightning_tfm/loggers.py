@@ -1,0 +1,107 @@
+"""W&B, which a run can do without."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import redirect_stdout, suppress
+from io import StringIO
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import lightning.pytorch.loggers
+from lightning.fabric.loggers.logger import _DummyExperiment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+PATIENCE = 3.0
+"""Seconds that W&B's server may take to answer before the run starts without it."""
+
+
+class WandbLogger(lightning.pytorch.loggers.WandbLogger):
+    """Lightning's, but W&B cannot hurt the training: it never asks, and a run goes on as if it were not there.
+
+    Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE decides where it is set.
+    Where W&B fails, at the start or later, it is left out with a warning.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._wandb_init.pop("anonymous")  # W&B warns of it, even of None
+        self.failed = False
+
+    @property
+    def experiment(self) -> Any:
+        """W&B's run; one that does nothing on all processes but the first, and where W&B fails."""
+        if self._experiment is None and rank_zero_only.rank == 0:
+            for mode in (self._mode, lambda: "offline"):
+                try:
+                    self._wandb_init["mode"] = mode()
+                    return super().experiment
+                except Exception as error:  # whatever it is, training matters more
+                    _warn(f"does not start: {error}")
+            self._experiment = _DummyExperiment()
+        return super().experiment
+
+    def _mode(self) -> str | None:
+        import wandb
+
+        settings = wandb.setup().settings
+        if self._offline:
+            return "offline"
+        if settings.mode != "online" or "mode" in settings.model_fields_set:  # as WANDB_MODE says
+            return None
+        with redirect_stdout(StringIO()):
+            logged_in = wandb.login(prompt=False, verify=False)
+        if not logged_in:
+            return "offline"
+        if not _answers(f"{settings.base_url}/graphql"):
+            _warn(f"cannot be reached at {settings.base_url}, so the run is offline")
+            return "offline"
+        return "online"
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._try(super().log_metrics, metrics, step)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any) -> None:
+        self._try(super().log_hyperparams, params)
+
+    def _try(self, log: Any, *values: Any) -> None:
+        if self.failed:
+            return
+        try:
+            log(*values)
+        except Exception as error:  # a dead service raises whatever it happens to touch first
+            import wandb
+
+            self.failed = True
+            _warn(f"has failed and is left out: {error}")
+            with suppress(Exception):
+                wandb.teardown()  # or it would fail again when the process ends
+
+
+def _answers(address: str) -> bool:
+    """Whether a server says anything but that it cannot serve, soon."""
+    answers = []
+
+    def ask() -> None:
+        try:
+            request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
+            urlopen(request, timeout=PATIENCE).close()
+            answers.append(200)
+        except HTTPError as error:
+            answers.append(error.code)
+        except (OSError, ValueError):
+            pass
+
+    # In a thread, for the look-up of a name knows no timeout.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return bool(answers) and answers[0] < 500
+
+
+def _warn(text: str) -> None:
+    rank_zero_warn(f"W&B {text}")

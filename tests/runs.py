@@ -1,0 +1,268 @@
+"""Short runs of the command line, in processes of their own, which a test may disturb at a moment that it chooses.
+
+The processes are forked from a server that has imported everything and computed nothing, so each starts at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from lightning_tfm.checkpoint import read
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
+
+
+@dataclass
+class Child:
+    process: BaseProcess
+    out: Path
+    err: Path
+
+    def wait(self) -> int:
+        """The exit status; negative for a signal."""
+        self.process.join(300)
+        assert self.process.exitcode is not None, "the process hangs"
+        return self.process.exitcode
+
+
+def start(
+    *arguments: object, cwd: Path, sabotage: tuple[object, ...] | None = None, **environment: str | None
+) -> Child:
+    """Starts `lightning-tfm` with arguments, in a folder, with environment variables (None: without).
+
+    `sabotage` is one of MOMENTS, at which of its calls it strikes, from 1, and what happens: a signal's name,
+    SIGKILL if it is left out; "nan" instead of the loss; "the disk is full"; "W&B dies"; "W&B cannot write".
+    """
+    out, err = cwd / "stdout", cwd / "stderr"
+    arguments = [str(argument) for argument in arguments]
+    environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
+    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, sabotage, environment))
+    process.start()
+    return Child(process, out, err)
+
+
+def run(*arguments: object, cwd: Path, sabotage: tuple[object, ...] | None = None, **environment: str | None) -> Child:
+    """As `start`, and waits for it."""
+    child = start(*arguments, cwd=cwd, sabotage=sabotage, **environment)
+    child.wait()
+    return child
+
+
+def _child(arguments, cwd, out, err, sabotage, environment):
+    import warnings
+
+    import torch
+
+    from lightning_tfm.__main__ import main
+
+    os.chdir(cwd)
+    sys.path.insert(0, str(cwd))  # what a configuration must not import, it could
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    torch.set_num_threads(1)
+    warnings.simplefilter("default")
+    sys.argv = ["lightning-tfm", *arguments]
+    if sabotage is not None:
+        _arm(*sabotage)
+    main()
+
+
+def _arm(moment, call, fault="SIGKILL"):
+    """Lets a fault strike at a call of the function that `moment` names, counted from 1."""
+    owner, attribute, late = MOMENTS[moment]()
+    original = getattr(owner, attribute)
+    calls = 0
+
+    def struck(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        strikes = calls == call
+        if strikes and not late:
+            _strike(fault)
+        result = original(*args, **kwargs)
+        if strikes and late:
+            _strike(fault)
+        return result * math.nan if strikes and fault == "nan" else result
+
+    setattr(owner, attribute, struck)
+
+
+def _strike(fault):
+    if fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, fault))
+    elif fault == "the disk is full":  # for every file that is longer than this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    elif fault == "W&B dies":
+        for service in _services():
+            os.kill(service, signal.SIGKILL)
+        time.sleep(0.2)
+    elif fault == "W&B cannot write":
+        for service in _services():
+            resource.prlimit(service, resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _services():
+    """The processes of W&B that serve this one."""
+    asked = f"--pid\0{os.getpid()}\0".encode()
+    commands = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
+    services = [pid for pid, path in commands.items() if b"wandb-core" in (text := _text(path)) and asked in text]
+    assert services
+    return services
+
+
+def _text(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _optimizer():
+    import torch
+
+    return torch.optim.AdamW, "step"
+
+
+def _module(hook):
+    from lightning_tfm.modules import Seq2SeqModule
+
+    return Seq2SeqModule, hook
+
+
+def _loss():
+    from lightning_tfm.modules import seq2seq
+
+    return seq2seq, "token_nll"
+
+
+def _checkpoints():
+    from lightning_tfm.callbacks import Checkpoints
+
+    return Checkpoints, "on_validation_end"
+
+
+def _writer():
+    from lightning_tfm import checkpoint
+
+    return checkpoint._SummingWriter, "write"
+
+
+def _stream():
+    from lightning_tfm.data import TrainingBatches
+
+    return TrainingBatches, "_pass"
+
+
+MOMENTS = {
+    "in the loss": lambda: (*_loss(), True),
+    "in a training step": lambda: (*_module("training_step"), False),
+    "before an update of the weights": lambda: (*_optimizer(), False),
+    "after an update of the weights": lambda: (*_optimizer(), True),
+    "while a checkpoint is written": lambda: (*_writer(), True),
+    "before a checkpoint is on the disk": lambda: (os, "fsync", False),
+    "after a checkpoint is in its place": lambda: (Path, "replace", True),
+    "in a validation": lambda: (*_module("validation_step"), False),
+    "after a validation": lambda: (*_checkpoints(), True),
+    "at the edge of a pass over the data": lambda: (*_stream(), False),
+    "in the test": lambda: (*_module("test_step"), False),
+}
+"""Where a fault may strike: a function by its owner and name, and whether after its call or before."""
+
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+NETWORKS = {
+    "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32},
+    "gpt": {"d_model": 16, "num_heads": 2, "num_layers": 1},
+    "attention_lstm": {"d_model": 16},
+}
+"""Small, and with dropout, so that its random numbers must come again too."""
+
+SETTINGS = {
+    "data.init_args.train_size": 200,
+    "data.init_args.val_size": 30,
+    "data.init_args.test_size": 30,
+    "data.init_args.longer_size": 30,
+    "data.init_args.eval_batch_size": 10,
+    "data.init_args.batch_size": 15,
+    "trainer.max_steps": 60,
+    "trainer.val_check_interval": 12,
+    "trainer.log_every_n_steps": 1,
+    "checkpoint.every_n_train_steps": 5,
+    "model.init_args.network.init_args.dropout": 0.2,
+    "model.init_args.optimization.warmup_steps": 10,
+}
+
+
+def fit(model, *options, **settings):
+    """The arguments of a short run."""
+    network = {f"model.init_args.network.init_args.{name}": value for name, value in NETWORKS[model].items()}
+    settings = {name.replace("__", "."): value for name, value in settings.items()}
+    settings = SETTINGS | network | settings
+    return (
+        "fit",
+        *("--config", EXPERIMENTS / f"copy_{model}.yaml"),
+        *(f"--{name}={value}" for name, value in settings.items()),
+        *options,
+    )
+
+
+def folder(cwd, model):
+    """The run's folder. One that was killed before it was saved leaves a folder, too."""
+    (path,) = (path for path in (cwd / f"runs/copy_{model}").iterdir() if (path / "checkpoints/last.ckpt").exists())
+    return path
+
+
+def equal(ours, theirs, where=""):
+    """Whether two nested values are the same to the bit; fails naming the first difference."""
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype, where
+        assert ours.shape == theirs.shape, where
+        assert ours.flatten().view(torch.uint8).equal(theirs.flatten().view(torch.uint8)), where
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs), where
+        for key in ours:
+            equal(ours[key], theirs[key], f"{where}/{key}")
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), where
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            equal(*pair, f"{where}/{index}")
+    else:
+        assert ours == theirs, where
+
+
+def assert_same_run(cwd, reference, model, rows_lost=0):
+    """Weights, optimizer, schedule, position in the data, the best checkpoint, every logged loss, the test metrics."""
+    ours, theirs = folder(cwd, model), folder(reference, model)
+    for name in ("last", "best"):
+        contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
+        for content in contents:
+            for state in content["callbacks"].values():
+                state.pop("train_seconds", None)  # time alone may differ
+        equal(*contents, name)
+    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
+    trained = [[row for row in log if row["train/loss"] or row["val/loss"]] for log in logs]
+    missing = [row for row in trained[1] if row not in trained[0]]
+    assert len(missing) <= rows_lost
+    assert trained[0] == [row for row in trained[1] if row not in missing]
+    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    assert tests[0] == tests[1]

@@ -1,0 +1,391 @@
+"""What a run survives, what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, run
+
+from lightning_tfm.checkpoint import is_whole, read, write
+from lightning_tfm.errors import UserError
+
+
+def last_line(child):
+    return child.err.read_text().splitlines()[-1]
+
+
+# Signals
+
+
+@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("moment", "call"),
+    [
+        ("in a training step", 7),
+        ("before an update of the weights", 12),
+        ("in a validation", 4),
+        ("while a checkpoint is written", 10),
+        ("in a training step", 60),
+    ],
+)
+def test_a_signal_saves_first_and_says_how_to_go_on(signum, status, moment, call, reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, sabotage=(moment, call, signum))
+    assert child.wait() == status, child.err.read_text()
+    told, command = child.err.read_text().splitlines()[-2:]
+    step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
+    assert told == f"lightning-tfm: ended by {signum}, saved after step {step}; go on with:"
+    if moment == "in a training step":
+        assert step == call, "not a step is lost"
+    assert "Traceback" not in child.err.read_text()
+
+    program, *arguments = command.split()
+    assert program == "lightning-tfm"
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
+    assert child.wait() == status
+    assert last_line(child) == f"lightning-tfm: ended by {signum}"
+    assert not (folder(tmp_path, "gpt") / "summary.json").exists()
+
+
+# Files
+
+
+def whole_checkpoint(path):
+    content = {
+        "state_dict": {"network.weight": torch.randn(40, 30)},
+        "hyper_parameters": {"network": {"class_path": "none"}},
+        "extra": [1, "text", None, 2.5],
+    }
+    write(content, path)
+    return content
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "some/where/a.ckpt"
+    content = whole_checkpoint(path)
+    equal(read(path), content)
+    equal(torch.load(path, weights_only=True), content)  # any reader of torch's reads it
+    assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
+
+
+def damages(number):
+    """Ways to damage a file's bytes."""
+    draw = random.Random(0)
+    kinds = [
+        lambda data: data[: draw.randrange(len(data))],
+        lambda data: b"",
+        lambda data: (
+            (at := draw.randrange(len(data)))
+            and data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
+        ),
+        lambda data: data + bytes([draw.randrange(256)]),
+        lambda data: bytes(len(data)),
+        lambda data: (at := draw.randrange(len(data) - 9)) and data[:at] + bytes(9) + data[at + 9 :],
+    ]
+    return [kinds[index % len(kinds)] for index in range(number)]
+
+
+def check_damages(number, tmp_path):
+    path = tmp_path / "a.ckpt"
+    whole_checkpoint(path)
+    data = path.read_bytes()
+    recognised = 0
+    for damage in damages(number):
+        damaged = damage(data)
+        assert damaged != data
+        path.write_bytes(damaged)
+        assert not is_whole(path)
+        with pytest.raises(
+            UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or none"
+        ):
+            read(path)
+        recognised += 1
+    print(f"damaged files recognised: {recognised} of {number}")
+
+
+def test_a_damaged_checkpoint_is_recognised(tmp_path):
+    check_damages(30, tmp_path)
+
+
+@pytest.mark.slow
+def test_many_damaged_checkpoints_are_recognised(tmp_path):
+    check_damages(3_000, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
+def test_last_falls_back_to_the_newest_whole_checkpoint(damage, reference, tmp_path):
+    child = run(*fit("attention_lstm"), cwd=tmp_path, sabotage=("in a training step", 29))
+    assert child.wait() == -9
+    last = folder(tmp_path, "attention_lstm") / "checkpoints/last.ckpt"
+    data = bytearray(last.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 4
+    last.write_bytes({"cut": data[:-1000], "empty": b""}.get(damage, data))
+    child = run(*fit("attention_lstm", "--ckpt_path=last"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    lines = [line for line in child.err.read_text().splitlines() if "damaged" in line]
+    assert len(lines) == 1
+    assert "last.ckpt is damaged" in lines[0]
+    starts = json.loads((folder(tmp_path, "attention_lstm") / "provenance.json").read_text())
+    assert [start["step"] for start in starts] == [0, 24], "from best.ckpt"
+    assert_same_run(tmp_path, reference("attention_lstm"), "attention_lstm")
+
+
+def test_last_without_any_whole_checkpoint_is_refused(tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 8))
+    last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1])
+    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
+    assert child.wait() == 2
+    assert "--ckpt_path last needs a whole checkpoint below 'runs/copy_gpt', but there is none" in last_line(child)
+    assert last.exists()
+
+
+def test_a_full_disk_is_told_and_the_checkpoint_before_it_is_kept(reference, tmp_path):
+    child = run(*fit("transformer"), cwd=tmp_path, sabotage=("in a training step", 18, "the disk is full"))
+    assert child.wait() == 2
+    assert re.match(
+        r"lightning-tfm: error: the checkpoint 'runs/.*/last.ckpt' cannot be written: File too large; "
+        "the one before it is kept; make room",
+        last_line(child),
+    )
+    checkpoints = folder(tmp_path, "transformer") / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert read(checkpoints / "last.ckpt")["global_step"] == 15
+    child = run(*fit("transformer", "--ckpt_path=last"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(tmp_path, reference("transformer"), "transformer")
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"'/sys/a.ckpt' cannot be written: .*; nothing was overwritten"):
+        write({}, "/sys/a.ckpt")  # not even root may write there
+    logger = "--trainer.logger={class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: /sys/runs}}"
+    child = run(*fit("gpt", logger), cwd=tmp_path)
+    assert child.wait() != 0
+    assert re.match(
+        r"lightning-tfm: error: .*/sys/runs.*: (Operation not permitted|Permission denied|Read-only)", last_line(child)
+    )
+    assert "Traceback" not in child.err.read_text()
+
+
+# NaN
+
+
+@pytest.mark.parametrize(("moment", "loss"), [("in the loss", "nan"), ("in a training step", r"[12]\.\d+")])
+@pytest.mark.parametrize("model", NETWORKS)
+def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment, loss, tmp_path):
+    """In the loss and so in the gradients, or in the gradients alone."""
+    arguments = fit(model, trainer__log_every_n_steps=10, checkpoint__every_n_train_steps=7)
+    child = run(*arguments, cwd=tmp_path, sabotage=(moment, 31, "nan"))
+    assert child.wait() == 2
+    line = last_line(child)
+    assert re.search(f"at step 31 the loss is {loss} and gradients are not finite", line)
+    assert "of group 'matrices' (first network." in line
+    assert "of group 'vectors' (first network." in line
+    assert "Traceback" not in child.err.read_text()
+    checkpoints = folder(tmp_path, model) / "checkpoints"
+    assert str(checkpoints.relative_to(tmp_path)) in line
+    for name, step in (("last", 28), ("best", 24)):
+        content = read(checkpoints / f"{name}.ckpt")
+        assert content["global_step"] == step
+        assert all(weight.isfinite().all() for weight in content["state_dict"].values())
+
+
+def test_a_rate_that_is_too_high_is_told(tmp_path):
+    arguments = fit("transformer", model__init_args__optimization__learning_rate=1e30)
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 2
+    assert re.search(
+        r"loss and gradients must be finite, but at step \d .*\.learning_rate \(1e\+30\)", last_line(child)
+    )
+
+
+# Code in data
+
+
+class Malicious:
+    def __reduce__(self):
+        return (Path.touch, (Path("canary"),))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    cwd = tmp_path_factory.mktemp("trained")
+    assert run(*fit("gpt"), cwd=cwd).wait() == 0
+    return folder(cwd, "gpt") / "checkpoints/best.ckpt"
+
+
+PLANTED = "import pathlib\npathlib.Path('canary').touch()\nclass Evil:\n    pass\n"
+
+
+def checkpoints_with_code(trained):
+    """Checkpoints, whole to their checksum, that name code."""
+    content = read(trained)
+    yield "a pickle that calls", content | {"extra": Malicious()}
+    for path in ("planted.Evil", "os.system", "pathlib.Path", "lightning_tfm.checkpoint.write"):
+        hyper_parameters = content["hyper_parameters"]
+        network = hyper_parameters["network"] | {"class_path": path}
+        yield path, content | {"hyper_parameters": hyper_parameters | {"network": network}}
+    arguments = content["hyper_parameters"]["network"]["init_args"]
+    network = {
+        "class_path": content["hyper_parameters"]["network"]["class_path"],
+        "init_args": arguments | {"d_model": {"class_path": "planted.Evil"}},
+    }
+    yield "an argument", content | {"hyper_parameters": content["hyper_parameters"] | {"network": network}}
+    yield (
+        "a class of its own",
+        content | {"hyper_parameters": content["hyper_parameters"] | {"_class_path": "planted.Evil"}},
+    )
+
+
+@pytest.mark.parametrize("command", ["generate", "test", "fit"])
+@pytest.mark.parametrize("case", range(6))
+def test_a_checkpoint_executes_nothing(case, command, trained, tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    name, content = list(checkpoints_with_code(trained))[case]
+    write(content, tmp_path / "evil.ckpt")
+    arguments = ("generate", "evil.ckpt", "1 2") if command == "generate" else fit("gpt", "--ckpt_path=evil.ckpt")
+    if command == "test":
+        arguments = ("test", *arguments[1:])
+    child = run(*arguments, cwd=tmp_path)
+    assert not (tmp_path / "canary").exists(), name
+    assert child.wait() == 2, child.err.read_text()
+    assert last_line(child).startswith("lightning-tfm: error: ")
+
+
+NAMED = {
+    "data": "data: planted.Evil",
+    "data.class_path": "data:\n  class_path: planted.Evil",
+    "model": "model: planted.Evil",
+    "network": "model:\n  class_path: lightning_tfm.modules.Seq2SeqModule\n  init_args:\n    network: planted.Evil",
+    "network.class_path": "model:\n  class_path: lightning_tfm.modules.Seq2SeqModule\n  init_args:\n"
+    "    network:\n      class_path: planted.Evil",
+    "a callback": "trainer:\n  callbacks:\n  - class_path: planted.Evil",
+    "a logger": "trainer:\n  logger:\n  - class_path: planted.Evil",
+    "a function": "trainer:\n  callbacks:\n  - class_path: os.system",
+    "a plugin": "trainer:\n  plugins:\n  - class_path: planted.Evil",
+    "an argument": "trainer:\n  max_steps:\n    class_path: planted.Evil",
+    "an argument of any type": "trainer:\n  logger:\n  - class_path: lightning_tfm.loggers.WandbLogger\n"
+    "    init_args:\n      experiment:\n        class_path: planted.Evil",
+    "python's own tag": "data: !!python/object/apply:os.system ['touch canary']",
+    "trust in itself": "allow: planted\ndata: planted.Evil",
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_a_yaml_imports_nothing_that_is_not_allowed(case, tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    (tmp_path / "evil.yaml").write_text(NAMED[case])
+    child = run(
+        *("fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "evil.yaml"),
+        cwd=tmp_path,
+    )
+    assert not (tmp_path / "canary").exists()
+    assert child.wait() == 2, child.err.read_text()
+    assert last_line(child).startswith("lightning-tfm: error: ")
+
+
+def test_the_command_line_imports_nothing_that_is_not_allowed(tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    for option in ("--data=planted.Evil", "--trainer.callbacks=planted.Evil", "--model.init_args.network=planted.Evil"):
+        child = run(*fit("gpt", option), cwd=tmp_path)
+        assert child.wait() == 2
+        assert "planted.Evil" in last_line(child)
+        assert "--allow planted" in last_line(child)
+        assert not (tmp_path / "canary").exists()
+
+
+def test_what_is_allowed_by_name_is_imported(tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    child = run(*fit("gpt", "--data=planted.Evil", "--allow=planted"), cwd=tmp_path)
+    assert child.wait() == 2, "no data module"
+    assert (tmp_path / "canary").exists(), "what the tests above look for"
+    (tmp_path / "mine.py").write_text("import datamodules\nclass Mine(datamodules.Copy):\n    pass\n")
+    for count, option in enumerate(("--allow=mine", "--allow=other,mine")):
+        child = run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path)
+        assert child.wait() == 0, child.err.read_text()
+        assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == count + 1
+
+
+# W&B
+
+
+@pytest.fixture
+def server(request):
+    """A server in W&B's place, which answers with a status, or not at all (None)."""
+    closing = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            if request.param is None:
+                closing.wait(20)
+            self.send_response(request.param or 200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    closing.set()
+    server.shutdown()
+    server.server_close()
+
+
+LOGGED_IN = {"WANDB_MODE": None, "WANDB_API_KEY": "0" * 40}
+
+
+def assert_unharmed(child, reference, cwd):
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(cwd, reference("gpt"), "gpt")
+    assert "Traceback" not in child.err.read_text()
+
+
+@pytest.mark.parametrize("server", [401, 503, None], indirect=True)
+def test_a_server_that_fails_leaves_the_run_as_it_was(server, reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server)
+    assert_unharmed(child, reference, tmp_path)
+    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+
+
+def test_without_a_network_the_run_is_as_it_was(reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL="http://wandb.invalid")
+    assert_unharmed(child, reference, tmp_path)
+    assert "W&B cannot be reached at http://wandb.invalid, so the run is offline" in child.err.read_text()
+    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+
+
+def test_without_an_account_the_run_is_as_it_was(reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE=None, HOME=str(tmp_path), NETRC=str(tmp_path / "none"))
+    assert_unharmed(child, reference, tmp_path)
+    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("fault", ["W&B dies", "W&B cannot write"])
+def test_a_service_that_fails_leaves_the_run_as_it_was(fault, reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 20, fault), WANDB_MODE="offline")
+    assert_unharmed(child, reference, tmp_path)
+
+
+def test_a_folder_that_wandb_cannot_use_leaves_the_run_as_it_was(reference, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/wandb").write_text("in its place")
+    child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE="offline")
+    assert_unharmed(child, reference, tmp_path)
