@@ -15,7 +15,7 @@ FLOORS = [
     {"lightning_tfm.decoding", "lightning_tfm.data"},
     {"lightning_tfm.metrics", "lightning_tfm.networks"},
     {"lightning_tfm.modules", "lightning_tfm.checkpoint"},
-    {"lightning_tfm.callbacks"},
+    {"lightning_tfm.callbacks", "lightning_tfm.loggers"},
     {"lightning_tfm.commands", "lightning_tfm.cli"},
     {"lightning_tfm.__main__"},
 ]

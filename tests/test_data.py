@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -128,39 +129,71 @@ def test_batches_hold_the_pairs(make_data):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_number_of_workers_changes_nothing(num_workers):
-    data = Copy(train_size=200, val_size=20, test_size=20, longer_size=20, num_workers=num_workers)
-    data.setup("fit")
-    reference = TrainingBatches(data.datasets["train"].source_lengths, 64, seed=0, rank=0, world_size=1)
-    batches = list(data.train_dataloader())
-    expected = [data.datasets["train"][rows] for rows in reference]
-    assert len(batches) == len(expected) == 3
-    assert all(
-        ours.equal(theirs) for a, b in zip(batches, expected, strict=True) for ours, theirs in zip(a, b, strict=True)
-    )
+def test_the_stream_is_the_same_for_any_workers_and_after_a_resume(num_workers):
+    """Over three passes: read through, and from every place that a run may stop at."""
+
+    def loader(workers):
+        data = Copy(train_size=200, val_size=20, test_size=20, longer_size=20, num_workers=workers)
+        data.setup("fit")
+        return data.train_dataloader()
+
+    def equal(ours, theirs):
+        return all(a.equal(b) for pair in zip(ours, theirs, strict=True) for a, b in zip(*pair, strict=True))
+
+    whole = loader(0)
+    batches = [batch for _ in range(3) for batch in whole]
+    assert len(batches) == 3 * len(whole) == 9
+    stream = itertools.islice(TrainingBatches(whole.sampler.lengths, 64, seed=0), 9)
+    assert equal(batches, [whole.dataset[rows] for rows in stream])
+
+    ours = loader(num_workers)
+    assert equal(batches, [batch for _ in range(3) for batch in ours])
+    for stop in range(9):
+        first, second = loader(0), loader(num_workers)
+        assert equal(batches[:stop], itertools.islice((batch for _ in range(3) for batch in first), stop))
+        second.load_state_dict(first.state_dict())
+        passes = range(stop // 3, 3)  # what is left of this pass, and those after it
+        assert equal(batches[stop:], [batch for _ in passes for batch in second])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 32}, r"the batch_size must be that of the checkpoint \(64\) to go on with its run, but is 32"),
+        ({"seed": 1}, r"the seed_everything must be that of the checkpoint \(0\)"),
+        ({"train_size": 201}, "the fingerprint of the training data must be that of the checkpoint"),
+    ],
+)
+def test_another_stream_is_no_way_to_go_on(settings, message):
+    loaders = []
+    for changes in ({}, settings):
+        data = Copy(**{"train_size": 200, "val_size": 20, "test_size": 20, "longer_size": 20} | changes)
+        data.setup("fit")
+        loaders.append(data.train_dataloader())
+    with pytest.raises(UserError, match=message):
+        loaders[1].load_state_dict(loaders[0].state_dict())
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_processes_share_the_same_global_batches(world_size):
     lengths = torch.randint(1, 20, (100,))
-    whole = TrainingBatches(lengths, 16, seed=3, rank=0, world_size=1)
+    whole = TrainingBatches(lengths, 16, seed=3)
     parts = [TrainingBatches(lengths, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
-    for epoch in range(3):
-        for sampler in (whole, *parts):
-            sampler.set_epoch(epoch)
-        assert len(whole) == len(list(whole)) == 6
-        for batch, *shares in zip(whole, *parts, strict=True):
+    for start in (0, 4, 6):
+        for stream in (whole, *parts):
+            stream.start = start
+        for batch, *shares in itertools.islice(zip(whole, *parts, strict=True), 18):
             assert sorted(batch.tolist()) == sorted(torch.cat(shares).tolist())
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_each_epoch_has_an_order_of_its_own_from_the_seed():
-    def order(seed, epoch):
-        sampler = TrainingBatches(torch.arange(64) % 7, 16, seed, rank=0, world_size=1)
-        sampler.set_epoch(epoch)
-        return torch.cat(list(sampler)).tolist()
+def test_each_pass_has_an_order_of_its_own_from_the_seed():
+    def order(seed, number):
+        stream = TrainingBatches(torch.arange(64) % 7, 16, seed)
+        stream.start = 4 * number
+        return torch.cat(list(itertools.islice(stream, 4))).tolist()
 
-    orders = [order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    orders = [order(seed, number) for seed in (0, 1) for number in (0, 1)]
     assert all(sorted(rows) == list(range(64)) for rows in orders)
     assert len(set(map(tuple, orders))) == 4
     assert order(1, 1) == orders[-1]
@@ -168,7 +201,8 @@ def test_each_epoch_has_an_order_of_its_own_from_the_seed():
 
 def test_rows_of_a_batch_have_like_lengths_and_batches_come_in_any_order():
     lengths = torch.randint(1, 50, (4096,))
-    batches = [lengths[rows].float() for rows in TrainingBatches(lengths, 32, seed=0, rank=0, world_size=1)]
+    stream = TrainingBatches(lengths, 32, seed=0)
+    batches = [lengths[rows].float() for rows in itertools.islice(stream, stream.batches_per_pass)]
     assert torch.stack([batch.std() for batch in batches]).mean() < 0.1 * lengths.float().std()
     means = torch.stack([batch.mean() for batch in batches])
     assert torch.corrcoef(torch.stack((means[:-1], means[1:])))[0, 1].abs() < 0.3

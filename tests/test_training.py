@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from datamodules import Copy, Date, ToyTranslation
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
 from lightning_tfm.modules import Optimization, Seq2SeqModule
@@ -155,33 +156,33 @@ def test_the_logged_loss_is_that_of_the_whole_step():
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(sum(sums) / sum(tokens), rel=1e-5)
 
 
-def test_processes_drop_different_units():
+def test_processes_and_batches_drop_different_units():
     data = small_copy()
-    masks = []
+    module = make_module(data)
+    module.seed = 0
+    masks = set()
     for rank in (0, 1):
-        module = make_module(data)
-        torch.manual_seed(0)
-        module._trainer = SimpleNamespace(global_rank=rank)
-        module.on_train_start()
-        masks.append(torch.nn.functional.dropout(torch.ones(100)))
-    assert not masks[0].equal(masks[1])
+        for number in (0, 1):
+            loop = SimpleNamespace(total_batch_idx=number)
+            module._trainer = SimpleNamespace(fit_loop=loop, global_rank=rank)
+            for _ in range(2):  # whatever was drawn before
+                module.on_train_batch_start(None, 0)
+                masks.add(tuple(torch.nn.functional.dropout(torch.ones(100)).tolist()))
+    assert len(masks) == 4
 
 
-def test_each_epoch_of_a_run_has_another_order():
-    data = small_copy(batch_size=32)
+def test_a_run_reads_the_stream_over_its_passes():
+    data = small_copy(batch_size=24)
     seen = []
 
     class Sources(Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
             seen.append(batch.source)
 
-    make_trainer(max_steps=4, callbacks=[Sources()]).fit(make_module(data), data)
-    sampler = data.train_dataloader().sampler
-    sampler.set_epoch(1)
-    assert len(seen) == 4
-    assert not (seen[0].shape == seen[2].shape and seen[0].equal(seen[2]))
+    make_trainer(max_steps=7, callbacks=[Sources()]).fit(make_module(data), data)
     dataset = data.datasets["train"]
-    assert all(source.equal(dataset[rows].source) for source, rows in zip(seen[2:], sampler, strict=True))
+    stream = itertools.islice(TrainingBatches(dataset.source_lengths, 24, seed=0), 7)
+    assert all(source.equal(dataset[rows].source) for source, rows in zip(seen, stream, strict=True))
 
 
 def test_clipping_bounds_the_gradient():

@@ -29,7 +29,7 @@ class Provenance(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.loggers:  # without a folder of its own
+        if not trainer.loggers or trainer.fast_dev_run:  # without a folder of its own
             return
         for logger in trainer.loggers:
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
