@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test lint
+.PHONY: install train test test-all reproduce lint
 
 install: $(INSTALLED)
 
@@ -20,6 +20,14 @@ train: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# With what takes long: many kills, many damaged files.
+test-all: install
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+# Every number of the README's results, from three seeds.
+reproduce: install
+	$(BIN)/lightning-tfm reproduce
 
 lint: install
 	$(BIN)/ruff check

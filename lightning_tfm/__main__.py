@@ -14,16 +14,19 @@ USAGE = """\
 usage: lightning-tfm COMMAND ...
 
 commands:
-  fit       train the model of a YAML on its data, then test the best checkpoint
-  validate  score a checkpoint on the validation data of a YAML
-  test      score a checkpoint on the test data of a YAML
-  generate  answer your own input with a checkpoint
+  fit        train the model of a YAML on its data, then test the best checkpoint
+  validate   score a checkpoint on the validation data of a YAML
+  test       score a checkpoint on the test data of a YAML
+  generate   answer your own input with a checkpoint
+  reproduce  run experiments over seeds, and compare them with what their YAMLs claim
 
   lightning-tfm fit --config experiments/date_attention_lstm.yaml
   lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
 `lightning-tfm COMMAND --help` lists a command's settings.
 """
+
+COMMANDS = ("fit", "validate", "test", "generate", "reproduce")
 
 
 def main() -> None:
@@ -38,12 +41,16 @@ def main() -> None:
             from lightning_tfm.commands.generate import generate
 
             sys.exit(generate(arguments[1:]))
+        elif command == "reproduce":
+            from lightning_tfm.commands.reproduce import reproduce
+
+            sys.exit(reproduce(arguments[1:]))
         elif command in ("fit", "validate", "test"):
             from lightning_tfm.cli import run
 
             run()
         else:
-            raise UserError(f"the command must be fit, validate, test or generate and come first, but is {command!r}")
+            raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
         print(f"lightning-tfm: error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
@@ -63,18 +70,15 @@ def _told(interrupted: Interrupted) -> int:
     """Says how to go on after a signal; returns the exit status."""
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return 0  # one process speaks for all, and a launcher kills the others where one fails
-    name = signal.Signals(interrupted.signum).name
     command = sys.argv[1:]
-    if "--ckpt_path" not in command:
+    saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
+    if command[0] == "fit" and not any(argument.startswith("--ckpt_path") for argument in command):
         command = [*command, "--ckpt_path", "last"]
-    if interrupted.saved_step is None:
-        print(f"lightning-tfm: ended by {name}", file=sys.stderr)
-    else:
-        print(
-            f"lightning-tfm: ended by {name}, saved after step {interrupted.saved_step}; go on with:\n"
-            f"  lightning-tfm {shlex.join(command)}",
-            file=sys.stderr,
-        )
+    print(
+        f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; go on with:\n"
+        f"  lightning-tfm {shlex.join(command)}",
+        file=sys.stderr,
+    )
     return 128 + interrupted.signum
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import logging
 import os
 import signal
@@ -10,19 +11,19 @@ import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonargparse import set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.callbacks import Checkpoints, Provenance, Summary
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import PairDataModule
-from lightning_tfm.errors import Interrupted, UserError, explain
+from lightning_tfm.errors import UserError, explain, interrupt
 from lightning_tfm.modules import Seq2SeqModule
 
 TRUSTED = ("lightning_tfm", "datamodules", "lightning", "torch")
@@ -137,12 +138,20 @@ class TfmCLI(LightningCLI):
         return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
 
     def before_fit(self) -> None:
-        """A run that goes on in its folder keeps what was logged until there."""
+        """A run has its folder for itself, and keeps what was logged there when it goes on."""
         logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
-        if not isinstance(logger, CSVLogger) or path is None or not self.trainer.is_global_zero:
+        if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
             return
+        os.makedirs(logger.log_dir, exist_ok=True)
+        self.lock = os.open(logger.log_dir, os.O_RDONLY)  # given back when this process ends, however it does
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"the run {logger.log_dir!r} is going on in another process; end that one first") from None
         metrics = Path(logger.log_dir) / "metrics.csv"
-        rows = list(csv.DictReader(metrics.read_text().splitlines())) if metrics.exists() else []
+        if path is None or not metrics.exists():
+            return
+        rows = list(csv.DictReader(metrics.read_text().splitlines()))
         steps = read(path)["global_step"]
         for row in rows:  # Lightning's logger begins its file anew
             step = int(row.pop("step"))
@@ -172,7 +181,7 @@ class SaveConfig(SaveConfigCallback):
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _interrupt)  # during training, Checkpoints waits for a better place
+        signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
     # A configuration is data: what it names is imported only from here, and from what `--allow` names.
     allowed = _allowed()
     if allowed:
@@ -211,10 +220,6 @@ def _allowed() -> list[str]:
     parser.add_argument("--allow", default="")
     options, _ = parser.parse_known_args(sys.argv[1:])
     return [name for name in options.allow.split(",") if name]
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted(signum)
 
 
 def _as_list(value: Any) -> list[Any]:

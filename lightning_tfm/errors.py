@@ -7,7 +7,8 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import get_type_hints
+from types import FrameType
+from typing import NoReturn, get_type_hints
 
 
 class UserError(ValueError):
@@ -25,6 +26,11 @@ class Interrupted(BaseException):
     def __init__(self, signum: int, saved_step: int | None = None) -> None:
         super().__init__(signum)
         self.signum, self.saved_step = signum, saved_step
+
+
+def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """Handles a signal by raising Interrupted."""
+    raise Interrupted(signum)
 
 
 def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.__main__ import main
+from lightning_tfm.__main__ import COMMANDS, main
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.modules import Seq2SeqModule
@@ -389,10 +389,13 @@ def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
         (["fit", "--config", sys.executable], "must name a YAML in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
-        (["train"], "the command must be fit, validate, test or generate and come first, but is 'train'"),
+        (
+            ["train"],
+            "the command must be one of fit, validate, test, generate, reproduce and come first, but is 'train'",
+        ),
         (
             ["--config", COPY, "fit"],
-            "the command must be fit, validate, test or generate and come first, but is '--config'",
+            "the command must be one of fit, validate, test, generate, reproduce and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),
@@ -459,4 +462,4 @@ def test_a_checkpoint_that_does_not_fit_itself_is_refused(checkpoint, monkeypatc
 def test_help_lists_every_command(monkeypatch, capsys):
     assert call(monkeypatch, "--help") == 0
     printed = capsys.readouterr().out
-    assert all(f"\n  {command} " in printed for command in ("fit", "validate", "test", "generate"))
+    assert all(f"\n  {command} " in printed for command in COMMANDS)

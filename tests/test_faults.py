@@ -6,12 +6,13 @@ import json
 import random
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
-from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, run
+from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, run, start
 
 from lightning_tfm.checkpoint import is_whole, read, write
 from lightning_tfm.errors import UserError
@@ -56,8 +57,25 @@ def test_a_signal_saves_first_and_says_how_to_go_on(signum, status, moment, call
 def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
     assert child.wait() == status
-    assert last_line(child) == f"lightning-tfm: ended by {signum}"
+    told, command = child.err.read_text().splitlines()[-2:]
+    assert told == f"lightning-tfm: ended by {signum}; go on with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
+    assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
+    assert (folder(tmp_path, "gpt") / "summary.json").exists()
+
+
+def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
+    first = start(*fit("gpt", trainer__max_steps=100_000), cwd=tmp_path)
+    while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
+        assert first.process.is_alive()
+        time.sleep(0.1)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/runs").symlink_to(tmp_path / "runs")
+    second = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path / "second")
+    assert second.wait() == 2
+    assert "is going on in another process; end that one first" in last_line(second)
+    first.process.terminate()
+    assert first.wait() == 143
 
 
 # Files

@@ -46,7 +46,7 @@ class Provenance(Callback):
             "step": trainer.global_step,
             "command": shlex.join(sys.argv),
             "git": state,
-            "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+            "versions": versions(),
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
         }
@@ -74,6 +74,11 @@ def git() -> dict[str, Any]:
         return {"commit": commit, "dirty": False}
     untracked = [line[3:] for line in status if line.startswith("??")]
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
+
+
+def versions() -> dict[str, str]:
+    """Python's and the packages'."""
+    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
 
 
 def hardware() -> dict[str, Any]:

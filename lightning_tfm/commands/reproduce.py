@@ -1,0 +1,351 @@
+"""`lightning-tfm reproduce`: runs experiments over seeds, and compares what they reach with what their YAMLs claim."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.errors import Interrupted, UserError, interrupt
+
+# fmt: off
+T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)
+# fmt: on
+"""The 0.975 quantile of Student's t, for 1 to 30 degrees of freedom."""
+
+COSTS = ("training", "samples/s", "parameters")
+"""The columns of an experiment, not of a claim."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That the mean of a metric over seeds lies within `tolerance` of `value`."""
+
+    metric: str
+    value: float
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A YAML, and what its header claims: metrics, and the seconds of training on a machine."""
+
+    path: Path
+    claims: tuple[Claim, ...]
+    seconds: float
+    machine: str
+
+    @property
+    def name(self) -> str:
+        """The YAML's name."""
+        return self.path.stem
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed of an experiment: its summary.json, or why there is none."""
+
+    seed: int
+    summary: dict[str, Any] | None
+    failure: str | None = None
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Runs, compares, and writes reproduce.json and RESULTS.md; the exit status is 1 if a claim does not hold."""
+    options = _parse(arguments)
+    experiments = [read_experiment(_path(name)) for name in options.names or sorted(_stems())]
+    output: Path = options.output
+    source = _source()
+    _check_output(output, source, experiments)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, interrupt)
+
+    runs: dict[str, list[Run]] = {experiment.name: [] for experiment in experiments}
+    jobs = [(seed, experiment) for seed in range(1, options.seeds + 1) for experiment in experiments]
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs))
+        done = 0.0
+        for number, (seed, experiment) in enumerate(jobs, start=1):
+            title = f"{number}/{len(jobs)} {experiment.name} seed {seed}"
+            progress.update(bar, description=title)
+            folder = output / experiment.name / f"seed_{seed}"
+            run = _finished(folder, seed)
+            if run is None:
+                process = _start(experiment, seed, folder)
+                for seconds in _waiting(process):
+                    progress.update(bar, completed=done + min(seconds, experiment.seconds))
+                run = _finished(folder, seed) or _failed(folder, seed, process.returncode)
+            done += experiment.seconds
+            progress.update(bar, completed=done)
+            runs[experiment.name].append(run)
+            console.print(f"{title}: {_told(experiment, run)}")
+            _write(output, source, experiments, runs)
+    rows = [row for experiment in experiments for row in compared(experiment, runs[experiment.name])]
+    print(table(experiments, runs), end="")
+    failed = [row for row in rows if not row["holds"]]
+    print(f"\n{len(rows) - len(failed)} of {len(rows)} claims hold; written: {output / 'RESULTS.md'}")
+    return 1 if failed else 0
+
+
+class _Parser(ArgumentParser):
+    """Raises UserError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"reproduce: {message}; `lightning-tfm reproduce --help` lists the settings")
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    parser = _Parser(
+        "lightning-tfm reproduce",
+        description="Run experiments, and compare what they reach with what their YAMLs claim. An interrupted command "
+        "goes on where it was when it is typed again.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a YAML, or its name in experiments/ (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="run the seeds 1 to N (default: 3)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
+    )
+    options = parser.parse_args(arguments)
+    if not 1 <= options.seeds <= len(T_975) + 1:
+        raise UserError(f"--seeds must be from 1 to {len(T_975) + 1}, but is {options.seeds}; try 3")
+    return options
+
+
+def _stems() -> list[str]:
+    names = [path.stem for path in Path("experiments").glob("*.yaml")]
+    if not names:
+        raise UserError("there is no experiments/*.yaml below the current folder; go to the project's, or name a YAML")
+    return names
+
+
+def _path(name: str) -> Path:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else Path("experiments") / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"NAME must be a YAML or its name in experiments/, but there is no {str(path)!r}")
+    return path
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The claims in the header of a YAML.
+
+    Raises:
+        UserError: if it has none, or in another form.
+    """
+    header = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        header.append(line.removeprefix("#").removeprefix(" "))
+    try:
+        text = "\n".join(header[header.index("claims:") :])
+        block = yaml.safe_load(text)
+        claims = tuple(
+            Claim(claim["metric"], float(claim["value"]), float(claim["tolerance"])) for claim in block["claims"]
+        )
+        return Experiment(path, claims, float(block["training"]["seconds"]), str(block["training"]["machine"]))
+    except (KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise UserError(
+            f"the header of {str(path)!r} must claim what the experiment reaches, in comments like these: "
+            "# claims: / # - {metric: test/exact_match, value: 1.0, tolerance: 0.001} / "
+            "# training: {seconds: 20, machine: two cores}"
+        ) from None
+
+
+def _source() -> dict[str, Any]:
+    """What the numbers are made from."""
+    state = git()
+    diff = state.get("diff")
+    return {
+        "commit": state["commit"],
+        "uncommitted": _sum(diff) if diff else None,
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+
+
+def _check_output(output: Path, source: dict[str, Any], experiments: list[Experiment]) -> None:
+    """Raises UserError if the folder holds what was made from something else: the numbers would be of no one state."""
+    path = output / "reproduce.json"
+    if not path.exists():
+        return
+    earlier = json.loads(path.read_text())
+    pairs = [(name, earlier["source"][name], value) for name, value in source.items()]
+    texts = {row["name"]: row["yaml"] for row in earlier["experiments"]}
+    pairs += [(f"{e.name}.yaml", texts[e.name], _sum(e.path.read_text())) for e in experiments if e.name in texts]
+    for name, theirs, ours in pairs:
+        if theirs != ours:
+            raise UserError(
+                f"--output must be a folder whose runs are of the same {name}, but those in {str(output)!r} are of "
+                f"{theirs}, and this is {ours}; choose another folder, or delete it"
+            )
+
+
+def _sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _finished(folder: Path, seed: int) -> Run | None:
+    summaries = list(folder.glob("runs/*/version_*/summary.json"))
+    return Run(seed, json.loads(summaries[0].read_text())) if summaries else None
+
+
+def _start(experiment: Experiment, seed: int, folder: Path) -> subprocess.Popen:
+    """Trains and tests one seed, or goes on with it, in a process and a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path.resolve())]
+    command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _waiting(process: subprocess.Popen) -> Iterator[float]:
+    """The seconds that a process has taken so far, again and again until it ends. A signal is passed on to it."""
+    started = time.monotonic()
+    try:
+        while process.poll() is None:
+            yield time.monotonic() - started
+            time.sleep(0.2)
+    except Interrupted:
+        process.send_signal(signal.SIGTERM)  # it saves first
+        process.wait()
+        raise
+
+
+def _failed(folder: Path, seed: int, status: int) -> Run:
+    lines = (folder / "log").read_text().splitlines()
+    return Run(seed, None, f"exit status {status}: {lines[-1] if lines else ''} ({folder / 'log'})")
+
+
+def _told(experiment: Experiment, run: Run) -> str:
+    if run.summary is None:
+        return f"FAILED: {run.failure}"
+    reached = ", ".join(f"{claim.metric} {_number(_value(run, claim.metric))}" for claim in experiment.claims)
+    return f"{reached} in {run.summary['train_seconds']:.0f} s"
+
+
+def _value(run: Run, metric: str) -> float:
+    """A metric as the summary knows it; NaN where the run has failed."""
+    return math.nan if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"), math.nan)
+
+
+def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
+    """Each claim beside what was reached: values by seed, their mean, its 95 % interval (Student's t), `holds`."""
+    rows = []
+    for claim in experiment.claims:
+        values = [_value(run, claim.metric) for run in runs]
+        mean = statistics.fmean(values)
+        reach = T_975[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        rows.append(
+            {
+                **asdict(claim),
+                "values": values,
+                "mean": mean,
+                "low": None if reach is None else mean - reach,
+                "high": None if reach is None else mean + reach,
+                "holds": abs(mean - claim.value) <= claim.tolerance,  # NaN does not
+            }
+        )
+    return rows
+
+
+def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
+    """The results in Markdown."""
+    lines = [
+        (
+            "experiment",
+            "metric",
+            "claimed",
+            "mean",
+            "95 % interval",
+            "by seed",
+            "",
+            "training",
+            "samples/s",
+            "parameters",
+        )
+    ]
+    for experiment in experiments:
+        summaries = [run.summary for run in runs[experiment.name] if run.summary is not None]
+        if not runs[experiment.name]:
+            continue
+        for index, row in enumerate(compared(experiment, runs[experiment.name])):
+            cost = ("", "", "")
+            if index == 0 and summaries:
+                seconds = statistics.fmean(summary["train_seconds"] for summary in summaries)
+                speed = statistics.fmean(summary["samples_per_second"] for summary in summaries)
+                cost = (f"{seconds:.0f} s", f"{speed:,.0f}", f"{summaries[0]['parameters']:,}")
+            interval = "" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
+            lines.append(
+                (
+                    f"`{experiment.name}`" if index == 0 else "",
+                    row["metric"],
+                    f"{_number(row['value'])} ± {row['tolerance']:g}",
+                    _number(row["mean"]),
+                    interval,
+                    ", ".join(map(_number, row["values"])),
+                    "PASS" if row["holds"] else "FAIL",
+                    *cost,
+                )
+            )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
+    """What is known so far."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {
+        "time": made,
+        "source": source,
+        "experiments": [
+            {
+                "name": experiment.name,
+                "yaml": _sum(experiment.path.read_text()),
+                "claims": compared(experiment, runs[experiment.name]),
+                "training": {"seconds": experiment.seconds, "machine": experiment.machine},
+                "runs": [asdict(run) for run in runs[experiment.name]],
+            }
+            for experiment in experiments
+            if runs[experiment.name]
+        ],
+    }
+    _replace(output / "reproduce.json", json.dumps(content, indent=2) + "\n")
+    machine = f"{source['hardware']['cores']} cores of {source['hardware']['processor']}"
+    state = f"commit {source['commit']}" + (", with changes that are not committed" if source["uncommitted"] else "")
+    text = f"# Results\n\nBy `lightning-tfm reproduce` at {made}, {state}, on {machine}.\n\n{table(experiments, runs)}"
+    _replace(output / "RESULTS.md", text)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
