@@ -65,7 +65,7 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
 
 
 def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
-    first = start(*fit("gpt", trainer__max_steps=100_000), cwd=tmp_path)
+    first = start(*fit("gpt", **{"trainer.max_steps": 100_000}), cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
         assert first.process.is_alive()
         time.sleep(0.1)
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 @pytest.mark.parametrize("model", NETWORKS)
 def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment, loss, tmp_path):
     """In the loss and so in the gradients, or in the gradients alone."""
-    arguments = fit(model, trainer__log_every_n_steps=10, checkpoint__every_n_train_steps=7)
+    arguments = fit(model, **{"trainer.log_every_n_steps": 10, "checkpoint.every_n_train_steps": 7})
     child = run(*arguments, cwd=tmp_path, sabotage=(moment, 31, "nan"))
     assert child.wait() == 2
     line = last_line(child)
@@ -224,7 +224,7 @@ def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment
 
 
 def test_a_rate_that_is_too_high_is_told(tmp_path):
-    arguments = fit("transformer", model__init_args__optimization__learning_rate=1e30)
+    arguments = fit("transformer", **{"model.init_args.optimization.learning_rate": 1e30})
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
     assert re.search(

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
-from runs import NETWORKS, assert_same_run, fit, run
+from runs import NETWORKS, assert_same_run, fit, folder, run, start
+
+from lightning_tfm.checkpoint import read
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("model", NETWORKS)
 def test_the_same_run_twice_is_the_same_to_the_bit(model, num_workers, reference, tmp_path):
-    child = run(*fit(model, data__init_args__num_workers=num_workers), cwd=tmp_path)
+    child = run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     assert_same_run(tmp_path, reference(model), model)
 
@@ -39,3 +49,129 @@ def test_a_run_killed_again_and_again_is_the_same_to_the_bit(model, reference, t
     assert child.wait() == 0, child.err.read_text()
     # Lightning logs a step after it is saved: a kill in between, less than a millisecond, costs its row of metrics.csv
     assert_same_run(tmp_path, reference(model), model, rows_lost=2)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 13, 30])
+def test_a_kill_loses_no_more_steps_than_one_interval_of_saving(call, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("before an update of the weights", 5 + call))
+    assert child.wait() == -9
+    assert (4 + call) - read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] < 5
+
+
+VARIANTS = {
+    "accumulated batches": {"trainer.accumulate_grad_batches": 3, "trainer.max_steps": 20},
+    "no validation": {"trainer.limit_val_batches": 0},
+    "validation at every save": {"trainer.val_check_interval": 5},
+    "validation at every step": {"trainer.val_check_interval": 1, "trainer.max_steps": 20},
+    "workers": {"data.init_args.num_workers": 2},
+    "bf16": {"trainer.precision": "bf16-mixed"},
+    "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_settings_resume_to_the_bit_as_well(variant, tmp_path):
+    settings = VARIANTS[variant]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for cwd in (whole, killed):
+        cwd.mkdir()
+    child = run(*fit("gpt", **settings), cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    for call in (7, 9):
+        child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, sabotage=("in a training step", call))
+        assert child.wait() == -9, child.err.read_text()
+    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(killed, whole, "gpt", best=variant != "no validation")
+
+
+def test_a_checkpoint_by_name_begins_a_run_of_its_own(tmp_path):
+    """It goes on from there, in a folder of its own, and comes to the same weights."""
+    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    killed = folder(tmp_path, "gpt")
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    child = run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
+    (other,) = set(killed.parent.iterdir()) - {killed}
+    assert read(other / "checkpoints/last.ckpt")["global_step"] == 60
+    assert (other / "checkpoints/best.ckpt").exists()
+
+
+def test_to_go_on_with_another_optimizer_is_refused(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    settings = {"model.init_args.optimization.learning_rate": 0.5}
+    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path)
+    assert child.wait() == 2
+    assert "learning_rate must be that of the checkpoint" in child.err.read_text()
+
+
+# Two processes
+
+
+def two_processes(model, cwd, *options):
+    """Starts the console script on two processes."""
+    script = Path(sys.executable).with_name("lightning-tfm")
+    settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    command = [script, *map(str, fit(model, *settings, *options))]
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    with (cwd / "stderr").open("w") as err:
+        return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=err)
+
+
+def wait_for_steps(process, cwd, model, steps):
+    """Until a run that has begun has saved so many steps."""
+    while process.poll() is None:
+        for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt"):
+            if read(path)["global_step"] >= steps:
+                return
+        time.sleep(0.02)
+
+
+def check_two_processes(model, signums, tmp_path):
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    for cwd in (whole, disturbed):
+        cwd.mkdir()
+    assert two_processes(model, whole).wait(300) == 0, (whole / "stderr").read_text()
+    for number, signum in enumerate(signums):
+        process = two_processes(model, disturbed, "--ckpt_path=last")
+        wait_for_steps(process, disturbed, model, 10 * (number + 1))
+        process.send_signal(signum)
+        status = process.wait(300)
+        assert status == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
+        told = (disturbed / "stderr").read_text()
+        assert "Traceback" not in told or signum == signal.SIGKILL
+        assert ("saved after step" in told) == (signum != signal.SIGKILL)
+    assert two_processes(model, disturbed, "--ckpt_path=last").wait(300) == 0, (disturbed / "stderr").read_text()
+    assert_same_run(disturbed, whole, model, rows_lost=signums.count(signal.SIGKILL))
+
+
+def test_two_processes_end_together_and_resume_to_the_bit(tmp_path):
+    check_two_processes("transformer", [signal.SIGTERM], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", NETWORKS)
+def test_two_processes_killed_again_and_again_resume_to_the_bit(model, tmp_path):
+    check_two_processes(model, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], tmp_path)
+
+
+# At any moment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", NETWORKS)
+def test_a_run_killed_at_any_moment_is_the_same_to_the_bit(model, reference, tmp_path):
+    """By the clock: in a start, a step, a save, a validation, the test, wherever it happens to be."""
+    draw = random.Random(model)
+    kills, status = 0, None
+    while status != 0:
+        child = start(*fit(model, "--ckpt_path=last"), cwd=tmp_path)
+        child.process.join(draw.uniform(0.3, 1.2) if kills < 30 else None)
+        if child.process.exitcode is None:
+            child.process.kill()
+            kills += 1
+        status = child.wait()
+        assert status in (0, -9), child.err.read_text()
+    assert_same_run(tmp_path, reference(model), model, rows_lost=kills)
+    print(f"{model}: {kills} kills survived, bitwise equal")

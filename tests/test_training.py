@@ -96,12 +96,13 @@ data = small_copy()
 torch.manual_seed(0)
 module = make_module(data, {model!r}).double()
 settings = dict(devices={devices}, strategy={strategy!r}, precision="64-true")
-trainer = make_trainer(max_steps=3, limit_val_batches=None, **settings)
+trainer = make_trainer(max_steps=1, limit_val_batches=None, **settings)
 trainer.fit(module, data)
+gradients = [parameter.grad for parameter in module.network.parameters()]
 trainer.test(module, data, verbose=False)
 if trainer.is_global_zero:
     metrics = {{name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("test")}}
-    torch.save((module.network.state_dict(), metrics), {path!r})
+    torch.save((gradients, module.network.state_dict(), metrics), {path!r})
 """
 
 
@@ -117,7 +118,9 @@ def test_two_processes_train_and_test_as_one_does(model, tmp_path):
         )
         subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True, timeout=240)
         results.append(torch.load(path, weights_only=True))
-    (weights, metrics), (their_weights, their_metrics) = results
+    (gradients, weights, metrics), (their_gradients, their_weights, their_metrics) = results
+    for ours, theirs in zip(gradients, their_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)  # 1 x 64 and 2 x 32, of unequal lengths
     for name, weight in weights.items():
         torch.testing.assert_close(weight, their_weights[name], atol=1e-9, rtol=1e-8)
     assert metrics == pytest.approx(their_metrics, abs=1e-5)
