@@ -246,28 +246,27 @@ def _told(experiment: Experiment, run: Run) -> str:
     return f"{reached} in {run.summary['train_seconds']:.0f} s"
 
 
-def _value(run: Run, metric: str) -> float:
-    """A metric as the summary knows it; NaN where the run has failed."""
-    return math.nan if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"), math.nan)
+def _value(run: Run, metric: str) -> float | None:
+    """A metric as the summary knows it; None where the run has failed."""
+    return None if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"))
 
 
 def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
-    """Each claim beside what was reached: values by seed, their mean, its 95 % interval (Student's t), `holds`."""
+    """Each claim beside what was reached: values by seed, their mean, its 95 % interval (Student's t), `holds`.
+
+    Where a run has failed there is no mean, and no claim holds.
+    """
     rows = []
     for claim in experiment.claims:
         values = [_value(run, claim.metric) for run in runs]
-        mean = statistics.fmean(values)
-        reach = T_975[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        rows.append(
-            {
-                **asdict(claim),
-                "values": values,
-                "mean": mean,
-                "low": None if reach is None else mean - reach,
-                "high": None if reach is None else mean + reach,
-                "holds": abs(mean - claim.value) <= claim.tolerance,  # NaN does not
-            }
-        )
+        mean = low = high = None
+        if None not in values:
+            mean = statistics.fmean(values)
+            if len(values) > 1:
+                reach = T_975[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+                low, high = mean - reach, mean + reach
+        holds = mean is not None and abs(mean - claim.value) <= claim.tolerance
+        rows.append({**asdict(claim), "values": values, "mean": mean, "low": low, "high": high, "holds": holds})
     return rows
 
 
@@ -315,7 +314,9 @@ def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
     return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "none"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
