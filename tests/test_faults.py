@@ -99,21 +99,27 @@ def test_what_is_written_is_read(tmp_path):
     assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
 
 
-def damages(number):
-    """Ways to damage a file's bytes."""
+def damages(data, number):
+    """A file's bytes, damaged in ways that disks and killed processes have."""
     draw = random.Random(0)
+
+    def flipped(start, bits):
+        """Bytes from a place on, with these bits of each the other way round."""
+        return (
+            data[:start]
+            + bytes(byte ^ mask for byte, mask in zip(data[start:], bits, strict=False))
+            + data[start + len(bits) :]
+        )
+
     kinds = [
-        lambda data: data[: draw.randrange(len(data))],
-        lambda data: b"",
-        lambda data: (
-            (at := draw.randrange(len(data)))
-            and data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
-        ),
-        lambda data: data + bytes([draw.randrange(256)]),
-        lambda data: bytes(len(data)),
-        lambda data: (at := draw.randrange(len(data) - 9)) and data[:at] + bytes(9) + data[at + 9 :],
+        lambda: b"",
+        lambda: data[: draw.randrange(len(data))],
+        lambda: flipped(draw.randrange(len(data)), [1 << draw.randrange(8)]),
+        lambda: flipped(draw.randrange(len(data) - 512), [draw.randrange(1, 256) for _ in range(512)]),
+        lambda: data + bytes([draw.randrange(256)]),
+        lambda: bytes(len(data)),
     ]
-    return [kinds[index % len(kinds)] for index in range(number)]
+    return (kinds[index % len(kinds)]() for index in range(number))
 
 
 def check_damages(number, tmp_path):
@@ -121,8 +127,7 @@ def check_damages(number, tmp_path):
     whole_checkpoint(path)
     data = path.read_bytes()
     recognised = 0
-    for damage in damages(number):
-        damaged = damage(data)
+    for damaged in damages(data, number):
         assert damaged != data
         path.write_bytes(damaged)
         assert not is_whole(path)
