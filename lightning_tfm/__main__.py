@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -52,6 +53,8 @@ def main() -> None:
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
+        if not _speaks():
+            sys.exit(0)
         print(f"lightning-tfm: error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # whoever read the answers has seen enough
@@ -62,18 +65,26 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        print(f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror}", file=sys.stderr)
+        print(
+            f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr
+        )
         sys.exit(1)
+
+
+def _speaks() -> bool:
+    """Whether this process speaks for all that train together: a launcher kills them where one of the others fails."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _told(interrupted: Interrupted) -> int:
     """Says how to go on after a signal; returns the exit status."""
-    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
-        return 0  # one process speaks for all, and a launcher kills the others where one fails
+    if not _speaks():
+        return 0
     command = sys.argv[1:]
+    if command[0] == "fit":
+        text = re.sub(r" --ckpt_path[ =]\S+", "", " " + shlex.join(command))
+        command = [*shlex.split(text), "--ckpt_path", interrupted.ckpt_path]
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
-    if command[0] == "fit" and not any(argument.startswith("--ckpt_path") for argument in command):
-        command = [*command, "--ckpt_path", "last"]
     print(
         f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; go on with:\n"
         f"  lightning-tfm {shlex.join(command)}",

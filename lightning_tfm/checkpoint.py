@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,14 +17,19 @@ from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from torch import Size
 
 from lightning_tfm import networks
 from lightning_tfm.errors import UserError
+from lightning_tfm.files import replacing
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import Tokenizer
 
 PREFIX = "network."
 """What the names of a network's weights begin with in a LightningModule's checkpoint."""
+
+TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+"""What a checkpoint holds beside weights and hyper-parameters, for training to go on."""
 
 COMMENT_LENGTH = 2
 """Bytes at the end of a zip archive that say how long the comment after them is; torch writes none."""
@@ -39,24 +44,16 @@ def write(content: dict[str, Any], path: str | Path) -> None:
         UserError: if it cannot be written.
     """
     path = Path(path)
-    beside = path.with_name(path.name + ".part")  # one name, so that a killed process leaves one file at most
     writer = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with replacing(path) as file:
             writer = _SummingWriter(file)
             torch.save(content, writer)
             writer.close()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the new name, too
-        os.close(folder)
-    except (OSError, RuntimeError) as error:
+    except BaseException as error:
         failure = writer.failure if writer and writer.failure else error  # torch hides what its file has raised
         if not isinstance(failure, OSError):
-            raise
-        _remove(beside)
+            raise failure from None
         raise UserError(
             f"the checkpoint {str(path)!r} cannot be written: {failure.strerror}; "
             + ("the one before it is kept" if path.exists() else "nothing was overwritten")
@@ -71,7 +68,7 @@ class _SummingWriter:
         self.file = file
         self.sum = hashlib.sha256()
         self.kept = b""
-        self.failure: OSError | None = None
+        self.failure: BaseException | None = None
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data)
@@ -82,7 +79,7 @@ class _SummingWriter:
                 self._write(rest[:-COMMENT_LENGTH])
             else:
                 self._write(end[:-COMMENT_LENGTH])
-        except OSError as error:
+        except BaseException as error:
             self.failure = error
             raise
         self.kept = end[-COMMENT_LENGTH:]
@@ -96,9 +93,8 @@ class _SummingWriter:
         """Needed by torch.save; nothing is done before `close`."""
 
     def close(self) -> None:
-        """Ends the archive with its sum, and the file's buffer with it."""
+        """Ends the archive with its sum."""
         self.file.write(_comment(self.sum))
-        self.file.flush()
 
 
 def _comment(total: hashlib._Hash) -> bytes:
@@ -108,34 +104,31 @@ def _comment(total: hashlib._Hash) -> bytes:
 
 
 def is_whole(path: str | Path) -> bool:
-    """Whether a file is a checkpoint that `write` has written, and no bit of it has changed since."""
+    """Whether a file is a checkpoint that `write` has written, and no bit of it has changed since.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
     length = len(_comment(hashlib.sha256()))
-    try:
-        with Path(path).open("rb") as file:
-            size = file.seek(0, os.SEEK_END) - length
-            if size < 0:
-                return False
-            file.seek(0)
-            total = hashlib.sha256()
-            while size and (chunk := file.read(min(size, 1 << 20))):
-                total.update(chunk)
-                size -= len(chunk)
-            return size == 0 and file.read() == _comment(total)
-    except OSError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - length
+        if size < 0:
+            return False
+        file.seek(0)
+        total = hashlib.sha256()
+        while size and (chunk := file.read(min(size, 1 << 20))):
+            total.update(chunk)
+            size -= len(chunk)
+        return size == 0 and file.read() == _comment(total)
 
 
 def newest(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """The newest whole checkpoint, and those that are newer but damaged."""
+    """The newest whole checkpoint, and those that are newer but damaged or not to be read."""
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        if is_whole(path):
-            return path, damaged
+        with suppress(OSError):
+            if is_whole(path):
+                return path, damaged
         damaged.append(path)
     return None, damaged
 
@@ -153,17 +146,37 @@ def read(path: str | Path) -> dict[str, Any]:
         )
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
-    if not is_whole(path):
+    try:
+        whole = is_whole(path)
+    except OSError as error:
+        raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
+    if not whole:
         raise UserError(
             f"{str(path)!r} must be a checkpoint of lightning_tfm, but is damaged or none: its checksum is wrong or "
             "missing; use another, or go on from the newest good one with: fit --ckpt_path last"
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["state_dict"], checkpoint["hyper_parameters"]["network"]["class_path"]
+        hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["state_dict"].items()
+        network = hyper_parameters["network"]
+        named = [*_class_paths(hyper_parameters | {"network": network["init_args"]}), network["class_path"]]
     except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
+    if len(named) > 1:
+        raise UserError(f"{str(path)!r} must name no class but its network's, but names {named[0]!r}; do not trust it")
     return checkpoint
+
+
+def _class_paths(values: Any) -> Iterator[Any]:
+    """What nested plain values name as classes."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if name in ("class_path", "_class_path", "_instantiator"):
+                yield value
+            yield from _class_paths(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _class_paths(value)
 
 
 class WholeCheckpointIO(CheckpointIO):
@@ -176,7 +189,7 @@ class WholeCheckpointIO(CheckpointIO):
         return read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        _remove(Path(path))
+        Path(path).unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
@@ -206,29 +219,39 @@ def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
         ) from None
 
 
-def check_fits(path: str | Path, hyper_parameters: dict[str, Any], goes_on: bool) -> None:
+def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[str, Size], goes_on: bool) -> None:
     """Raises UserError, naming the first difference, unless a checkpoint is of this network and vocabulary.
 
     Args:
         path: the checkpoint.
         hyper_parameters: those of the model.
+        shapes: of the model's weights, by name.
         goes_on: whether its training goes on: then the optimizer, whose state it holds, must be the same too.
     """
-    saved = read(path)["hyper_parameters"]
-    pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
-    ours, theirs = hyper_parameters["network"]["init_args"], saved["network"]["init_args"]
-    pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
-    if goes_on:
-        ours, theirs = hyper_parameters["optimization"], saved["optimization"]
-        pairs += [(name, theirs.get(name), ours.get(name)) for name in ours]
+    checkpoint = read(path)
+    odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but parts do not fit")
+    try:
+        saved = checkpoint["hyper_parameters"]
+        pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
+        groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
+        if goes_on:
+            groups.append((saved["optimization"], hyper_parameters["optimization"]))
+            _ = [checkpoint[part] for part in TRAINING]
+        for theirs, ours in groups:
+            pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
+        their_symbols, our_symbols = (h["tokenizer"]["symbols"] for h in (saved, hyper_parameters))
+        their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
+    except (AttributeError, KeyError, TypeError):
+        raise odd from None
     for name, their, our in pairs:
         if their != our:
             raise UserError(
                 f"{name} must be that of the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
             )
-    their_symbols, our_symbols = (h["tokenizer"]["symbols"] for h in (saved, hyper_parameters))
     if saved["tokenizer"] != hyper_parameters["tokenizer"]:
         raise UserError(
             f"the vocabulary must be that of the checkpoint {str(path)!r} ({len(their_symbols)} symbols), but the "
             f"data's has {len(our_symbols)} symbols and is another one; use the data it was trained on"
         )
+    if their_shapes != shapes:
+        raise odd

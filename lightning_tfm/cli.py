@@ -73,6 +73,12 @@ class TfmCLI(LightningCLI):
                 f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
                 "to learn few pairs by heart, lower data.init_args.train_size"
             )
+        for name, unset in (("max_epochs", (None, -1)), ("limit_train_batches", (None, 1.0))):
+            if config.trainer[name] not in unset:
+                raise UserError(
+                    f"trainer.{name} must not be set, for a run is one stream of batches until trainer.max_steps, "
+                    f"but is {config.trainer[name]}; set trainer.max_steps"
+                )
 
     def _parse_ckpt_path(self) -> None:
         """The YAML says what the model is; a checkpoint that differs is refused, see after_instantiate_classes."""
@@ -84,22 +90,24 @@ class TfmCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if config.ckpt_path != "last":
             return
-        logger = config.trainer.logger[0].init_args if isinstance(config.trainer.logger, list) else None
-        if not (logger and logger.get("save_dir") and "version" in logger):
+        loggers = _as_list(config.trainer.logger)
+        if not loggers or getattr(loggers[0], "class_path", "").rpartition(".")[2] != "CSVLogger":
             raise UserError(
-                "--ckpt_path last needs a trainer.logger with a save_dir and a version, which says where the "
-                "experiment's runs lie; try lightning.pytorch.loggers.CSVLogger, or name a checkpoint"
+                "--ckpt_path last needs lightning.pytorch.loggers.CSVLogger as first of trainer.logger, which says "
+                "where the experiment's runs lie, but there is none; name a checkpoint instead"
             )
+        logger = loggers[0].init_args
         folder = Path(logger.save_dir) / str(logger.name)
         path, damaged = newest(folder.glob("*/checkpoints/*.ckpt"))
         for other in damaged:
-            print(f"lightning-tfm: {other} is damaged, its checksum is wrong; it is left out", file=sys.stderr)
+            _say(f"{other} is damaged, its checksum is wrong; it is left out")
         if path is None:
             if damaged or self.config.subcommand != "fit":
                 raise UserError(f"--ckpt_path last needs a whole checkpoint below {str(folder)!r}, but there is none")
-            print(f"lightning-tfm: no checkpoint below {folder} yet; the run begins anew", file=sys.stderr)
+            _say(f"no checkpoint below {folder} yet; the run begins anew")
             config.ckpt_path = None
             return
+        _say(f"goes on from {path}")
         config.ckpt_path = str(path)
         if self.config.subcommand == "fit":
             logger.version = path.parents[1].name
@@ -113,9 +121,9 @@ class TfmCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A run shorter than its interval of validation is validated at its end, so that it has a best checkpoint."""
         config = self._get(self.config_init, "trainer")
-        interval, max_steps = config.val_check_interval, config.max_steps
-        if type(interval) is int and config.check_val_every_n_epoch is None and 0 < max_steps < interval:
-            kwargs["val_check_interval"] = max_steps
+        interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
+        if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
+            kwargs["val_check_interval"] = batches
         kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
         goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
         try:
@@ -130,7 +138,8 @@ class TfmCLI(LightningCLI):
             self.model.optimization.check_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            check_fits(path, self.model.hparams_initial, goes_on=self.subcommand == "fit")
+            shapes = {name: weight.shape for name, weight in self.model.state_dict().items()}
+            check_fits(path, self.model.hparams_initial, shapes, goes_on=self.subcommand == "fit")
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
@@ -142,22 +151,28 @@ class TfmCLI(LightningCLI):
         logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
             return
-        os.makedirs(logger.log_dir, exist_ok=True)
-        self.lock = os.open(logger.log_dir, os.O_RDONLY)  # given back when this process ends, however it does
+        folder = Path(logger.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)  # given back when this process ends, however it does
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             raise UserError(f"the run {logger.log_dir!r} is going on in another process; end that one first") from None
-        metrics = Path(logger.log_dir) / "metrics.csv"
-        if path is None or not metrics.exists():
+        except OSError:
+            pass  # a file system without locks
+        metrics, kept = folder / "metrics.csv", folder / "metrics.csv.before"
+        if path is None or not (metrics.exists() or kept.exists()):
             return
-        rows = list(csv.DictReader(metrics.read_text().splitlines()))
+        if not kept.exists():  # a start that was killed just here has left it
+            metrics.replace(kept)
         steps = read(path)["global_step"]
-        for row in rows:  # Lightning's logger begins its file anew
+        *lines, _ = kept.read_text().split("\n")  # a killed process may have written a part of a line
+        for row in csv.DictReader(lines):
             step = int(row.pop("step"))
             if step < steps:
                 logger.log_metrics({name: value for name, value in row.items() if value}, step)
         logger.save()
+        kept.unlink()
 
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
@@ -220,6 +235,11 @@ def _allowed() -> list[str]:
     parser.add_argument("--allow", default="")
     options, _ = parser.parse_known_args(sys.argv[1:])
     return [name for name in options.allow.split(",") if name]
+
+
+def _say(text: str) -> None:
+    if rank_zero_only.rank == 0:
+        print(f"lightning-tfm: {text}", file=sys.stderr)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -141,9 +142,10 @@ class TrainingLoader(DataLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError if the state is of another stream: the run could not go on as it began."""
         for name, ours in self.state_dict().items():
-            if name != "position" and state[name] != ours:
+            theirs = state.get(name)
+            if name != "position" and theirs != ours:
                 raise UserError(
-                    f"the {name} must be that of the checkpoint ({state[name]}) to go on with its run, but is {ours}; "
+                    f"the {name} must be that of the checkpoint ({theirs}) to go on with its run, but is {ours}; "
                     "set it so, or begin a run of its own, without --ckpt_path"
                 )
         self.position = state["position"]
@@ -258,6 +260,7 @@ class PairDataModule(LightningDataModule, ABC):
             "batch_size": None,  # the sampler's items are batches already
             "num_workers": self.num_workers,
             "persistent_workers": self.num_workers > 0,
+            "worker_init_fn": _ignore_signals,
             "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             "generator": torch.Generator(),  # or each pass would draw from the generator that dropout uses
         }
@@ -358,6 +361,12 @@ class GeneratedDataModule(PairDataModule):
                     f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
                 )
         raise AssertionError("a stream ended")
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C at a terminal reaches every process; the one that trains says when its workers end."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:

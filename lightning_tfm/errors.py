@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterable
-from importlib import import_module
 from types import FrameType
 from typing import NoReturn, get_type_hints
 
@@ -20,12 +20,13 @@ class Interrupted(BaseException):
 
     Args:
         signum: the signal.
-        saved_step: the step that last.ckpt holds, where the signal has waited for it.
+        saved_step: the step that was saved, where the signal has waited for it.
+        ckpt_path: what to give for --ckpt_path to go on from there.
     """
 
-    def __init__(self, signum: int, saved_step: int | None = None) -> None:
+    def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str = "last") -> None:
         super().__init__(signum)
-        self.signum, self.saved_step = signum, saved_step
+        self.signum, self.saved_step, self.ckpt_path = signum, saved_step, ckpt_path
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
@@ -61,21 +62,22 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
             f"class_path must be of the framework's own packages, but is {denied[1]!r}, which is not imported; "
             f"if you trust its code: --allow {package}"
         )
-    if group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason):
-        owner = get_type_hints(_import(classes[-1]).__init__)[group[1]]
+    if classes and (group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason)):
+        owner = get_type_hints(_imported(classes[-1]).__init__).get(group[1], object)
         return _unknown(group[2], _arguments_of(owner), f"{owner.__module__}.{owner.__qualname__}")
     if option := re.search(r"does not accept option '([\w.]+)'|Option '([\w.]+)' is not accepted", reason):
         name = option[1] or option[2]
-        return _unknown(name, _arguments_of(_import(classes[-1])), classes[-1]) if classes else _unknown(name, accepted)
+        return (
+            _unknown(name, _arguments_of(_imported(classes[-1])), classes[-1]) if classes else _unknown(name, accepted)
+        )
     if option := re.search(r"unrecognized arguments: --(\S+)", reason):
         return _unknown(option[1], accepted)
     if "are required" in reason:
         return f"{reason}; name a YAML with --config"
-    if missing := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason):
+    missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
+    if missing and missing[1] in sys.modules:
         module, name = missing.groups()
-        return reason + _nearest(
-            name, [n for n, value in vars(import_module(module)).items() if inspect.isclass(value)]
-        )
+        return reason + _nearest(name, [n for n, value in vars(sys.modules[module]).items() if inspect.isclass(value)])
     reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
     reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
     return f"{'.'.join(settings)}: {reason}" if settings else reason
@@ -96,9 +98,11 @@ def _nearest(name: str, names: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
-def _import(class_path: str) -> type:
+def _imported(class_path: str) -> type:
+    """A class that is imported already: an error's text holds what the user wrote, and must import nothing."""
     module, _, name = class_path.rpartition(".")
-    return getattr(import_module(module), name)
+    found = getattr(sys.modules.get(module), name, object)
+    return found if inspect.isclass(found) else object
 
 
 def _arguments_of(cls: type) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
@@ -16,6 +17,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 PATIENCE = 3.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
+
+FINISH = 60.0
+"""Seconds that uploading may take when a run ends. What is not uploaded by then lies in the run's folder."""
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
@@ -36,6 +40,9 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         if self._experiment is None and rank_zero_only.rank == 0:
             for mode in (self._mode, lambda: "offline"):
                 try:
+                    import wandb
+
+                    self._wandb_init["settings"] = wandb.Settings(init_timeout=PATIENCE, finish_timeout=FINISH)
                     self._wandb_init["mode"] = mode()
                     return super().experiment
                 except Exception as error:  # whatever it is, training matters more
@@ -47,10 +54,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         import wandb
 
         settings = wandb.setup().settings
-        if self._offline:
-            return "offline"
-        if settings.mode != "online" or "mode" in settings.model_fields_set:  # as WANDB_MODE says
-            return None
+        if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # the latter by WANDB_MODE
+            return "offline" if self._offline else None
         with redirect_stdout(StringIO()):
             logged_in = wandb.login(prompt=False, verify=False)
         if not logged_in:
@@ -89,12 +94,14 @@ def _answers(address: str) -> bool:
     def ask() -> None:
         try:
             request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
-            urlopen(request, timeout=PATIENCE).close()
-            answers.append(200)
-        except HTTPError as error:
-            answers.append(error.code)
-        except (OSError, ValueError):
-            pass
+            try:
+                with urlopen(request, timeout=PATIENCE) as response:
+                    json.load(response)  # and not the page of a hotel
+                answers.append(200)
+            except HTTPError as error:
+                answers.append(error.code)
+        except Exception:  # no answer, or none that W&B would give
+            return
 
     # In a thread, for the look-up of a name knows no timeout.
     thread = threading.Thread(target=ask, daemon=True)

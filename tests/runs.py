@@ -78,7 +78,7 @@ def _child(arguments, cwd, out, err, sabotage, environment):
             os.environ[name] = value
     for path, descriptor in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     warnings.simplefilter("default")
     sys.argv = ["lightning-tfm", *arguments]
     if sabotage is not None:

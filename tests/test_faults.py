@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import random
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -84,7 +90,7 @@ def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
 def whole_checkpoint(path):
     content = {
         "state_dict": {"network.weight": torch.randn(40, 30)},
-        "hyper_parameters": {"network": {"class_path": "none"}},
+        "hyper_parameters": {"network": {"class_path": "none", "init_args": {}}},
         "extra": [1, "text", None, 2.5],
     }
     write(content, path)
@@ -276,7 +282,7 @@ def checkpoints_with_code(trained):
 
 
 @pytest.mark.parametrize("command", ["generate", "test", "fit"])
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(7))
 def test_a_checkpoint_executes_nothing(case, command, trained, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     name, content = list(checkpoints_with_code(trained))[case]
@@ -304,6 +310,12 @@ NAMED = {
     "an argument": "trainer:\n  max_steps:\n    class_path: planted.Evil",
     "an argument of any type": "trainer:\n  logger:\n  - class_path: lightning_tfm.loggers.WandbLogger\n"
     "    init_args:\n      experiment:\n        class_path: planted.Evil",
+    "words of an error": """trainer:
+  max_steps: "module 'planted' has no attribute 'x'"
+""",
+    "more words of an error": """trainer:
+  max_steps: "Problem with given class_path 'planted.Evil': does not accept option 'x'"
+""",
     "python's own tag": "data: !!python/object/apply:os.system ['touch canary']",
     "trust in itself": "allow: planted\ndata: planted.Evil",
 }
@@ -344,6 +356,29 @@ def test_what_is_allowed_by_name_is_imported(tmp_path):
         assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == count + 1
 
 
+# Signals to all processes at once
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_all_processes_saves_first(signum, status, reference, tmp_path):
+    """As a terminal's Ctrl-C and a scheduler's SIGTERM reach the workers, too."""
+    script = Path(sys.executable).with_name("lightning-tfm")
+    command = [script, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "stderr").open("w") as err:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=err, stderr=err, start_new_session=True
+        )
+    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # workers of validation are there, too
+        assert process.poll() is None, (tmp_path / "stderr").read_text()
+        time.sleep(0.05)
+    os.killpg(process.pid, signum)
+    assert process.wait(60) == status
+    told = (tmp_path / "stderr").read_text()
+    assert "saved after step" in told
+    assert "Traceback" not in told
+
+
 # W&B
 
 
@@ -356,10 +391,11 @@ def server(request):
         def do_POST(self):
             if request.param is None:
                 closing.wait(20)
-            self.send_response(request.param or 200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            with suppress(OSError):  # whoever asked may not have waited
+                self.send_response(request.param or 200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
 
         def log_message(self, *args):
             pass
@@ -393,6 +429,26 @@ def test_without_a_network_the_run_is_as_it_was(reference, tmp_path):
     assert_unharmed(child, reference, tmp_path)
     assert "W&B cannot be reached at http://wandb.invalid, so the run is offline" in child.err.read_text()
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+
+
+def test_nobody_is_asked_for_an_account_at_a_terminal(tmp_path):
+    """A question would wait for its answer until the time is out."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"}
+    script = Path(sys.executable).with_name("lightning-tfm")
+    command = [script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    printed = b""
+    with suppress(OSError):  # the terminal is gone when nobody holds it
+        while part := os.read(ours, 4096):
+            printed += part
+    os.close(ours)
+    assert process.wait(60) == 0, printed
+    assert b"tested checkpoint" in printed
 
 
 def test_without_an_account_the_run_is_as_it_was(reference, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -65,24 +66,51 @@ VARIANTS = {
     "validation at every step": {"trainer.val_check_interval": 1, "trainer.max_steps": 20},
     "workers": {"data.init_args.num_workers": 2},
     "bf16": {"trainer.precision": "bf16-mixed"},
+    "early stopping": {
+        "trainer.callbacks": "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
+        "init_args: {monitor: val/loss, patience: 1, min_delta: 0.5}}]"
+    },
+    "two threads": {"trainer.enable_progress_bar": "false"},
     "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_settings_resume_to_the_bit_as_well(variant, tmp_path):
-    settings = VARIANTS[variant]
+    settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for cwd in (whole, killed):
         cwd.mkdir()
-    child = run(*fit("gpt", **settings), cwd=whole)
+    child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads)
     assert child.wait() == 0, child.err.read_text()
-    for call in (7, 9):
-        child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, sabotage=("in a training step", call))
+    arguments = fit("gpt", "--ckpt_path=last", **settings)
+    for sabotage in (("in a training step", 7), ("in a training step", 9), ("in the test", 1)):
+        child = run(*arguments, cwd=killed, sabotage=sabotage, OMP_NUM_THREADS=threads)
         assert child.wait() == -9, child.err.read_text()
-    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
+    child = run(*arguments, cwd=killed, OMP_NUM_THREADS=threads)
     assert child.wait() == 0, child.err.read_text()
     assert_same_run(killed, whole, "gpt", best=variant != "no validation")
+
+
+def test_a_validation_inside_a_step_is_refused(tmp_path):
+    settings = {"trainer.accumulate_grad_batches": 5}
+    child = run(*fit("gpt", **settings), cwd=tmp_path)
+    assert child.wait() == 2
+    message = r"val_check_interval must be a multiple of trainer.accumulate_grad_batches \(5\).* but is 12; try 10"
+    assert re.search(message, child.err.read_text())
+
+
+@pytest.mark.parametrize("damage", ["cut line", "left by a kill"])
+def test_a_log_that_was_not_written_whole_is_gone_on_with(damage, reference, tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    metrics = folder(tmp_path, "gpt") / "metrics.csv"
+    if damage == "cut line":
+        with metrics.open("a") as file:
+            file.write("0,3")
+    else:
+        metrics.rename(metrics.with_name("metrics.csv.before"))
+    assert run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).wait() == 0
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
 def test_a_checkpoint_by_name_begins_a_run_of_its_own(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import is_whole
@@ -34,8 +35,10 @@ class Checkpoints(Checkpoint):
             raise UserError(f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200")
         self.every_n_train_steps = every_n_train_steps
         self.best_score = math.inf
-        self.signum: int | None = None
-        self.saved_step = 0
+        self.stopped = False  # by early stopping
+        self.signum: int | None = None  # as this process was told
+        self.ends = False  # as all processes agree
+        self.saved_step: int | None = None  # by this start of the run
         self.handlers: dict[int, Any] = {}
 
     @property
@@ -57,15 +60,26 @@ class Checkpoints(Checkpoint):
         self.dirpath = Path(trainer.strategy.broadcast(str(folder / "checkpoints")))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score}
+        return {"best_score": self.best_score, "stopped": self.stopped}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state is None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        trainer.should_stop = state["stopped"]
         # A run that goes on in a folder of its own has no best yet, nor has one whose best was damaged.
-        if is_whole(self.dirpath / "best.ckpt"):
-            self.best_score = state_dict["best_score"]
+        best = self.dirpath / "best.ckpt"
+        if best.exists() and is_whole(best):
+            self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_step = trainer.global_step
+        interval, accumulated = trainer.val_check_batch, trainer.accumulate_grad_batches
+        if trainer.enable_validation and interval not in (None, math.inf) and interval % accumulated:
+            raise UserError(
+                "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
+                f"({accumulated}), for a step cannot be saved before it is whole, but is {interval}; "
+                f"try {accumulated * max(1, round(interval / accumulated))}"
+            )
         if threading.current_thread() is threading.main_thread():  # no other may
             self.handlers = {
                 signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
@@ -77,9 +91,9 @@ class Checkpoints(Checkpoint):
         self.signum = signum
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.saved_step == trainer.global_step > 0:  # what was logged after the checkpoint
+        if self.saved_step == trainer.global_step:  # what was logged after the checkpoint
             _flush(trainer)
-        self._end_if_told(trainer)
+        self._end_if_agreed(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -92,32 +106,51 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or trainer.fast_dev_run:
             return
+        self.stopped = trainer.should_stop
         score = trainer.callback_metrics["val/loss"].item()
         if score < self.best_score:
             self.best_score = score  # first, for it is saved too
-            trainer.save_checkpoint(self.best_model_path)
+            self._save(trainer, self.best_model_path)
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Trainer) -> None:
+        self.stopped = trainer.should_stop
+        self.ends = self._agree(trainer)
         step = trainer.global_step
-        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or trainer.should_stop
-        told = self.signum is not None
-        if trainer.world_size > 1:  # all save together
-            told = trainer.strategy.reduce_boolean_decision(told, all=False)
-            if told and self.signum is None:
-                self.signum = signal.SIGTERM
-        if (due or told) and step > self.saved_step and not trainer.fast_dev_run:
-            _flush(trainer)
-            trainer.save_checkpoint(self.last_model_path)
+        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ends
+        if due and not trainer.fast_dev_run:
+            self._save(trainer, self.last_model_path)
             self.saved_step = step
 
-    def _end_if_told(self, trainer: Trainer) -> None:
-        if self.signum is not None and self.saved_step == trainer.global_step:
-            raise Interrupted(self.signum, self.saved_step)
+    def _save(self, trainer: Trainer, path: str) -> None:
+        """Saves on all processes, or fails on all."""
+        _flush(trainer)
+        failure = None
+        try:
+            trainer.save_checkpoint(path)
+        except UserError as error:
+            failure = str(error)
+            trainer.strategy.barrier()  # where the others wait
+        failure = trainer.strategy.broadcast(failure)
+        if failure is not None:
+            raise UserError(failure)
+
+    def _agree(self, trainer: Trainer) -> bool:
+        """Whether any process was told to end."""
+        told = self.signum is not None
+        if trainer.world_size == 1:
+            return told  # without a wait for the device
+        return trainer.strategy.reduce_boolean_decision(told, all=False)
+
+    def _end_if_agreed(self, trainer: Trainer) -> None:
+        if self.ends:
+            found = "last" if isinstance(trainer.logger, CSVLogger) else self.last_model_path
+            raise Interrupted(self.signum or signal.SIGTERM, self.saved_step, found)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.ends = self._agree(trainer)
         self._give_signals_back()
-        self._end_if_told(trainer)
+        self._end_if_agreed(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._give_signals_back()

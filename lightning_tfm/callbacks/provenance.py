@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
+from lightning_tfm.files import write_text
+
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel")
 
 
@@ -40,7 +42,7 @@ class Provenance(Callback):
         starts = json.loads(path.read_text()) if path.exists() else []
         state = git()
         if diff := state.pop("diff", None):
-            (folder / f"uncommitted_{len(starts)}.diff").write_text(diff)
+            write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
         start = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "step": trainer.global_step,
@@ -50,7 +52,7 @@ class Provenance(Callback):
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
         }
-        path.write_text(json.dumps([*starts, start], indent=2) + "\n")
+        write_text(path, json.dumps([*starts, start], indent=2) + "\n")
 
 
 def git() -> dict[str, Any]:
@@ -67,7 +69,7 @@ def git() -> dict[str, Any]:
     try:
         commit = ask("rev-parse", "HEAD").strip()
         status = ask("status", "--porcelain", "--untracked-files=all").splitlines()
-        diff = ask("diff", "HEAD")
+        diff = ask("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     if not status:

@@ -12,6 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.data import Batch
+from lightning_tfm.files import write_text
 
 
 class Summary(Callback):
@@ -36,7 +37,7 @@ class Summary(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # to test a checkpoint is not to go on with its run
-            state = checkpoint["callbacks"][self.state_key]
+            state = checkpoint["callbacks"].get(self.state_key, self.state_dict())
             self.earlier_seconds, self.samples = state["train_seconds"], state["samples"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,4 +70,4 @@ class Summary(Callback):
         }
         path = Path(trainer.log_dir) / "summary.json"  # a broadcast: every process must ask
         if trainer.is_global_zero:
-            path.write_text(json.dumps(summary, indent=2) + "\n")
+            write_text(path, json.dumps(summary, indent=2) + "\n")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-import os
 import signal
 import statistics
 import subprocess
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_tfm.callbacks.provenance import git, hardware, versions
-from lightning_tfm.errors import Interrupted, UserError, interrupt
+from lightning_tfm.errors import UserError, interrupt
+from lightning_tfm.files import write_text
 
 # fmt: off
 T_975 = (
@@ -48,9 +49,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A YAML, and what its header claims: metrics, and the seconds of training on a machine."""
+    """A YAML and its text, and what its header claims: metrics, and the seconds of training on a machine."""
 
     path: Path
+    text: str
     claims: tuple[Claim, ...]
     seconds: float
     machine: str
@@ -74,14 +76,16 @@ def reproduce(arguments: list[str]) -> int:
     """Runs, compares, and writes reproduce.json and RESULTS.md; the exit status is 1 if a claim does not hold."""
     options = _parse(arguments)
     experiments = [read_experiment(_path(name)) for name in options.names or sorted(_stems())]
-    output: Path = options.output
+    if len({experiment.name for experiment in experiments}) < len(experiments):
+        raise UserError("NAME must name each experiment once, but one comes twice; leave it out")
     source = _source()
-    _check_output(output, source, experiments)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)
 
     runs: dict[str, list[Run]] = {experiment.name: [] for experiment in experiments}
     jobs = [(seed, experiment) for seed in range(1, options.seeds + 1) for experiment in experiments]
+    for seed, experiment in jobs:
+        _check(_folder(options.output, experiment, seed), experiment, source)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -90,22 +94,22 @@ def reproduce(arguments: list[str]) -> int:
         for number, (seed, experiment) in enumerate(jobs, start=1):
             title = f"{number}/{len(jobs)} {experiment.name} seed {seed}"
             progress.update(bar, description=title)
-            folder = output / experiment.name / f"seed_{seed}"
+            folder = _folder(options.output, experiment, seed)
             run = _finished(folder, seed)
             if run is None:
-                process = _start(experiment, seed, folder)
-                for seconds in _waiting(process):
+                write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
+                for seconds in _fitting(experiment, seed, folder):
                     progress.update(bar, completed=done + min(seconds, experiment.seconds))
-                run = _finished(folder, seed) or _failed(folder, seed, process.returncode)
+                run = _finished(folder, seed) or _failed(folder, seed)
             done += experiment.seconds
             progress.update(bar, completed=done)
             runs[experiment.name].append(run)
             console.print(f"{title}: {_told(experiment, run)}")
-            _write(output, source, experiments, runs)
+            _write(options.output, source, experiments, runs)
     rows = [row for experiment in experiments for row in compared(experiment, runs[experiment.name])]
     print(table(experiments, runs), end="")
     failed = [row for row in rows if not row["holds"]]
-    print(f"\n{len(rows) - len(failed)} of {len(rows)} claims hold; written: {output / 'RESULTS.md'}")
+    print(f"\n{len(rows) - len(failed)} of {len(rows)} claims hold; written: {options.output / 'RESULTS.md'}")
     return 1 if failed else 0
 
 
@@ -154,18 +158,15 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         UserError: if it has none, or in another form.
     """
-    header = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        header.append(line.removeprefix("#").removeprefix(" "))
     try:
-        text = "\n".join(header[header.index("claims:") :])
-        block = yaml.safe_load(text)
+        text = path.read_text(encoding="utf-8")
+        comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+        header = [line.removeprefix("#").removeprefix(" ") for line in comments]
+        block = yaml.safe_load("\n".join(header[header.index("claims:") :]))
         claims = tuple(
             Claim(claim["metric"], float(claim["value"]), float(claim["tolerance"])) for claim in block["claims"]
         )
-        return Experiment(path, claims, float(block["training"]["seconds"]), str(block["training"]["machine"]))
+        return Experiment(path, text, claims, float(block["training"]["seconds"]), str(block["training"]["machine"]))
     except (KeyError, TypeError, ValueError, yaml.YAMLError):
         raise UserError(
             f"the header of {str(path)!r} must claim what the experiment reaches, in comments like these: "
@@ -177,34 +178,30 @@ def read_experiment(path: Path) -> Experiment:
 def _source() -> dict[str, Any]:
     """What the numbers are made from."""
     state = git()
-    diff = state.get("diff")
     return {
         "commit": state["commit"],
-        "uncommitted": _sum(diff) if diff else None,
+        "uncommitted": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
         "versions": versions(),
         "hardware": hardware(),
     }
 
 
-def _check_output(output: Path, source: dict[str, Any], experiments: list[Experiment]) -> None:
-    """Raises UserError if the folder holds what was made from something else: the numbers would be of no one state."""
-    path = output / "reproduce.json"
+def _folder(output: Path, experiment: Experiment, seed: int) -> Path:
+    return output / experiment.name / f"seed_{seed}"
+
+
+def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None:
+    """Raises UserError if a run was made from something else: the numbers would be of no one state."""
+    path = folder / "source.json"
     if not path.exists():
         return
     earlier = json.loads(path.read_text())
-    pairs = [(name, earlier["source"][name], value) for name, value in source.items()]
-    texts = {row["name"]: row["yaml"] for row in earlier["experiments"]}
-    pairs += [(f"{e.name}.yaml", texts[e.name], _sum(e.path.read_text())) for e in experiments if e.name in texts]
-    for name, theirs, ours in pairs:
-        if theirs != ours:
+    for name, ours in {**source, "yaml": experiment.text}.items():
+        if earlier[name] != ours:
             raise UserError(
-                f"--output must be a folder whose runs are of the same {name}, but those in {str(output)!r} are of "
-                f"{theirs}, and this is {ours}; choose another folder, or delete it"
+                f"--output must be a folder whose runs are of the same {name}, but {str(folder)!r} is of another; "
+                "choose another folder, or delete it"
             )
-
-
-def _sum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _finished(folder: Path, seed: int) -> Run | None:
@@ -212,31 +209,29 @@ def _finished(folder: Path, seed: int) -> Run | None:
     return Run(seed, json.loads(summaries[0].read_text())) if summaries else None
 
 
-def _start(experiment: Experiment, seed: int, folder: Path) -> subprocess.Popen:
-    """Trains and tests one seed, or goes on with it, in a process and a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]:
+    """Trains and tests one seed, or goes on with it, in a process of its own; yields its seconds so far."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path.resolve())]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
-    with (folder / "log").open("a") as log:
-        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-
-def _waiting(process: subprocess.Popen) -> Iterator[float]:
-    """The seconds that a process has taken so far, again and again until it ends. A signal is passed on to it."""
+    with (folder / "log").open("w") as log:
+        # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     started = time.monotonic()
     try:
         while process.poll() is None:
             yield time.monotonic() - started
             time.sleep(0.2)
-    except Interrupted:
-        process.send_signal(signal.SIGTERM)  # it saves first
-        process.wait()
-        raise
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
 
 
-def _failed(folder: Path, seed: int, status: int) -> Run:
-    lines = (folder / "log").read_text().splitlines()
-    return Run(seed, None, f"exit status {status}: {lines[-1] if lines else ''} ({folder / 'log'})")
+def _failed(folder: Path, seed: int) -> Run:
+    lines = (folder / "log").read_text(errors="replace").splitlines()
+    return Run(seed, None, f"{lines[-1] if lines else 'it was killed'} ({folder / 'log'})")
 
 
 def _told(experiment: Experiment, run: Run) -> str:
@@ -247,8 +242,9 @@ def _told(experiment: Experiment, run: Run) -> str:
 
 
 def _value(run: Run, metric: str) -> float | None:
-    """A metric as the summary knows it; None where the run has failed."""
-    return None if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"))
+    """A metric as the summary knows it; None where the run has failed or it is no number."""
+    value = None if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"))
+    return value if value is not None and math.isfinite(value) else None
 
 
 def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
@@ -265,27 +261,14 @@ def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
             if len(values) > 1:
                 reach = T_975[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
                 low, high = mean - reach, mean + reach
-        holds = mean is not None and abs(mean - claim.value) <= claim.tolerance
+        holds = mean is not None and abs(mean - claim.value) <= claim.tolerance + 1e-9
         rows.append({**asdict(claim), "values": values, "mean": mean, "low": low, "high": high, "holds": holds})
     return rows
 
 
 def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
     """The results in Markdown."""
-    lines = [
-        (
-            "experiment",
-            "metric",
-            "claimed",
-            "mean",
-            "95 % interval",
-            "by seed",
-            "",
-            "training",
-            "samples/s",
-            "parameters",
-        )
-    ]
+    lines = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
     for experiment in experiments:
         summaries = [run.summary for run in runs[experiment.name] if run.summary is not None]
         if not runs[experiment.name]:
@@ -329,7 +312,6 @@ def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], 
         "experiments": [
             {
                 "name": experiment.name,
-                "yaml": _sum(experiment.path.read_text()),
                 "claims": compared(experiment, runs[experiment.name]),
                 "training": {"seconds": experiment.seconds, "machine": experiment.machine},
                 "runs": [asdict(run) for run in runs[experiment.name]],
@@ -338,15 +320,8 @@ def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], 
             if runs[experiment.name]
         ],
     }
-    _replace(output / "reproduce.json", json.dumps(content, indent=2) + "\n")
+    write_text(output / "reproduce.json", json.dumps(content, indent=2) + "\n")
     machine = f"{source['hardware']['cores']} cores of {source['hardware']['processor']}"
     state = f"commit {source['commit']}" + (", with changes that are not committed" if source["uncommitted"] else "")
     text = f"# Results\n\nBy `lightning-tfm reproduce` at {made}, {state}, on {machine}.\n\n{table(experiments, runs)}"
-    _replace(output / "RESULTS.md", text)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    write_text(output / "RESULTS.md", text)

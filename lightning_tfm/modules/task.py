@@ -74,7 +74,8 @@ class TaskModule(LightningModule):
         self.step_sums = 0
         loss = loss / tokens
         self.log("train/loss", loss)
-        gradients = list(self._gradients().values())
+        gradients = {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
+        self.names, gradients = list(gradients), list(gradients.values())
         torch._foreach_mul_(gradients, self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens)
         # Looked at later, all at once, for a look waits for the device.
         norms = torch.stack(torch._foreach_norm(gradients))
@@ -92,9 +93,6 @@ class TaskModule(LightningModule):
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    def _gradients(self) -> dict[str, Tensor]:
-        return {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
-
     def check_finite(self) -> None:
         """Raises UserError, naming the first step and the parameters, if a step since the last look went to NaN."""
         if not self.unchecked:
@@ -107,7 +105,7 @@ class TaskModule(LightningModule):
         if finite.all():
             return
         row = int(finite.all(1).logical_not().nonzero()[0])
-        names = [name for name, good in zip(self._gradients(), finite[row, 1:].tolist(), strict=False) if not good]
+        names = [name for name, good in zip(self.names, finite[row, 1:].tolist(), strict=False) if not good]
         groups = {
             name: group["name"]
             for group in self.trainer.optimizers[0].param_groups
@@ -128,7 +126,7 @@ class TaskModule(LightningModule):
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.global_step % self.trainer.log_every_n_steps == 0:
+        if self.global_step % (self.trainer.log_every_n_steps or 1) == 0:
             self.check_finite()
 
     def on_validation_start(self) -> None:
