@@ -161,10 +161,12 @@ class TfmCLI(LightningCLI):
         except OSError:
             pass  # a file system without locks
         metrics, kept = folder / "metrics.csv", folder / "metrics.csv.before"
-        if path is None or not (metrics.exists() or kept.exists()):
-            return
-        if not kept.exists():  # a start that was killed just here has left it
+        if path is not None and metrics.exists() and not kept.exists():  # a start that was killed just here has left it
             metrics.replace(kept)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            _ = logger.experiment  # begins its file anew, and would warn that the folder is not empty
+        if not kept.exists():
+            return
         steps = read(path)["global_step"]
         *lines, _ = kept.read_text().split("\n")  # a killed process may have written a part of a line
         for row in csv.DictReader(lines):
