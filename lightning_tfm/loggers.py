@@ -15,7 +15,7 @@ import lightning.pytorch.loggers
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
 
 FINISH = 60.0
