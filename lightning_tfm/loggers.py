@@ -56,14 +56,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         settings = wandb.setup().settings
         if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # the latter by WANDB_MODE
             return "offline" if self._offline else None
+        # The server first: to log in takes seconds where there is none.
+        answers = _answers(f"{settings.base_url}/graphql")
         with redirect_stdout(StringIO()):
-            logged_in = wandb.login(prompt=False, verify=False)
-        if not logged_in:
-            return "offline"
-        if not _answers(f"{settings.base_url}/graphql"):
+            if answers and wandb.login(prompt=False, verify=False):
+                return "online"
+        if not answers:
             _warn(f"cannot be reached at {settings.base_url}, so the run is offline")
-            return "offline"
-        return "online"
+        return "offline"
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
