@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from lightning_tfm.checkpoint import load
+from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import padded
 from lightning_tfm.decoding import State, Step, beam_search, decode, sampler
 from lightning_tfm.errors import UserError
@@ -66,15 +67,8 @@ def _beam_tokens(step: Step, state: State, max_length: int, beam_size: int) -> T
     return tokens
 
 
-class _Parser(ArgumentParser):
-    """Raises UserError where argparse would print its usage and exit."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"generate: {message}; `lightning-tfm generate --help` lists the settings")
-
-
 def _parse(arguments: list[str]) -> Namespace:
-    parser = _Parser(
+    parser = CommandParser(
         "lightning-tfm generate",
         description="Answer each text with one line; read standard input where neither TEXT nor --input is given.",
         allow_abbrev=False,

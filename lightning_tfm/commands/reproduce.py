@@ -11,18 +11,19 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import write_text
 
@@ -113,15 +114,8 @@ def reproduce(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-class _Parser(ArgumentParser):
-    """Raises UserError where argparse would print its usage and exit."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"reproduce: {message}; `lightning-tfm reproduce --help` lists the settings")
-
-
 def _parse(arguments: list[str]) -> Namespace:
-    parser = _Parser(
+    parser = CommandParser(
         "lightning-tfm reproduce",
         description="Run experiments, and compare what they reach with what their YAMLs claim. An interrupted command "
         "goes on where it was when it is typed again.",
