@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
-from lightning_tfm.layers import AdditiveAttention
+from lightning_tfm.layers import AdditiveAttention, Dropout
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD
 
@@ -26,7 +26,7 @@ class AttentionLSTM(Network):
         super().__init__(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
         self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
         self.start = nn.Linear(d_model, 2 * d_model)  # the decoder's first hidden and cell, from the encoder

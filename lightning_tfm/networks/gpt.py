@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import TransformerLayer, causal_mask, check_heads
+from lightning_tfm.layers import Dropout, TransformerLayer, causal_mask, check_heads
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD
 
@@ -40,6 +40,7 @@ class GPT(Network):
         dropout: float = 0.0,
         max_length: int = 64,
         bias: bool = True,
+        gelu: Literal["exact", "tanh"] = "exact",
     ) -> None:
         super().__init__(
             vocab_size=vocab_size,
@@ -49,14 +50,16 @@ class GPT(Network):
             dropout=dropout,
             max_length=max_length,
             bias=bias,
+            gelu=gelu,
         )
         check_heads(d_model, num_heads)
         self.max_length = max_length
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_length, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
+        activation = nn.GELU(approximate={"exact": "none", "tanh": "tanh"}[gelu])
         self.layers = nn.ModuleList(
-            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, "pre", nn.GELU(approximate="tanh"), bias)
+            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, "pre", activation, bias)
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model, bias=bias)
@@ -96,7 +99,7 @@ class GPT(Network):
             theirs = getattr(config, name)
             if theirs != value and not (name == "n_inner" and theirs is None):  # None stands for 4 x the width
                 raise UserError(f"{name} must be {value} for GPT-2 weights to mean the same here, but is {theirs}")
-        gpt = cls(config.vocab_size, config.n_embd, config.n_head, config.n_layer, max_length=config.n_positions)
+        gpt = cls(config.vocab_size, config.n_embd, config.n_head, config.n_layer, max_length=config.n_positions, gelu="tanh")
         theirs = model.transformer
 
         def copy(ours: nn.Module, their: nn.Module, transposed: bool = False) -> None:

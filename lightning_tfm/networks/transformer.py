@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import KeyValue, TransformerLayer, check_heads, positional_encoding
+from lightning_tfm.layers import Dropout, KeyValue, TransformerLayer, check_heads, positional_encoding
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD
 
@@ -62,7 +62,7 @@ class Transformer(Network):
 
         def stack(has_memory: bool) -> nn.ModuleList:
             return nn.ModuleList(
-                TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(), has_memory=has_memory)
+                TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), has_memory=has_memory)
                 for _ in range(num_layers)
             )
 
@@ -73,7 +73,7 @@ class Transformer(Network):
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.source_positions = positional_encoding(positions, max_length, d_model)
         self.target_positions = positional_encoding(positions, max_length, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder, self.encoder_norm = stack(has_memory=False), last_norm()
         self.decoder, self.decoder_norm = stack(has_memory=True), last_norm()
         self.head = nn.Linear(d_model, vocab_size, bias=False)

@@ -1,0 +1,209 @@
+"""Measuring two sides in turn: each in a process of its own, A B B A, as a ratio with its interval."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+ROUNDS = 8
+"""Of each pair. The narrowest interval between two of so many sorted ratios covers their median in 93 of 100."""
+
+THREADS = 2
+
+
+class Block(NamedTuple):
+    """A piece of work that was done: how much of the unit, and in how many seconds."""
+
+    amount: float
+    seconds: float
+
+
+class Built(NamedTuple):
+    """A side that is ready: what it is, for the other to be compared with, and its work, done anew at each call."""
+
+    facts: dict[str, Any]
+    work: Callable[[], Block]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is done on one side.
+
+    Args:
+        build: called once, in the side's own process; from the top of a module.
+        arguments: of `build`.
+        threads: of torch, in each process.
+        processes: started for it; each finds its number in RANK.
+    """
+
+    build: Callable[..., Built]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    threads: int = THREADS
+    processes: int = 1
+
+
+@dataclass
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: what is measured, the peer included.
+        ours, peer: in `unit`; medians.
+        ratio: how many times better ours is, the median over rounds; low and high are its 90 % interval. Where there
+            is no peer, ratio is None, and low and high are of `ours`.
+        target: what was asked for.
+        held: whether the median reaches it.
+        status: "measured" or "not measured".
+        note: what a reader must know to believe it.
+    """
+
+    name: str
+    unit: str
+    target: str
+    ours: float | None = None
+    peer: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    held: bool | None = None
+    status: str = "not measured"
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For results.json: four significant digits, which is more than a shared machine can give."""
+        return {name: _rounded(value) for name, value in asdict(self).items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if type(value) is float else value
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The narrowest pair of sorted values that covers the median with 90 %, whatever the distribution.
+
+    Of n values, the k-th smallest and k-th largest miss the median with twice the chance that fewer than k of n
+    coins show heads. Six values at least can tell; of fewer, it is the whole range.
+    """
+    n, ordered, k = len(values), sorted(values), 0
+    while 2 * sum(math.comb(n, heads) for heads in range(k + 1)) / 2**n <= 0.1:
+        k += 1
+    k = max(0, k - 1)
+    return ordered[k], ordered[n - 1 - k]
+
+
+def reaches(value: float, target: str) -> bool:
+    """Whether a value is as its target says: '>= 2.5 x', '<= 4 s'."""
+    sign, limit, *_ = target.split()
+    return value >= float(limit) if sign == "≥" else value <= float(limit)
+
+
+def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
+    """A row of rounds (ours, peer), both rates, so that more is better."""
+    ratios = [ours / peer for ours, peer in rounds]
+    low, high = interval(ratios)
+    ratio = statistics.median(ratios)
+    return Row(
+        name,
+        unit,
+        target,
+        ours=statistics.median(ours for ours, _ in rounds),
+        peer=statistics.median(peer for _, peer in rounds),
+        ratio=ratio,
+        low=low,
+        high=high,
+        held=reaches(ratio, target) if target else None,
+        status="measured",
+        note=note,
+    )
+
+
+def absolute_row(name: str, unit: str, target: str, values: list[float], note: str = "") -> Row:
+    """A row without a peer."""
+    low, high = interval(values)
+    ours = statistics.median(values)
+    return Row(
+        name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
+    )
+
+
+@contextmanager
+def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
+    """A side in processes of its own: its facts, and a function that does its work there once."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    before = dict(os.environ)
+    # one thread a core, which stays there: what the threads of a side do not share, no round shares
+    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": "true", "WANDB_MODE": "disabled"}
+    for rank in range(side.processes):
+        ours, theirs = context.Pipe()
+        if side.processes > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_PROC_BIND": "false"}
+        process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    os.environ.clear()
+    os.environ |= before
+
+    def work() -> Block:
+        for pipe in pipes:
+            pipe.send(True)
+        blocks = [pipe.recv() for pipe in pipes]
+        return Block(sum(block.amount for block in blocks), max(block.seconds for block in blocks))
+
+    try:
+        facts = [pipe.recv() for pipe in pipes]
+        work()  # warms up
+        yield facts[0], work
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], threads: int) -> None:
+    torch.set_num_threads(threads)
+    facts, work = build(**arguments)
+    pipe.send(facts)
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        pipe.send(work())
+
+
+def compare(ours: Side, peer: Side, same: Callable[[dict, dict], None], rounds: int = ROUNDS) -> list[tuple[float, float]]:
+    """The rates of both sides, round by round, in the order ours, peer, peer, ours.
+
+    Args:
+        same: raises AssertionError unless the facts of both sides say that they do the same work.
+    """
+    with ExitStack() as stack:
+        (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
+        same(our_facts, peer_facts)
+        rates = []
+        for _ in range(rounds):
+            blocks = [our_work(), peer_work(), peer_work(), our_work()]
+            pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
+            rates.append(tuple(sum(b.amount for b in pair) / sum(b.seconds for b in pair) for pair in pairs))
+    return rates
+
+
+def timed(work: Callable[[], float]) -> Block:
+    """Does the work, which returns its amount."""
+    begun = time.perf_counter()
+    amount = work()
+    return Block(amount, time.perf_counter() - begun)

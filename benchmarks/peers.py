@@ -1,0 +1,242 @@
+"""What we are measured against: formulations that tutorials and well-known projects use, and libraries as they come.
+
+Each is written here from its architecture's description, plainly, as its readers would meet it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.layers import positional_encoding
+from lightning_tfm.tokenizer import PAD
+
+
+class TutorialAttention(nn.Module):
+    """Multi-head attention as tutorials spell it: three projections, einsum, a mask filled in, softmax, einsum."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.d_head = num_heads, d_model // num_heads
+        self.query, self.key, self.value, self.output = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        batch = query.size(0)
+        q = self.query(query).reshape(batch, -1, self.num_heads, self.d_head)
+        k = self.key(memory).reshape(batch, -1, self.num_heads, self.d_head)
+        v = self.value(memory).reshape(batch, -1, self.num_heads, self.d_head)
+        scores = torch.einsum("bthd,bshd->bhts", q, k)
+        scores = scores.masked_fill(mask == 0, -1e20)
+        weights = torch.softmax(scores / math.sqrt(self.d_head), dim=-1)
+        context = torch.einsum("bhts,bshd->bthd", weights, v)
+        return self.output(context.reshape(batch, -1, self.num_heads * self.d_head))
+
+
+class TutorialLayer(nn.Module):
+    """A post-norm layer with dropout after each norm, as the copy tutorial has it."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, has_memory: bool) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(TutorialAttention(d_model, num_heads) for _ in range(1 + has_memory))
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + has_memory))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None, memory_mask: Tensor | None = None):
+        x = self.dropout(self.norms[0](x + self.attentions[0](x, x, mask)))
+        if memory is not None:
+            x = self.dropout(self.norms[1](x + self.attentions[1](x, memory, memory_mask)))
+        return self.dropout(self.norms[-1](x + self.feed_forward(x)))
+
+
+class TutorialTransformer(nn.Module):
+    """The encoder-decoder of the copy tutorial. Same parameters as ours with post-norm."""
+
+    def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, dropout: float, max_length: int):
+        super().__init__()
+        self.source_embedding = nn.Embedding(vocab_size, d_model)
+        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = positional_encoding("sinusoidal", max_length, d_model)
+        self.encoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, False) for _ in range(num_layers))
+        self.decoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, True) for _ in range(num_layers))
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        T = target_in.size(1)
+        source_mask = (source != PAD).unsqueeze(1).unsqueeze(2)
+        target_mask = torch.tril(torch.ones(T, T)).expand(source.size(0), 1, T, T)
+        memory = self.dropout(self.source_embedding(source) + self.positions(torch.arange(source.size(1))))
+        for layer in self.encoder:
+            memory = layer(memory, source_mask)
+        x = self.dropout(self.target_embedding(target_in) + self.positions(torch.arange(T)))
+        for layer in self.decoder:
+            x = layer(x, target_mask, memory, source_mask)
+        return self.head(x)
+
+
+class TorchTransformer(nn.Module):
+    """torch's own `nn.Transformer` between embeddings and a head. Same parameters as ours with pre-norm.
+
+    Its dropout is also on the attention's weights and inside the feed-forward, unless `fewer_dropouts`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        num_heads: int,
+        num_layers: int,
+        dropout: float,
+        max_length: int,
+        fewer_dropouts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.source_embedding = nn.Embedding(vocab_size, d_model)
+        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = positional_encoding("sinusoidal", max_length, d_model)
+        self.transformer = nn.Transformer(
+            d_model,
+            num_heads,
+            num_layers,
+            num_layers,
+            4 * d_model,
+            dropout,
+            batch_first=True,
+            norm_first=True,
+        )
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        if fewer_dropouts:
+            for module in self.transformer.modules():
+                if isinstance(module, nn.MultiheadAttention):
+                    module.dropout = 0.0
+                elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                    module.dropout.p = 0.0  # the one inside the feed-forward
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        S, T = source.size(1), target_in.size(1)
+        padding = source == PAD
+        x = self.transformer(
+            self.dropout(self.source_embedding(source) + self.positions(torch.arange(S))),
+            self.dropout(self.target_embedding(target_in) + self.positions(torch.arange(T))),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.bool),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+            tgt_is_causal=True,
+        )
+        return self.head(x)
+
+
+class NanoBlock(nn.Module):
+    """One block of nanoGPT: a fused QKV projection, the kernel for attention, an exact GELU."""
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_1 = nn.LayerNorm(d_model, bias=bias)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.projection = nn.Linear(d_model, d_model, bias=bias)
+        self.norm_2 = nn.LayerNorm(d_model, bias=bias)
+        self.up = nn.Linear(d_model, 4 * d_model, bias=bias)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(4 * d_model, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, D = x.shape
+        q, k, v = (
+            part.view(B, T, self.num_heads, D // self.num_heads).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).split(D, dim=2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(y.transpose(1, 2).contiguous().view(B, T, D))
+        return x + self.down(self.gelu(self.up(self.norm_2(x))))
+
+
+class NanoGPT(nn.Module):
+    """The language model of nanoGPT, without dropout, as its character settings for a CPU have it."""
+
+    def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, max_length: int, bias: bool):
+        super().__init__()
+        self.max_length = max_length
+        self.tokens = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Embedding(max_length, d_model)
+        self.blocks = nn.ModuleList(NanoBlock(d_model, num_heads, bias) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(d_model, bias=bias)
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                last = name.endswith(("projection.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * num_layers) if last else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> what the head reads (B, T, D)."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.features(tokens))
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits (B, V) of the token after tokens (B, T), computed over all of them anew, as its sampler does."""
+        return self.head(self.features(tokens[:, -self.max_length :])[:, [-1]])[:, 0]
+
+    @torch.no_grad()
+    def take_weights_of(self, gpt: nn.Module) -> None:
+        """Takes the weights of our GPT: the same function then, but for the form of the GELU."""
+        self.tokens.weight.copy_(gpt.embedding.weight)
+        self.positions.weight.copy_(gpt.positions.weight)
+        pairs = [(self.norm, gpt.norm)]
+        for block, layer in zip(self.blocks, gpt.layers, strict=True):
+            pairs += [
+                (block.norm_1, layer.add_self.norm),
+                (block.qkv, layer.self_attention.query_key_value),
+                (block.projection, layer.self_attention.output),
+                (block.norm_2, layer.add_feed_forward.norm),
+                (block.up, layer.feed_forward[0]),
+                (block.down, layer.feed_forward[2]),
+            ]
+        for ours, theirs in pairs:
+            ours.load_state_dict(theirs.state_dict())
+
+
+class TutorialDateLSTM(nn.Module):
+    """The date tutorial's model: at each of ten steps it scores every encoder state beside the decoder's last one.
+
+    Its linear score is one number a state; its decoder is fed its own last logits, in training too.
+    """
+
+    def __init__(self, vocab_size: int = 128, width: int = 32, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.vocab_size, self.width = vocab_size, width
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = nn.LSTM(width, width, batch_first=True, bidirectional=True)
+        self.score = nn.Linear(3 * width, 1)
+        self.decoder = nn.LSTM(vocab_size + 2 * width, width, batch_first=True)
+        self.output = nn.Linear(width, vocab_size)
+
+    def forward(self, source: Tensor, steps: int = 10) -> Tensor:
+        """Characters (B, S) -> logits (B, steps, V)."""
+        B, S = source.shape
+        memory, _ = self.encoder(self.dropout(self.embedding(source)))
+        hidden, last, state = memory.new_zeros(B, 1, self.width), memory.new_zeros(B, 1, self.vocab_size), None
+        outputs = []
+        for _ in range(steps):
+            beside = torch.cat((hidden.repeat(1, S, 1), memory), dim=2)
+            weights = torch.softmax(self.score(beside.reshape(B * S, -1)).reshape(B, S), dim=-1)
+            context = torch.sum(memory * weights.unsqueeze(-1), dim=1, keepdim=True)
+            hidden, state = self.decoder(torch.cat((last, context), dim=2), state)
+            last = self.output(hidden)
+            outputs.append(last)
+        return torch.cat(outputs, dim=1)

@@ -1,0 +1,334 @@
+"""Training steps: ours, and the same model as others formulate it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import torch
+from benchmarks import peers
+from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
+from datamodules import Copy, Date
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.data import Batch, TrainingBatches
+from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.metrics import token_nll
+from lightning_tfm.modules import Optimization
+from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
+from lightning_tfm.tokenizer import PAD
+
+COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
+GPT_SIZE = {"vocab_size": 65, "d_model": 128, "num_heads": 4, "num_layers": 4, "max_length": 64}
+
+
+def tokens_of(batch: Batch) -> int:
+    """Target tokens that are scored: padding is no work."""
+    return int((batch.target_out != PAD).sum())
+
+
+def parameters_of(network: nn.Module) -> int:
+    """How many there are; tied ones once."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def repeated(step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int) -> Callable[[], Block]:
+    """Work that goes on through the batches, so many steps a block."""
+    queue = cycle(zip(batches, amounts, strict=True))
+
+    def some() -> float:
+        total = 0.0
+        for _ in range(steps):
+            batch, amount = next(queue)
+            step(batch)
+            total += amount
+        return total
+
+    return lambda: timed(some)
+
+
+def our_step(network: Network, clip: float | None = None) -> Callable[[Batch], None]:
+    """A step as our own bare loop makes it."""
+    optimizer = Optimization(learning_rate=3e-4).configure(network, 100_000, fused=True)["optimizer"]
+
+    def step(batch: Batch) -> None:
+        loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
+        (loss / (batch.target_out != PAD).sum()).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(network.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
+    """A step as tutorials make it: Adam as it comes, and the loss looked at."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
+    criterion = nn.CrossEntropyLoss(ignore_index=PAD)
+
+    def step(batch: Batch) -> None:
+        optimizer.zero_grad()
+        logits = network(batch.source, batch.target_in)
+        loss = criterion(logits.reshape(-1, logits.size(-1)), batch.target_out.reshape(-1))
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def copy_batches(batch_size: int, like_lengths: bool, number: int = 64) -> list[Batch]:
+    """The copy task's batches: rows of like length share one, as our loader has it, or all are padded to the longest."""
+    data = Copy(train_size=4_000, val_size=1, test_size=1, longer_size=1, batch_size=batch_size)
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    if like_lengths:
+        rows = iter(TrainingBatches(dataset.source_lengths, batch_size, seed=0))
+        return [dataset[next(rows)] for _ in range(number)]
+    whole = dataset[torch.arange(len(dataset))]
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
+    rows = [order.roll(-batch_size * n)[:batch_size] for n in range(number)]
+    return [Batch(*(part[some] for part in whole)) for some in rows]
+
+
+def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) -> Built:
+    """A side of the copy task's step."""
+    if allocator:
+        keep_freed_memory()
+    torch.manual_seed(0)
+    if side == "tutorial":
+        network = peers.TutorialTransformer(**COPY)
+    elif side == "torch":
+        network = peers.TorchTransformer(**COPY)
+    elif side == "torch with our dropouts":
+        network = peers.TorchTransformer(**COPY, fewer_dropouts=True)
+    else:
+        network = Transformer(**COPY, norm=side)
+    batches = copy_batches(batch_size, like_lengths)
+    step = our_step(network) if isinstance(network, Network) else tutorial_step(network)
+    work = repeated(step, batches, [tokens_of(batch) for batch in batches], max(8, 128 // batch_size))
+    return Built({"parameters": parameters_of(network)}, work)
+
+
+def same_parameters(ours: dict, peer: dict) -> None:
+    """The sides train equally many parameters."""
+    assert ours["parameters"] == peer["parameters"], f"parameters: {ours} and {peer}"
+
+
+def transformer_steps(full: bool) -> Iterator[Row]:
+    """Transformer, width 128, 2 + 2 layers, dropout 0.1, on the copy task."""
+
+    def row(name: str, target: str, ours: tuple[str, bool], peer: str, batch_size: int, note: str) -> Row:
+        norm, as_we_train = ours
+        arguments = {"batch_size": batch_size, "like_lengths": False, "allocator": False}
+        our_arguments = {"batch_size": batch_size, "like_lengths": as_we_train, "allocator": as_we_train}
+        rounds = compare(
+            Side(build_copy, {"side": norm, **our_arguments}),
+            Side(build_copy, {"side": peer, **arguments}),
+            same_parameters,
+        )
+        return ratio_row(name, "tokens/s", target, rounds, note)
+
+    alone = "the same padded tensors and memory settings: the formulations alone"
+    whole = "each as it trains: ours keeps freed memory and has rows of like length in a batch"
+    for batch_size, target in ((2, "≥ 2.5 x"), (64, "≥ 1.5 x")):
+        name = f"Transformer step, batch {batch_size} / tutorial"
+        yield row(name, target, ("post", True), "tutorial", batch_size, whole)
+        yield row(f"{name}, same tensors", target, ("post", False), "tutorial", batch_size, alone)
+    name = "Transformer step, batch 64 / nn.Transformer"
+    yield row(name, "≥ 1.5 x", ("pre", True), "torch", 64, whole)
+    yield row(f"{name}, same tensors", "≥ 1.5 x", ("pre", False), "torch", 64, alone)
+    fewer = "as the line before, and nn.Transformer without the dropouts that ours has not"
+    yield row(f"{name}, same tensors and dropouts", "", ("pre", False), "torch with our dropouts", 64, fewer)
+
+
+def windows(batch_size: int, length: int, number: int = 64) -> list[Batch]:
+    """Random windows of a text over 65 characters, as a language model is trained on."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(3, 65, (100_000,), generator=generator)
+    starts = torch.randint(len(text) - length - 1, (number, batch_size, 1), generator=generator)
+    rows = text[starts + torch.arange(length + 1)]  # (number, B, T + 1)
+    return [Batch(row.new_empty(batch_size, 0), row[:, :-1], row[:, 1:]) for row in rows]
+
+
+def decay_groups(network: nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not."""
+    parameters = list(network.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def nano_step(network: peers.NanoGPT) -> Callable[[Batch], None]:
+    """A step of nanoGPT on a CPU: AdamW as it comes, for it asks for the fused one on a GPU only."""
+    optimizer = torch.optim.AdamW(decay_groups(network), lr=3e-4, betas=(0.9, 0.99))
+
+    def step(batch: Batch) -> None:
+        logits = network(batch.target_in)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
+    """A step of Hugging Face's GPT-2 as its Trainer makes it: the model's own loss, the fused AdamW."""
+    optimizer = torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True)
+
+    def step(batch: Batch) -> None:
+        tokens = torch.cat((batch.target_in, batch.target_out[:, -1:]), dim=1)  # it shifts them itself
+        labels = tokens[:, 1:].contiguous()
+        network(input_ids=tokens[:, :-1], labels=labels, shift_labels=labels).loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
+    """Hugging Face's GPT-2 of that size, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=size["vocab_size"],
+        n_positions=size["max_length"],
+        n_embd=size["d_model"],
+        n_layer=size["num_layers"],
+        n_head=size["num_heads"],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
+    """A side of GPT's step. The facts hold the logits that it starts from, from one set of weights."""
+    if allocator:
+        keep_freed_memory()
+    torch.manual_seed(0)
+    batches = windows(12, GPT_SIZE["max_length"])
+    if side == "huggingface":
+        network = huggingface_gpt2(GPT_SIZE)
+        logits = network(batches[0].target_in).logits
+        step = huggingface_step(network)
+    elif side == "ours as huggingface":
+        network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE))
+        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
+    else:
+        network = GPT(**GPT_SIZE, bias=bias)
+        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
+        if side == "nano":
+            theirs = peers.NanoGPT(**GPT_SIZE, bias=bias)
+            theirs.take_weights_of(network)
+            network, logits, step = theirs, theirs(batches[0].target_in), nano_step(theirs)
+    facts = {"parameters": parameters_of(network), "logits": logits.detach().clone()}
+    return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], 12))
+
+
+def same_logits(ours: dict, peer: dict) -> None:
+    """The sides train the same function; the forms of the GELU may differ by 5e-4."""
+    same_parameters(ours, peer)
+    torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=2e-3)
+
+
+def gpt_steps(full: bool) -> Iterator[Row]:
+    """GPT, 4 layers x 128, context 64, batch 12."""
+    for name, ours, peer, bias, target in (
+        ("GPT step / nanoGPT's formulation", "ours", "nano", False, "≥ 1.15 x"),
+        ("GPT step / Hugging Face GPT-2", "ours as huggingface", "huggingface", True, "≥ 1.3 x"),
+    ):
+        for allocator, kind, note in (
+            (True, "", "each as it trains: ours keeps freed memory"),
+            (False, ", same memory settings", "the formulations and optimizers alone"),
+        ):
+            rounds = compare(
+                Side(build_gpt, {"side": ours, "bias": bias, "allocator": allocator}),
+                Side(build_gpt, {"side": peer, "bias": bias, "allocator": False}),
+                same_logits,
+            )
+            yield ratio_row(name + kind, "tokens/s", target, rounds, note)
+
+
+def build_dates(side: str) -> Built:
+    """A side of the date LSTM's step at the original's size, fed as each feeds itself."""
+    torch.manual_seed(0)
+    random.seed(0)
+    data = Date(train_size=20_000, val_size=1, test_size=1, batch_size=32, seed=0)
+    data.setup("fit")
+    if side == "ours":
+        keep_freed_memory()
+        network = AttentionLSTM(vocab_size=128, d_model=32, dropout=0.5)  # its vocabulary is the tutorial's 128
+        dataset = data.datasets["train"]
+        feed = map(dataset.__getitem__, TrainingBatches(dataset.source_lengths, 32, seed=0))
+        take = our_step(network, clip=0.5)
+    else:
+        network = peers.TutorialDateLSTM()
+        take, feed = date_step(network), tutorial_dates(data)
+
+    def some() -> float:
+        for _ in range(40):
+            take(next(feed))
+        return 40 * 32.0
+
+    return Built({"parameters": parameters_of(network)}, lambda: timed(some))
+
+
+def tutorial_dates(data: Date) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as the tutorial makes them: character codes, padded by a collate function, in the data's order."""
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    def codes(text: str) -> Tensor:
+        return torch.tensor([ord(character) for character in text])
+
+    def collate(pairs: list) -> tuple[Tensor, Tensor]:
+        sources, targets = zip(*((codes(pair.source), codes(pair.target)) for pair in pairs), strict=True)
+        return pad_sequence(sources, batch_first=True), pad_sequence(targets, batch_first=True)
+
+    while True:
+        yield from DataLoader(data.datasets["train"].pairs, 32, collate_fn=collate)
+
+
+def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor]], None]:
+    """A step of the date tutorial."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    criterion = nn.CrossEntropyLoss()
+
+    def step(batch: tuple[Tensor, Tensor]) -> None:
+        source, target = batch
+        logits = network(source)
+        loss = criterion(logits.reshape(-1, logits.size(-1)), target.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+        optimizer.step()
+
+    return step
+
+
+def like_parameters(ours: dict, peer: dict) -> None:
+    """The sides train about equally many parameters."""
+    assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, f"parameters: {ours} and {peer}"
+
+
+def lstm_steps(full: bool) -> Iterator[Row]:
+    """Attention LSTM, width 32, batch 32, on dates."""
+    rounds = compare(Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"}), like_parameters)
+    yield ratio_row(
+        "attention LSTM training, width 32, batch 32 / tutorial",
+        "samples/s",
+        "≥ 3 x",
+        rounds,
+        "with the feeding of batches; 54,176 and 54,241 parameters; ours writes EOS as well, 11 steps to its 10",
+    )
