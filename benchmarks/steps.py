@@ -50,9 +50,9 @@ def repeated(step: Callable[[Any], object], batches: list[Any], amounts: list[fl
     return lambda: timed(some)
 
 
-def our_step(network: Network, clip: float | None = None) -> Callable[[Batch], None]:
+def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Callable[[Batch], None]:
     """A step as our own bare loop makes it."""
-    optimizer = Optimization(learning_rate=3e-4).configure(network, 100_000, fused=True)["optimizer"]
+    optimizer = Optimization(learning_rate=learning_rate).configure(network, 100_000, fused=True)["optimizer"]
 
     def step(batch: Batch) -> None:
         loss = token_nll(network(batch.source, batch.target_in), batch.target_out)

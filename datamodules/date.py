@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 
 from babel import Locale, UnknownLocaleError
-from babel.dates import format_date
+from babel.dates import get_date_format, parse_pattern
 from faker import Faker
 
 from lightning_tfm.data import GeneratedDataModule, Pair
@@ -55,11 +55,15 @@ class Date(GeneratedDataModule):
     ) -> None:
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
-        for locale in locales:
+        # Looked up once: to look them up again for each date would take longer than to write it.
+        self.patterns = []
+        for name in locales:
             try:
-                Locale.parse(locale)
+                locale = Locale.parse(name)
             except (UnknownLocaleError, ValueError):
-                raise UserError(f"locales must be known to babel, but {locale!r} is not; try en or de_AT") from None
+                raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
+            named = [get_date_format(format, locale) if format.isalpha() else parse_pattern(format) for format in FORMATS]
+            self.patterns += [(pattern, locale) for pattern in named]
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
                 "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
@@ -83,7 +87,7 @@ class Date(GeneratedDataModule):
 
     def _texts(self, day: date) -> list[str]:
         """A date in every format and locale."""
-        return [format_date(day, format, locale) for locale in self.locales for format in FORMATS]
+        return [pattern.apply(day, locale) for pattern, locale in self.patterns]
 
     def _ambiguous(self) -> set[str]:
         """The texts that stand for more than one date: March 4 here is April 3 there."""
@@ -105,7 +109,8 @@ class Date(GeneratedDataModule):
         ambiguous = self._ambiguous()
         while True:
             day = faker.date_time_between_dates(start, end - timedelta(seconds=1), tzinfo=UTC).date()
-            text = format_date(day, faker.random_element(FORMATS), faker.random_element(self.locales))
+            pattern, locale = faker.random.choice(self.patterns)
+            text = pattern.apply(day, locale)
             if text not in ambiguous:
                 yield Pair(text, day.isoformat())
 

@@ -24,6 +24,7 @@ from lightning_tfm.callbacks import Checkpoints, Provenance, Summary
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import PairDataModule
 from lightning_tfm.errors import UserError, explain, interrupt
+from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import Seq2SeqModule
 
 TRUSTED = ("lightning_tfm", "datamodules", "lightning", "torch")
@@ -197,6 +198,7 @@ class SaveConfig(SaveConfigCallback):
 
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
+    keep_freed_memory()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
     # A configuration is data: what it names is imported only from here, and from what `--allow` names.

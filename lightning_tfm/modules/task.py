@@ -50,6 +50,7 @@ class TaskModule(LightningModule):
 
     def on_fit_start(self) -> None:
         self.seed = torch.initial_seed()
+        self.weights = list(self.network.parameters())  # to walk through the modules anew takes as long as to clip
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Draws dropout from the seed, the batch's number and the process: what was drawn before does not matter."""
@@ -64,21 +65,23 @@ class TaskModule(LightningModule):
         self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
         return loss
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides the gradients by the number of tokens in the whole step, over micro-batches and processes.
+    def _gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self.weights if weight.grad is not None]
 
-        Lightning has divided by the number of micro-batches and the strategy by that of processes; both are taken
-        back.
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the loss of the whole step, over micro-batches and processes, and the norms of its gradients.
+
+        What is divided by the step's tokens has been summed; but Lightning has divided by the number of micro-batches
+        and the strategy by that of processes, which is taken back.
         """
         loss, tokens = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
         self.step_sums = 0
         loss = loss / tokens
-        self.log("train/loss", loss)
-        gradients = {name: weight.grad for name, weight in self.named_parameters() if weight.grad is not None}
-        self.names, gradients = list(gradients), list(gradients.values())
-        torch._foreach_mul_(gradients, self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens)
+        if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # to hand it over takes time
+            self.log("train/loss", loss)
+        self.factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
         # Looked at later, all at once, for a look waits for the device.
-        norms = torch.stack(torch._foreach_norm(gradients))
+        norms = torch.stack(torch._foreach_norm(self._gradients())) * self.factor
         self.unchecked.append(torch.cat((loss.view(1), norms.to(loss.dtype))))
 
     def configure_gradient_clipping(
@@ -87,10 +90,14 @@ class TaskModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        if gradient_clip_val and gradient_clip_algorithm != "value":  # the norms are known
+        """Divides the gradients by the step's tokens, and clips them: by their norm in the same product."""
+        factor = self.factor
+        by_value = gradient_clip_algorithm == "value"
+        if gradient_clip_val and not by_value:
             norm = self.unchecked[-1][1:].norm()
-            torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), gradient_clip_val, norm)
-        else:
+            factor = factor * (gradient_clip_val / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils has it
+        torch._foreach_mul_(self._gradients(), factor)
+        if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def check_finite(self) -> None:
@@ -105,7 +112,8 @@ class TaskModule(LightningModule):
         if finite.all():
             return
         row = int(finite.all(1).logical_not().nonzero()[0])
-        names = [name for name, good in zip(self.names, finite[row, 1:].tolist(), strict=False) if not good]
+        names = [name for name, weight in self.named_parameters() if weight.grad is not None]
+        names = [name for name, good in zip(names, finite[row, 1:].tolist(), strict=False) if not good]
         groups = {
             name: group["name"]
             for group in self.trainer.optimizers[0].param_groups

@@ -1,0 +1,251 @@
+"""What the framework itself costs and gains: batches, Lightning's overhead, start-up, processes, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, absolute_row, compare, interval, ratio_row
+from benchmarks.steps import COPY, our_step, parameters_of, repeated, tokens_of
+from datamodules import Copy
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_tfm.cli import run
+from lightning_tfm.data import TrainingBatches
+from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.metrics import token_nll
+from lightning_tfm.networks import Transformer
+from lightning_tfm.tokenizer import PAD
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+WARM, TIMED = 20, 200
+"""Steps of a run before the clock starts, and until it stops: the interval of checkpoints, so one is among them."""
+
+
+LOGGED = 50
+"""The step whose loss must be the same on both sides: the first that is logged."""
+
+
+class Clock(Callback):
+    """Takes the time of TIMED steps of a run, from the start of one to the start of another."""
+
+    trainer: Trainer
+    begun = seconds = amount = 0.0
+    loss = float("nan")  # of step LOGGED
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == WARM:
+            Clock.amount, Clock.begun = 0.0, time.perf_counter()
+        elif batch_idx == WARM + TIMED:
+            Clock.seconds = time.perf_counter() - Clock.begun
+        Clock.amount += tokens_of(batch) if batch_idx < WARM + TIMED else 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx + 1 == LOGGED:
+            Clock.trainer, Clock.loss = trainer, trainer.callback_metrics["train/loss"].item()
+
+
+def fit(experiment: str, *settings: str) -> None:
+    """`lightning-tfm fit` of an experiment, in this process, without validation, looked at by Clock."""
+    command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
+    command += ["--allow", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
+    command += [f"--trainer.max_steps={WARM + TIMED + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
+    command += [f"--data.init_args.{name}=1" for name in ("val_size", "test_size")]
+    folder, before, arguments = tempfile.TemporaryDirectory(), Path.cwd(), sys.argv
+    with folder as path, open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+        os.chdir(path)
+        sys.argv = command
+        try:
+            with contextlib.redirect_stdout(nothing):
+                run()
+        finally:
+            os.chdir(before)
+            sys.argv = arguments
+
+
+def build_lengths(pool: int) -> Built:
+    """Training on sequences of 1 to 60 symbols; `pool` is how many batches' rows are sorted by length together."""
+    keep_freed_memory()  # on both sides
+    torch.manual_seed(0)
+    data = Copy(max_length=60, longer_max_length=61, train_size=20_000, val_size=1, test_size=1, longer_size=1)
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    stream = TrainingBatches(dataset.source_lengths, 64, seed=0)
+    stream.POOL = pool
+    batches = [dataset[rows] for rows in islice(stream, 256)]
+    network = Transformer(**COPY | {"dropout": 0.0, "max_length": 64})
+    lengths = torch.cat([(batch.target_out != PAD).sum(1) for batch in batches]).double()
+    facts = {"parameters": parameters_of(network), "variation": (lengths.std() / lengths.mean()).item()}
+    return Built(facts, repeated(our_step(network), batches, [tokens_of(batch) for batch in batches], 16))
+
+
+def vary(ours: dict, peer: dict) -> None:
+    """The sides train the same model, and lengths differ as much as the target asks."""
+    assert ours["parameters"] == peer["parameters"]
+    assert min(ours["variation"], peer["variation"]) >= 0.5, f"lengths vary too little: {ours} and {peer}"
+
+
+def length_buckets(full: bool) -> Iterator[Row]:
+    """Rows of like length in a batch, against random ones."""
+    rounds = compare(
+        Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1}), vary
+    )
+    note = "copying 1 to 60 symbols (coefficient of variation 0.56), batch 64, Transformer of width 128"
+    yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, note)
+
+
+def build_trainer(experiment: str) -> Built:
+    """Runs of an experiment by its command, with all that it does by default."""
+
+    def work() -> Block:
+        fit(experiment)
+        return Block(TIMED, Clock.seconds)
+
+    work()
+    return Built({"loss": Clock.loss}, work)
+
+
+def build_bare(experiment: str) -> Built:
+    """The same steps, from the same start, in a loop of our own."""
+    fit(experiment)  # what the experiment is, it knows best; it also sets the process up as the command does
+    module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
+    seed = data.seed
+
+    def loop() -> tuple[float, float]:
+        seed_everything(seed)
+        network = type(module.network)(**module.network.hyper_parameters)
+        configured = module.optimization.configure(network, WARM + TIMED + 1, fused=True)
+        optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+        assert isinstance(schedule, LambdaLR)
+        dataset = data.datasets["train"]
+        stream = islice(TrainingBatches(dataset.source_lengths, data.batch_size, seed), WARM + TIMED + 1)
+        for number, rows in enumerate(stream):
+            if number == WARM:
+                begun = time.perf_counter()
+            elif number == WARM + TIMED:
+                seconds = time.perf_counter() - begun
+            batch = dataset[rows]
+            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
+            loss = loss / (batch.target_out != PAD).sum()
+            if number + 1 == LOGGED:
+                logged = loss.item()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), Clock.trainer.gradient_clip_val)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        return logged, seconds
+
+    return Built({"loss": loop()[0]}, lambda: Block(TIMED, loop()[1]))
+
+
+def same_loss(ours: dict, peer: dict) -> None:
+    """The sides make the same steps."""
+    torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
+
+
+def trainer_overhead(full: bool) -> Iterator[Row]:
+    """The command's run against a bare loop on the same batches."""
+    for experiment, unit, target in (
+        ("date_attention_lstm", "x", "≤ 1.05 x"),
+        ("copy_transformer", "ms", "≤ 0.7 ms"),
+    ):
+        rates = compare(
+            Side(build_trainer, {"experiment": experiment}), Side(build_bare, {"experiment": experiment}), same_loss
+        )
+        rounds = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
+        note = "with CSV and W&B (offline), checkpoints, checks for NaN; `make bench` has no progress bar"
+        if unit == "ms":
+            more = [ours - bare for ours, bare in rounds]
+            row = absolute_row(f"Trainer - bare loop, {experiment}", "ms a step", target, more, note)
+        else:
+            row = ratio_row(f"Trainer / bare loop, {experiment}", "ms a step", target, rounds, note)
+        yield row
+
+
+class FirstStep(Callback):
+    """Ends the process after the first step, having written when that was."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        Path(os.environ["FIRST_STEP"]).write_text(str(time.time()))
+        os._exit(0)
+
+
+def start_up(full: bool) -> Iterator[Row]:
+    """From a typed command to what its user waits for."""
+    command = [sys.executable, "-m", "lightning_tfm"]
+    fitting = ["fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--allow", "benchmarks"]
+    fitting.append("--trainer.callbacks+=benchmarks.framework.FirstStep")
+
+    def seconds(*arguments: str) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            first = Path(folder) / "first"
+            environment = os.environ | {
+                "FIRST_STEP": str(first),
+                "OMP_NUM_THREADS": str(THREADS),
+                "PYTHONPATH": str(EXPERIMENTS.parent),
+                "WANDB_MODE": "offline",
+            }
+            begun = time.time()
+            subprocess.run([*command, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+            return (float(first.read_text()) if first.exists() else time.time()) - begun
+
+    for name, target, arguments in (
+        ("--help", "≤ 4 s", ["--help"]),
+        ("fit --help", "≤ 4 s", ["fit", "--help"]),
+        ("fit until its first step", "≤ 8 s", fitting),
+    ):
+        seconds(*arguments)  # fills the disk's cache
+        values = [seconds(*arguments) for _ in range(ROUNDS)]
+        note = "50,000 dates are generated and encoded in it" if arguments is fitting else ""
+        yield absolute_row(f"lightning-tfm {name}", "s", target, values, note)
+
+
+def build_processes(number: int) -> Built:
+    """Runs on so many processes, each with its own rows of the step's batch."""
+    settings = [f"--data.init_args.batch_size={64 * number}", f"--trainer.devices={number}"]
+    settings += ["--trainer.strategy=ddp"] if number > 1 else []
+
+    def work() -> Block:
+        fit("toy_translation_transformer", *settings)
+        return Block(Clock.amount, Clock.seconds)
+
+    return Built({}, work)
+
+
+def processes(full: bool) -> Iterator[Row]:
+    """Two processes against one, a thread and 64 rows each."""
+    rounds = compare(
+        Side(build_processes, {"number": 2}, threads=1, processes=2),
+        Side(build_processes, {"number": 1}, threads=1),
+        lambda ours, peer: None,
+    )
+    note = "gloo, 64 rows a process, toy_translation_transformer"
+    yield ratio_row("2 processes / 1, one thread each", "tokens/s", "≥ 1.6 x", rounds, note)
+
+
+def build_saving() -> Built:
+    """Saves of a run whose state has 350 MB; the amount is the highest memory above that before, by the state."""
+    size = "--model.init_args.network.init_args"
+    width = 512
+    fit_once = [f"{size}.d_model={width}", f"{size}.d_ff={4 * width}", f"{size}.num_layers=4"]
+    raise NotImplementedError(fit_once)
+
+
+def resident(name: str) -> int:
+    """Bytes of this process's memory: VmRSS now, VmHWM the highest since it was last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
