@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +44,7 @@ class Side:
         build: called once, in the side's own process; from the top of a module.
         arguments: of `build`.
         threads: of torch, in each process.
-        processes: started for it; each finds its number in RANK.
+        processes: started for it, as Lightning's own launcher would: each finds its number in LOCAL_RANK.
     """
 
     build: Callable[..., Built]
@@ -141,12 +143,15 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     before = dict(os.environ)
+    with socket.socket() as listener:  # a port that is free
+        listener.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     # one thread a core, which stays there: what the threads of a side do not share, no round shares
     os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": "true", "WANDB_MODE": "disabled"}
     for rank in range(side.processes):
         ours, theirs = context.Pipe()
         if side.processes > 1:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_PROC_BIND": "false"}
+            os.environ |= {"LOCAL_RANK": str(rank), "OMP_PROC_BIND": "false"}  # or all would be bound to one core
         process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads), daemon=True)
         process.start()
         theirs.close()
@@ -163,7 +168,7 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
 
     try:
         facts = [pipe.recv() for pipe in pipes]
-        work()  # warms up
+        work()  # warms up, and pages in what the first allocations need
         yield facts[0], work
     finally:
         for pipe in pipes:
@@ -176,13 +181,16 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
 def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], threads: int) -> None:
     torch.set_num_threads(threads)
     facts, work = build(**arguments)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run of ours has meant to save first
     pipe.send(facts)
     while True:
         try:
             pipe.recv()
         except EOFError:
             return
-        pipe.send(work())
+        block = work()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pipe.send(block)
 
 
 def compare(ours: Side, peer: Side, same: Callable[[dict, dict], None], rounds: int = ROUNDS) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -137,10 +138,11 @@ class Checkpoints(Checkpoint):
 
     def _agree(self, trainer: Trainer) -> bool:
         """Whether any process was told to end."""
-        told = self.signum is not None
         if trainer.world_size == 1:
-            return told  # without a wait for the device
-        return trainer.strategy.reduce_boolean_decision(told, all=False)
+            return self.signum is not None  # without a wait for the device
+        told = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)  # Lightning's would wait at a barrier before
+        return bool(told)
 
     def _end_if_agreed(self, trainer: Trainer) -> None:
         if self.ends:

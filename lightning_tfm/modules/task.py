@@ -31,6 +31,8 @@ class TaskModule(LightningModule):
         super().__init__()
         self.network = network
         self.optimization = optimization
+        # What DDP would send round before each step: tables of positions, which never change.
+        self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
         self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.save_hyperparameters(
@@ -74,7 +76,9 @@ class TaskModule(LightningModule):
         What is divided by the step's tokens has been summed; but Lightning has divided by the number of micro-batches
         and the strategy by that of processes, which is taken back.
         """
-        loss, tokens = self.trainer.strategy.reduce(self.step_sums, reduce_op="sum")
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(self.step_sums)  # Lightning's would wait at a barrier before
+        loss, tokens = self.step_sums
         self.step_sums = 0
         loss = loss / tokens
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # to hand it over takes time
