@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all reproduce lint
+.PHONY: install train test test-all reproduce bench lint
 
 install: $(INSTALLED)
 
@@ -28,6 +28,14 @@ test-all: install
 # Every number of the README's results, from three seeds.
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
+
+# Ours against its peers, side by side; FULL=1 runs those whole that a recorded run stands for.
+bench: $(INSTALLED)-bench
+	$(BIN)/python -m benchmarks $(if $(FULL),--full)
+
+$(INSTALLED)-bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@touch $@
 
 lint: install
 	$(BIN)/ruff check

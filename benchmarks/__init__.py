@@ -1,0 +1,1 @@
+"""What measures the framework against its peers, side by side."""

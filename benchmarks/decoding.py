@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from benchmarks import peers
 from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date
-from torch import Tensor
-
 from lightning_tfm.data import TrainingBatches
 from lightning_tfm.decoding import decode
 from lightning_tfm.memory import keep_freed_memory

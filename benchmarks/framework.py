@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started
-from benchmarks.steps import COPY, our_step, parameters_of, repeated, tokens_of
-from datamodules import Copy
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch.optim.lr_scheduler import LambdaLR
 
+from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started
+from benchmarks.steps import COPY, our_step, parameters_of, repeated, tokens_of
+from datamodules import Copy
 from lightning_tfm.cli import run
 from lightning_tfm.data import TrainingBatches
 from lightning_tfm.memory import keep_freed_memory
@@ -107,9 +107,7 @@ def vary(ours: dict, peer: dict) -> None:
 
 def length_buckets(full: bool) -> Iterator[Row]:
     """Rows of like length in a batch, against random ones."""
-    rounds = compare(
-        Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1}), vary
-    )
+    rounds = compare(Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1}), vary)
     note = "copying 1 to 60 symbols (coefficient of variation 0.56), batch 64, Transformer of width 128"
     yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, note)
 
@@ -171,9 +169,7 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
         ("copy_transformer", "ms", "≤ 0.7 ms", 1),  # what is looked for, of one thread, drowns in what two wait for
     ):
         arguments = {"experiment": experiment}
-        rates = compare(
-            Side(build_trainer, arguments, threads), Side(build_bare, arguments, threads), same_loss
-        )
+        rates = compare(Side(build_trainer, arguments, threads), Side(build_bare, arguments, threads), same_loss)
         rounds = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
         note = "with CSV and W&B (offline), checkpoints, checks for NaN; `make bench` has no progress bar"
         if unit == "ms":
@@ -247,7 +243,7 @@ def processes(full: bool) -> Iterator[Row]:
 
 
 def build_saving() -> Built:
-    """Checkpoints of a run whose weights and optimizer have some 360 MB; the amount is what a save takes beside that."""
+    """Saves of a large run; the amount is the memory that one takes, as a part of weights and optimizer."""
     size = "--model.init_args.network.init_args"
     fit("copy_transformer", f"{size}.d_model=768", f"{size}.d_ff=3072", "--checkpoint.every_n_train_steps=1000")
     trainer = Clock.trainer

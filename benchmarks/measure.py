@@ -128,6 +128,13 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
     )
 
 
+def seconds_row(name: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
+    """A row of rounds (ours, peer) in seconds, so that less is better."""
+    row = ratio_row(name, "s", target, [(1 / ours, 1 / peer) for ours, peer in rounds], note)
+    row.ours, row.peer = (statistics.median(side) for side in zip(*rounds, strict=True))
+    return row
+
+
 def absolute_row(name: str, unit: str, target: str, values: list[float], note: str = "") -> Row:
     """A row without a peer."""
     low, high = interval(values)
@@ -193,7 +200,9 @@ def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], th
         pipe.send(block)
 
 
-def compare(ours: Side, peer: Side, same: Callable[[dict, dict], None], rounds: int = ROUNDS) -> list[tuple[float, float]]:
+def compare(
+    ours: Side, peer: Side, same: Callable[[dict, dict], None], rounds: int = ROUNDS
+) -> list[tuple[float, float]]:
     """The rates of both sides, round by round, in the order ours, peer, peer, ours.
 
     Args:

@@ -42,9 +42,7 @@ class TutorialLayer(nn.Module):
         super().__init__()
         self.attentions = nn.ModuleList(TutorialAttention(d_model, num_heads) for _ in range(1 + has_memory))
         self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + has_memory))
-        self.feed_forward = nn.Sequential(
-            nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
-        )
+        self.feed_forward = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None, memory_mask: Tensor | None = None):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from itertools import cycle
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle, repeat
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
 from datamodules import Copy, Date
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from lightning_tfm.data import Batch, TrainingBatches
+from lightning_tfm.data import Batch, Pair, TrainingBatches
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Optimization
@@ -35,7 +37,9 @@ def parameters_of(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def repeated(step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int) -> Callable[[], Block]:
+def repeated(
+    step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int
+) -> Callable[[], Block]:
     """Work that goes on through the batches, so many steps a block."""
     queue = cycle(zip(batches, amounts, strict=True))
 
@@ -82,7 +86,7 @@ def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def copy_batches(batch_size: int, like_lengths: bool, number: int = 64) -> list[Batch]:
-    """The copy task's batches: rows of like length share one, as our loader has it, or all are padded to the longest."""
+    """The copy task's batches: rows of like length in one, as our loader has it, or all padded to the longest."""
     data = Copy(train_size=4_000, val_size=1, test_size=1, longer_size=1, batch_size=batch_size)
     data.setup("fit")
     dataset = data.datasets["train"]
@@ -274,7 +278,8 @@ def build_dates(side: str) -> Built:
         take = our_step(network, clip=0.5)
     else:
         network = peers.TutorialDateLSTM()
-        take, feed = date_step(network), tutorial_dates(data)
+        take = date_step(network)
+        feed = chain.from_iterable(repeat(tutorial_dates(data.datasets["train"].pairs)))
 
     def some() -> float:
         for _ in range(40):
@@ -284,20 +289,17 @@ def build_dates(side: str) -> Built:
     return Built({"parameters": parameters_of(network)}, lambda: timed(some))
 
 
-def tutorial_dates(data: Date) -> Iterator[tuple[Tensor, Tensor]]:
+def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
     """Batches as the tutorial makes them: character codes, padded by a collate function, in the data's order."""
-    from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import DataLoader
 
     def codes(text: str) -> Tensor:
         return torch.tensor([ord(character) for character in text])
 
-    def collate(pairs: list) -> tuple[Tensor, Tensor]:
+    def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
         sources, targets = zip(*((codes(pair.source), codes(pair.target)) for pair in pairs), strict=True)
         return pad_sequence(sources, batch_first=True), pad_sequence(targets, batch_first=True)
 
-    while True:
-        yield from DataLoader(data.datasets["train"].pairs, 32, collate_fn=collate)
+    return DataLoader(pairs, 32, collate_fn=collate)
 
 
 def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor]], None]:

@@ -62,7 +62,9 @@ class Date(GeneratedDataModule):
                 locale = Locale.parse(name)
             except (UnknownLocaleError, ValueError):
                 raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
-            named = [get_date_format(format, locale) if format.isalpha() else parse_pattern(format) for format in FORMATS]
+            named = [
+                get_date_format(format, locale) if format.isalpha() else parse_pattern(format) for format in FORMATS
+            ]
             self.patterns += [(pattern, locale) for pattern in named]
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(

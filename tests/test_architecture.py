@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = [
-    {"lightning_tfm.errors", "lightning_tfm.files"},
+    {"lightning_tfm.errors", "lightning_tfm.files", "lightning_tfm.memory"},
     {"lightning_tfm.tokenizer", "lightning_tfm.layers"},
     {"lightning_tfm.decoding", "lightning_tfm.data"},
     {"lightning_tfm.metrics", "lightning_tfm.networks"},

@@ -1,0 +1,128 @@
+"""`python -m benchmarks [NAME ...] [--full]`: measures all rows, or those that are named; see README.md beside this."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks import convergence, decoding, framework, steps
+from benchmarks.measure import ROUNDS, THREADS, Row
+from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.files import write_text
+
+FOLDER = Path(__file__).parent
+BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
+    convergence.dates_against_tutorial,
+    convergence.copying,
+    steps.transformer_steps,
+    steps.gpt_steps,
+    steps.lstm_steps,
+    decoding.key_value_cache,
+    decoding.batched_dates,
+    framework.length_buckets,
+    framework.trainer_overhead,
+    framework.start_up,
+    framework.processes,
+    framework.saving,
+)
+
+
+def number(value: float | None) -> str:
+    """Four digits at most, thousands set apart."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def cells(row: Row) -> list[str]:
+    """A row as the table shows it."""
+    if row.status != "measured":
+        return [row.name, "", "", row.unit, row.status, "", row.target, ""]
+    around = f"{number(row.low)} to {number(row.high)}"
+    verdict = {True: "yes", False: "NO", None: ""}[row.held]
+    return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
+
+
+COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
+
+
+def table(rows: list[Row]) -> Table:
+    """All rows, for a terminal."""
+    shown = Table(title=f"ours against a peer: medians of {ROUNDS} rounds, {THREADS} threads")
+    for name in COLUMNS:
+        shown.add_column(name, justify="left" if name in ("benchmark", "unit", "held") else "right")
+    for row in rows:
+        shown.add_row(*cells(row), style="" if row.held in (True, None) else "bold")
+    return shown
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """The ratios with their intervals and targets, on a logarithmic axis."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in rows if row.ratio is not None][::-1]
+    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(rows) + 1.2), layout="constrained")
+    for place, row in enumerate(rows):
+        colour = "tab:orange" if row.held is False else "tab:blue"
+        axes.plot([row.low, row.high], [place, place], color=colour, linewidth=3)
+        axes.plot(row.ratio, place, "o", color=colour)
+        if row.target:
+            axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_xlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Runs the benchmarks and writes what they gave."""
+    names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is named")
+    parser.add_argument("--full", action="store_true", help="run peers whole, where a recorded run stands for them")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(names)
+    if unknown:
+        parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
+
+    console, rows, begun = Console(stderr=True), [], time.time()
+    chosen = [names[name] for name in options.names or names]
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+        for place, benchmark in enumerate(chosen, start=1):
+            task = progress.add_task(f"{place} of {len(chosen)}: {benchmark.__doc__}")
+            for row in benchmark(options.full):
+                rows.append(row)
+                progress.console.print(" | ".join(cells(row)), highlight=False)
+            progress.remove_task(task)
+    Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
+    if options.names:
+        print("results.json and results.png are written where all are measured")
+        return
+    results = {
+        "rows": [row.as_dict() for row in rows],
+        "minutes": round((time.time() - begun) / 60, 1),
+        "commit": git()["commit"],
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+    write_text(FOLDER / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    plot(rows, FOLDER / "results.png")
+    print(f"written: {FOLDER / 'results.json'}, {FOLDER / 'results.png'}")
+
+
+if __name__ == "__main__":
+    main()

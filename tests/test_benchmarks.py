@@ -1,0 +1,142 @@
+"""What the benchmarks rest on: both sides do the same, and figures are what they say. Nothing is timed."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from benchmarks import decoding, framework, measure, peers, steps
+from benchmarks.__main__ import cells
+from lightning_tfm.layers import Dropout
+from lightning_tfm.networks import GPT, Transformer
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says():
+    draw = random.Random(0)
+    for count, wanted in ((8, 0.9297), (20, 0.9586 - 0.0173)):  # by the binomial distribution
+        covered = 0
+        for _ in range(4000):
+            low, high = measure.interval([draw.gauss(0, 1) for _ in range(count)])
+            covered += low <= 0 <= high
+        assert covered / 4000 == pytest.approx(wanted, abs=0.02)
+
+
+def test_few_values_have_their_range_as_interval():
+    assert measure.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+
+
+def test_a_row_holds_where_its_median_reaches_the_target():
+    rounds = [(2.0, 1.0), (3.0, 1.0), (4.0, 1.0)]
+    row = measure.ratio_row("ours / peer", "tokens/s", "≥ 3 x", rounds)
+    assert (row.ratio, row.low, row.high, row.held) == (3.0, 2.0, 4.0, True)
+    assert not measure.ratio_row("ours / peer", "tokens/s", "≥ 3.1 x", rounds).held
+    assert measure.absolute_row("ours", "s", "≤ 4 s", [5.0, 4.0, 1.0]).held
+    seconds = measure.seconds_row("ours / peer", "≥ 2 x", [(1.0, 2.0), (1.0, 4.0), (1.0, 3.0)])
+    assert (seconds.ours, seconds.peer) == (1.0, 3.0)
+    assert seconds.ratio == pytest.approx(3)
+
+
+def test_a_row_that_was_not_measured_says_so():
+    row = measure.Row("on a GPU", "tokens/s", "≥ 1 x")
+    assert row.as_dict()["status"] == "not measured"
+    assert "not measured" in cells(row)
+    assert row.as_dict()["ratio"] is None
+
+
+def test_two_sides_are_measured_in_processes_of_their_own():
+    rounds = measure.compare(
+        measure.Side(build_number, {"number": 3}), measure.Side(build_number, {"number": 2}), differ, rounds=2
+    )
+    assert rounds == [(3.0, 2.0), (3.0, 2.0)]
+
+
+def build_number(number):
+    return measure.Built({"number": number, "thread": torch.get_num_threads()}, lambda: measure.Block(number, 1.0))
+
+
+def differ(ours, peer):
+    assert ours == {"number": 3, "thread": measure.THREADS}
+    assert peer == {"number": 2, "thread": measure.THREADS}
+
+
+@pytest.mark.parametrize(("norm", "peer"), [("post", peers.TutorialTransformer), ("pre", peers.TorchTransformer)])
+def test_transformers_of_both_sides_have_equally_many_parameters(norm, peer):
+    ours = Transformer(**steps.COPY, norm=norm)
+    assert steps.parameters_of(ours) == steps.parameters_of(peer(**steps.COPY))
+
+
+def test_the_tutorials_attention_equals_ours():
+    torch.manual_seed(0)
+    ours = Transformer(7, d_model=16, num_heads=4, num_layers=1, d_ff=64, dropout=0.0, norm="post")
+    tutorial = peers.TutorialAttention(16, 4)
+    layer = ours.decoder[0].cross_attention
+    weight, bias = layer.key_value.weight.chunk(2), layer.key_value.bias.chunk(2)
+    with torch.no_grad():
+        for theirs, (w, b) in {
+            tutorial.query: (layer.query.weight, layer.query.bias),
+            tutorial.key: (weight[0], bias[0]),
+            tutorial.value: (weight[1], bias[1]),
+            tutorial.output: (layer.output.weight, layer.output.bias),
+        }.items():
+            theirs.weight.copy_(w)
+            theirs.bias.copy_(b)
+    x, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]).bool()[:, None, None]
+    torch.testing.assert_close(tutorial(x, memory, mask), layer(x, layer.project_memory(memory), mask))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_nanogpt_with_our_weights_gives_our_logits(bias):
+    torch.manual_seed(0)
+    ours = GPT(65, d_model=32, num_heads=4, num_layers=2, max_length=16, bias=bias)
+    theirs = peers.NanoGPT(65, 32, 4, 2, 16, bias)
+    theirs.take_weights_of(ours)
+    tokens = torch.randint(3, 65, (2, 16))
+    expected = ours(tokens[:, :0], tokens)
+    torch.testing.assert_close(theirs(tokens), expected)
+    torch.testing.assert_close(theirs.next_logits(tokens), expected[:, -1])
+
+
+def test_the_dates_of_both_sides_are_the_same():
+    pairs = steps.Date(train_size=40, val_size=1, test_size=1, batch_size=1).pairs("train")
+    source, target = next(iter(steps.tutorial_dates(pairs)))
+    assert source.shape[0] == 32
+    for row, pair in zip(source.tolist(), pairs, strict=False):
+        assert "".join(map(chr, row)).rstrip("\0") == pair.source
+    assert "".join(map(chr, target[0].tolist())) == pairs[0].target
+    assert peers.TutorialDateLSTM()(source).shape == (32, 10, 128)
+
+
+def test_lengths_vary_as_the_target_asks():
+    facts = [framework.build_lengths(pool).facts for pool in (16, 1)]
+    framework.vary(*facts)
+
+
+def test_sampling_with_the_cache_gives_the_tokens_of_recomputing():
+    arguments = {"max_length": decoding.SAMPLED + 2, "whole": False}
+    ours, peer = (decoding.build_sampler(side, **arguments).facts for side in ("ours", "recomputed"))
+    decoding.same_tokens(ours, peer)
+    peer["tokens"][0, 0] += 1
+    with pytest.raises(AssertionError):
+        decoding.same_tokens(ours, peer)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_zeroes_with_its_probability_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    dropout, x = Dropout(p), torch.ones(1001, 999)  # no multiple of the four values that are drawn together
+    y = dropout(x)
+    zeroed = (y == 0).double().mean().item()
+    deviation = math.sqrt(p * (1 - p) / x.numel())
+    assert zeroed == pytest.approx(p, abs=5 * deviation)
+    assert y.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4)
+    # neighbours, which share 64 random bits, are independent
+    together = ((y[:, 1:] == 0) & (y[:, :-1] == 0)).double().mean().item()
+    assert together == pytest.approx(p * p, abs=5 * math.sqrt(p * p * (1 - p * p) / y[:, 1:].numel()) + 1e-3)
+    torch.manual_seed(0)
+    assert dropout(x).equal(y)
+    assert not dropout(x).equal(y)
+    assert dropout.eval()(x) is x
