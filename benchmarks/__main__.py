@@ -21,6 +21,7 @@ from lightning_tfm.files import write_text
 FOLDER = Path(__file__).parent
 BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.dates_against_tutorial,
+    convergence.dates_against_yoyodyne,
     convergence.copying,
     steps.transformer_steps,
     steps.gpt_steps,
