@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import convergence, decoding, framework, steps
+from benchmarks import convergence, decoding, framework, gpu, steps
 from benchmarks.measure import ROUNDS, THREADS, Row
 from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.files import write_text
@@ -33,6 +33,9 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.start_up,
     framework.processes,
     framework.saving,
+    gpu.gpt2_124m,
+    gpu.tiny_shakespeare,
+    gpu.decoding_graphs,
 )
 
 

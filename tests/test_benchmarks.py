@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from benchmarks import decoding, framework, measure, peers, steps
+from benchmarks import decoding, framework, gpu, measure, peers, steps
 from benchmarks.__main__ import cells
 from lightning_tfm.layers import Dropout
-from lightning_tfm.networks import GPT, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says():
@@ -140,3 +140,65 @@ def test_dropout_zeroes_with_its_probability_and_keeps_the_mean(p):
     assert dropout(x).equal(y)
     assert not dropout(x).equal(y)
     assert dropout.eval()(x) is x
+
+
+TINY = {"vocab_size": 70, "d_model": 32, "num_heads": 2, "num_layers": 2, "max_length": 16}
+
+
+def test_gpt2_steps_of_both_sides_have_the_same_losses():
+    arguments = {"size": TINY, "batch_size": 2, "device": "cpu", "steps": 2, "compiled": False}
+    ours, peer = (gpu.build_gpt2(side, **arguments) for side in ("ours", "nano"))
+    gpu.same_training(ours.facts, peer.facts)
+    assert ours.work().amount == 2 * 2 * 16
+
+
+def test_flops_of_a_token_are_those_of_its_products():
+    """Two operations for each weight that a token meets and each pair of positions, three passes."""
+    network = GPT(**TINY, bias=False)
+    D, T, layers = 32, 16, 2
+    linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, torch.nn.Linear))  # the head is tied
+    attention = layers * 2 * T * D  # scores and contexts
+    norms = (2 * layers + 1) * D
+    flops = gpu.flops_per_token(TINY, steps.parameters_of(network))
+    assert flops == 6 * (linear + attention + norms)
+
+
+def test_a_text_is_learned_to_a_goal_and_scored_whole(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    size = {"d_model": 32, "num_heads": 2, "num_layers": 1, "max_length": 16}
+    arguments = {"path": str(path), "device": "cpu", "size": size, "most_steps": 40, "every": 20}
+    reached = gpu.build_shakespeare(**arguments, goal=3.3).work()
+    assert reached.amount <= 3.3  # ln 30 is 3.4
+    assert math.isfinite(reached.seconds)
+    assert gpu.build_shakespeare(**arguments, goal=0.0).work().seconds == math.inf
+
+
+def test_the_whole_loss_is_that_of_every_window():
+    torch.manual_seed(0)
+    network, text = GPT(**TINY, bias=False), torch.randint(3, 70, (16 * 70 + 5,))
+    losses = []
+    for start in range(0, 16 * 70, 16):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = network(text[None, :0], text[None, start : start + 16])
+        losses.append(torch.nn.functional.cross_entropy(logits[0].float(), text[start + 1 : start + 17]).item())
+    assert gpu.whole_loss(network, text, 16, "cpu") == pytest.approx(sum(losses) / 70, rel=2e-3)
+
+
+@pytest.mark.parametrize(("network", "keeps"), [(AttentionLSTM(70, 8), True), (GPT(**TINY), False)])
+def test_only_states_that_keep_their_shapes_can_be_replayed(network, keeps):
+    state = network.encode(torch.randint(3, 70, (2, 5)))
+    _, following = network.decode_step(torch.tensor([1, 1]), state)
+    assert gpu.same_shapes(state, following) == keeps
+    assert gpu.same_shapes(state, gpu.clone(state))
+    if keeps:
+        target = gpu.clone(state)
+        gpu.copy_into(target, following)
+        assert all(a.equal(b) for a, b in zip(target, following, strict=True))
+
+
+def test_without_a_gpu_its_rows_say_so(monkeypatch):
+    monkeypatch.setattr(gpu, "has_gpu", lambda: False)
+    rows = [row for benchmark in (gpu.gpt2_124m, gpu.tiny_shakespeare, gpu.decoding_graphs) for row in benchmark(False)]
+    assert len(rows) == 4
+    assert all(row.as_dict()["status"] == "not measured" for row in rows)

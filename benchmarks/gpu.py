@@ -1,0 +1,295 @@
+"""On one GPU. Where there is none, the rows say so; what a CPU can check of them, the tests do."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import peers
+from benchmarks.measure import Block, Built, Row, Side, absolute_row, compare, ratio_row, started
+from benchmarks.steps import decay_groups, parameters_of, windows
+from lightning_tfm.data import Batch
+from lightning_tfm.decoding import State, Step
+from lightning_tfm.metrics import token_nll
+from lightning_tfm.networks import GPT, AttentionLSTM
+from lightning_tfm.tokenizer import BOS
+
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bf16 FLOP/s of a device whose name holds the key (NVIDIA's data sheets; twice that is for sparse matrices)."""
+
+GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
+SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256}
+
+
+def has_gpu() -> bool:
+    """Whether the rows of this file can be measured here."""
+    return torch.cuda.is_available()
+
+
+def flops_per_token(size: dict[str, int], parameters: int) -> float:
+    """Of a training step: 6 N + 12 L D T, N without the positions (Chowdhery et al. 2022, appendix B)."""
+    weights = parameters - size["max_length"] * size["d_model"]
+    return 6 * weights + 12 * size["num_layers"] * size["d_model"] * size["max_length"]
+
+
+def synchronise(device: str) -> None:
+    """Waits until the device has done what it was asked for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def bf16_step(network: nn.Module, forward: Callable[[Batch], Tensor], device: str) -> Callable[[Batch], Tensor]:
+    """A step under bf16 autocast, with the fused AdamW; returns the loss."""
+    optimizer = torch.optim.AdamW(decay_groups(network), lr=6e-4, betas=(0.9, 0.95), fused=True)
+
+    def step(batch: Batch) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            loss = forward(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, steps: int, compiled: bool) -> Built:
+    """A side of GPT-2's training step: our GPT, or nanoGPT's formulation with its weights."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    network: nn.Module = GPT(**size, bias=False)
+    if side == "nano":
+        theirs = peers.NanoGPT(**size, bias=False)
+        theirs.take_weights_of(network)
+        network = theirs
+    network = network.to(device)
+    if compiled:
+        network.compile()  # in place: the names of its weights stay
+    batches = [Batch(*(part.to(device) for part in batch)) for batch in windows(batch_size, size["max_length"], 8)]
+
+    def ours(batch: Batch) -> Tensor:
+        return token_nll(network(batch.source, batch.target_in), batch.target_out) / batch.target_out.numel()
+
+    def nano(batch: Batch) -> Tensor:
+        logits = network(batch.target_in)
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
+
+    step = bf16_step(network, nano if side == "nano" else ours, device)
+    losses = [step(batch).item() for batch in batches[:3]]
+
+    def work() -> Block:
+        synchronise(device)
+        begun = time.perf_counter()
+        for number in range(steps):
+            step(batches[number % len(batches)])
+        synchronise(device)
+        return Block(steps * batches[0].target_in.numel(), time.perf_counter() - begun)
+
+    return Built({"parameters": parameters_of(network), "losses": losses}, work)
+
+
+def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> None:
+    """The sides have equally many parameters, and the losses of their first steps are the same in bf16."""
+    assert ours["parameters"] == peer["parameters"], f"parameters: {ours} and {peer}"
+    torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(peer["losses"]), rtol=1e-2, atol=0)
+
+
+def gpt2_124m(full: bool) -> Iterator[Row]:
+    """GPT-2's 124M shape on a GPU: bf16, compiled, 32 x 1024 tokens a step."""
+    name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
+    used, share = "GPT-2 124M, bf16, compiled: model FLOP utilisation", "≥ 45 %"
+    peak = next((peak for key, peak in PEAKS.items() if has_gpu() and key in torch.cuda.get_device_name()), None)
+    if not has_gpu():
+        yield Row(name, "tokens/s", target, note="no GPU")
+        yield Row(used, "%", share, note="no GPU")
+        return
+    arguments = {"size": GPT2_124M, "batch_size": 32, "device": "cuda", "steps": 20, "compiled": True}
+    rounds = compare(
+        Side(build_gpt2, {"side": "ours", **arguments}), Side(build_gpt2, {"side": "nano", **arguments}), same_training
+    )
+    yield ratio_row(name, "tokens/s", target, rounds, torch.cuda.get_device_name())
+    if peak is None:
+        yield Row(used, "%", share, note=f"no peak is known for {torch.cuda.get_device_name()}")
+        return
+    flops = flops_per_token(GPT2_124M, parameters_of(GPT(**GPT2_124M, bias=False)))
+    values = [100 * ours * flops / peak for ours, _ in rounds]
+    yield absolute_row(used, "%", share, values, f"of {peak / 1e12:.0f} TFLOP/s dense, {torch.cuda.get_device_name()}")
+
+
+def text_windows(text: Tensor, length: int, batch_size: int, generator: torch.Generator) -> Batch:
+    """Windows of a text (N), drawn at random: (B, T) each."""
+    starts = torch.randint(len(text) - length, (batch_size, 1), generator=generator).to(text.device)
+    rows = text[starts + torch.arange(length + 1, device=text.device)]
+    return Batch(rows.new_empty(batch_size, 0), rows[:, :-1], rows[:, 1:])
+
+
+@torch.no_grad()
+def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
+    """The mean loss of a text, cut into windows that follow each other; the last, shorter one is left out."""
+    network.eval()
+    count = (len(text) - 1) // length
+    inputs, targets = text[: count * length].view(count, length), text[1 : count * length + 1].view(count, length)
+    total = 0.0
+    for some, wanted in zip(inputs.split(64), targets.split(64), strict=True):
+        with torch.autocast(device, torch.bfloat16):
+            total += token_nll(network(some[:, :0], some), wanted).item()
+    network.train()
+    return total / targets.numel()
+
+
+def build_shakespeare(path: str, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
+    """Trainings of a character GPT on a text at nanoGPT's GPU setting; each block is one, of another seed."""
+    characters = sorted(set(text := Path(path).read_text()))
+    ids = torch.tensor([3 + characters.index(character) for character in text], device=device)
+    train, val = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
+    seeds = iter(range(11, 1000))
+
+    def work() -> Block:
+        seed = next(seeds)
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        network = GPT(3 + len(characters), **size, dropout=0.2, bias=False).to(device)
+        if device == "cuda":
+            network.compile()
+        optimizer = torch.optim.AdamW(decay_groups(network), lr=1e-3, betas=(0.9, 0.99), fused=True)
+        # warm-up, then a half cosine to a tenth
+        factor = lambda n: min((n + 1) / 100, 0.55 + 0.45 * math.cos(math.pi * min(1, n / most_steps)))  # noqa: E731
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        seconds, begun, best = 0.0, time.perf_counter(), math.inf
+        for number in range(1, most_steps + 1):
+            batch = text_windows(train, size["max_length"], 64, generator)
+            with torch.autocast(device, torch.bfloat16):
+                logits = network(batch.source, batch.target_in)
+            (token_nll(logits, batch.target_out) / batch.target_out.numel()).backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if number % every == 0:
+                synchronise(device)
+                seconds += time.perf_counter() - begun
+                best = min(best, whole_loss(network, val, size["max_length"], device))
+                if best <= goal:
+                    return Block(best, seconds)
+                begun = time.perf_counter()
+        return Block(best, math.inf)
+
+    return Built({"characters": len(characters)}, work)
+
+
+def tiny_shakespeare(full: bool) -> Iterator[Row]:
+    """Tiny Shakespeare at nanoGPT's GPU setting: seconds of training until a validation loss of 1.47."""
+    name, target, goal = "tiny Shakespeare, 6 x 384, until 1.47", "≤ 60 s", 1.47
+    path = os.environ.get("TINY_SHAKESPEARE")
+    if not has_gpu() or path is None:
+        why = "no GPU" if not has_gpu() else "TINY_SHAKESPEARE names no file: set it to the text's"
+        yield Row(name, "s", target, note=why)
+        return
+    arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 5000, "every": 250}
+    with started(Side(build_shakespeare, arguments)) as (_, work):
+        blocks = [work() for _ in range(8)]
+    note = f"the whole validation part; losses {', '.join(f'{block.amount:.3f}' for block in blocks)}"
+    yield absolute_row(name, "s", target, [block.seconds for block in blocks], note)
+
+
+def same_shapes(state: State, other: State) -> bool:
+    """Whether all tensors of two states have the same shapes: a step that keeps them can be replayed."""
+    if isinstance(state, Tensor):
+        return state.shape == other.shape
+    return len(state) == len(other) and all(map(same_shapes, state, other))
+
+
+def copy_into(state: State, other: State) -> None:
+    """Overwrites the tensors of a state with those of another."""
+    if isinstance(state, Tensor):
+        state.copy_(other)
+    else:
+        for mine, theirs in zip(state, other, strict=True):
+            copy_into(mine, theirs)
+
+
+def clone(state: State) -> State:
+    """A state of its own memory."""
+    return state.clone() if isinstance(state, Tensor) else tuple(map(clone, state))
+
+
+def graphed(step: Step, token: Tensor, state: State) -> Step:
+    """The step as one CUDA graph: all its kernels are launched at once.
+
+    For states that keep their shapes, as the attention LSTM's; a cache that grows cannot be replayed.
+    """
+    token, state = token.clone(), clone(state)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            logits, following = step(token, state)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert same_shapes(state, following), "only a state that keeps its shapes can be replayed"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits, following = step(token, state)
+
+    def replay(new_token: Tensor, new_state: State) -> tuple[Tensor, State]:
+        token.copy_(new_token)
+        copy_into(state, new_state)
+        graph.replay()
+        return logits, following
+
+    return replay
+
+
+def build_steps(side: str, device: str, steps: int) -> Built:
+    """Greedy steps of the date model's size for 500 dates, launched kernel by kernel or as a graph."""
+    torch.manual_seed(0)
+    network = AttentionLSTM(64, d_model=64).to(device).eval()
+    source = torch.randint(3, 64, (500, 20), device=device)
+    step = network.decode_step
+
+    @torch.inference_mode()
+    def decoded() -> Tensor:
+        state, token, tokens = network.encode(source), torch.full((500,), BOS, device=device), []
+        for _ in range(steps):
+            logits, state = step(token, state)
+            token = logits.argmax(-1)
+            tokens.append(token)
+        return torch.stack(tokens)
+
+    with torch.inference_mode() if side == "graph" else nullcontext():
+        if side == "graph":
+            step = graphed(network.decode_step, torch.full((500,), BOS, device=device), network.encode(source))
+
+    def work() -> Block:
+        synchronise(device)
+        begun = time.perf_counter()
+        decoded()
+        synchronise(device)
+        return Block(steps, time.perf_counter() - begun)
+
+    return Built({"tokens": decoded().cpu()}, work)
+
+
+def decoding_graphs(full: bool) -> Iterator[Row]:
+    """Decoding steps of the attention LSTM on a GPU: as a CUDA graph, against kernel by kernel."""
+    name = "attention LSTM decoding, CUDA graph / eager"
+    if not has_gpu():
+        yield Row(name, "steps/s", "", note="no GPU")
+        return
+    arguments = {"device": "cuda", "steps": 200}
+
+    def same(ours: dict[str, Any], peer: dict[str, Any]) -> None:
+        assert ours["tokens"].equal(peer["tokens"])
+
+    rounds = compare(
+        Side(build_steps, {"side": "graph", **arguments}), Side(build_steps, {"side": "eager", **arguments}), same
+    )
+    yield ratio_row(name, "steps/s", "", rounds, torch.cuda.get_device_name())
