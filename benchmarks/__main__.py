@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import convergence, decoding, framework, gpu, steps
+from benchmarks import convergence, decoding, framework, gpu, limits, steps
 from benchmarks.measure import ROUNDS, THREADS, Row
-from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.callbacks import provenance
 from lightning_tfm.files import write_text
 
 FOLDER = Path(__file__).parent
@@ -33,6 +34,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.start_up,
     framework.processes,
     framework.saving,
+    limits.limits,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
     gpu.decoding_graphs,
@@ -66,6 +68,28 @@ def table(rows: list[Row]) -> Table:
     for row in rows:
         shown.add_row(*cells(row), style="" if row.held in (True, None) else "bold")
     return shown
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """RESULTS.md, from what results.json holds."""
+    rows = [Row(**row) for row in results["rows"]]
+    asked = [row for row in rows if row.held is not None]
+    hardware, versions = results["hardware"], results["versions"]
+    lines = [
+        "# Results",
+        "",
+        f"What `make bench` gave in {results['minutes']:.0f} minutes at commit {results['commit'][:7]}, on "
+        f"{hardware['cores']} cores of {hardware['processor']}, torch {versions['torch']}: "
+        f"{sum(row.held for row in asked)} of {len(asked)} targets held. "
+        f"Medians of {ROUNDS} rounds, each ours, peer, peer, ours; the interval covers the median with 90 %.",
+        "",
+        "![ratios, with intervals and targets](results.png)",
+        "",
+        "| " + " | ".join((*COLUMNS, "what to know")) + " |",
+        "|" + "---|" * (len(COLUMNS) + 1),
+    ]
+    lines += ["| " + " | ".join((*cells(row), row.note)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -119,13 +143,14 @@ def main() -> None:
     results = {
         "rows": [row.as_dict() for row in rows],
         "minutes": round((time.time() - begun) / 60, 1),
-        "commit": git()["commit"],
-        "hardware": hardware(),
-        "versions": versions(),
+        "commit": provenance.git()["commit"],
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
     }
     write_text(FOLDER / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_text(FOLDER / "RESULTS.md", markdown(results))
     plot(rows, FOLDER / "results.png")
-    print(f"written: {FOLDER / 'results.json'}, {FOLDER / 'results.png'}")
+    print("written: results.json, RESULTS.md and results.png in benchmarks/")
 
 
 if __name__ == "__main__":

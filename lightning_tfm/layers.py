@@ -84,6 +84,11 @@ def check_heads(d_model: int, num_heads: int) -> None:
         )
 
 
+def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
+    """(B, T, parts * D) -> so many tensors of (B, H, T, D/H), of the heads of each part."""
+    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
+
+
 class SelfAttention(Attention):
     """Multi-head attention of a sequence over itself (Vaswani et al. 2017, 3.2.2)."""
 
@@ -95,8 +100,7 @@ class SelfAttention(Attention):
         self.output = nn.Linear(d_model, d_model, bias=bias)
 
     def _project(self, x: Tensor, past: KeyValue | None) -> tuple[Tensor, Tensor, Tensor]:
-        heads = self.query_key_value(x).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, D/H)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, T, D/H) each
+        query, key, value = split_heads(self.query_key_value(x), 3, self.num_heads)
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         return query, key, value
@@ -140,11 +144,11 @@ class CrossAttention(Attention):
 
     def project_memory(self, memory: Tensor) -> KeyValue:
         """Keys and values of the memory (B, S, D): computed once, however many steps the decoder takes."""
-        key, value = self.key_value(memory).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        key, value = split_heads(self.key_value(memory), 2, self.num_heads)
         return key, value
 
     def _split_query(self, x: Tensor) -> Tensor:
-        return self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D/H)
+        return split_heads(self.query(x), 1, self.num_heads)[0]
 
     def forward(self, x: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
         """Context (B, T, D) of x (B, T, D) over the projected memory; mask is (B, 1, 1, S)."""

@@ -1,0 +1,90 @@
+"""Why some targets are not reached: what no formulation can do without, and what other formulations come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import Built, Row, Side, compare, ratio_row
+from benchmarks.steps import (
+    COPY,
+    GPT_SIZE,
+    build_copy,
+    build_gpt,
+    copy_batches,
+    our_step,
+    parameters_of,
+    repeated,
+    tokens_of,
+    windows,
+)
+from lightning_tfm.data import Batch
+from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.networks import GPT, Network, Transformer
+
+
+def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
+    """The matrix products of a training step alone: of each linear layer forwards, and two backwards."""
+    operands: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def remember(layer: nn.Linear, args: tuple[Tensor], output: Tensor) -> None:
+        x, y = args[0].detach().flatten(0, -2), output.detach().flatten(0, -2)
+        operands.append((layer, torch.randn_like(x), torch.randn_like(y)))
+
+    handles = [m.register_forward_hook(remember) for m in network.modules() if isinstance(m, nn.Linear)]
+    network(batch.source, batch.target_in)
+    for handle in handles:
+        handle.remove()
+
+    @torch.no_grad()
+    def step(_: Batch) -> None:
+        for layer, x, gradient in operands:
+            layer(x)
+            gradient @ layer.weight
+            gradient.T @ x
+
+    return step
+
+
+def build_limit(model: str, side: str) -> Built:
+    """The products of a model's step alone, or the step compiled by torch.compile."""
+    keep_freed_memory()
+    torch.manual_seed(0)
+    if model == "GPT":
+        network: Network = GPT(**GPT_SIZE, bias=False)
+        batches, steps = windows(12, GPT_SIZE["max_length"]), 12
+    else:
+        batch_size = int(model)
+        network = Transformer(**COPY, norm="post")
+        batches, steps = copy_batches(batch_size, like_lengths=False), max(8, 128 // batch_size)
+    facts = {"parameters": parameters_of(network)}
+    if side == "compiled":
+        network.compile()
+        step = our_step(network, clip=1.0 if model == "GPT" else None)
+    else:
+        step = products_of(network, batches[0])
+    return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], steps))
+
+
+def limits(full: bool) -> Iterator[Row]:
+    """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
+
+    def same(ours: dict, peer: dict) -> None:
+        assert ours["parameters"] == peer["parameters"], f"parameters: {ours} and {peer}"
+
+    padded = {"like_lengths": False, "allocator": False}
+    tutorial = {size: Side(build_copy, {"side": "tutorial", "batch_size": size, **padded}) for size in (2, 64)}
+    nano = Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})
+    for model, name, peer in (
+        ("2", "Transformer step, batch 2 / tutorial", tutorial[2]),
+        ("64", "Transformer step, batch 64 / tutorial", tutorial[64]),
+        ("GPT", "GPT step / nanoGPT's formulation", nano),
+    ):
+        for side, note in (
+            ("products", "no formulation in float32 can be faster: only the products of the linear layers"),
+            ("compiled", "the same tensors; torch.compile takes some 40 s before"),
+        ):
+            rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same)
+            yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
