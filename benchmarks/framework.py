@@ -171,7 +171,7 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
         arguments = {"experiment": experiment}
         rates = compare(Side(build_trainer, arguments, threads), Side(build_bare, arguments, threads), same_loss)
         rounds = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
-        note = "with CSV and W&B (offline), checkpoints, checks for NaN; `make bench` has no progress bar"
+        note = "with CSV and W&B (disabled), checkpoints, checks for NaN; `make bench` has no progress bar"
         if unit == "ms":
             more = [ours - bare for ours, bare in rounds]
             row = absolute_row(f"Trainer - bare loop, {experiment}", "ms a step", target, more, note)

@@ -17,6 +17,7 @@ from benchmarks.steps import (
     our_step,
     parameters_of,
     repeated,
+    same_parameters,
     tokens_of,
     windows,
 )
@@ -71,9 +72,6 @@ def build_limit(model: str, side: str) -> Built:
 def limits(full: bool) -> Iterator[Row]:
     """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
 
-    def same(ours: dict, peer: dict) -> None:
-        assert ours["parameters"] == peer["parameters"], f"parameters: {ours} and {peer}"
-
     padded = {"like_lengths": False, "allocator": False}
     tutorial = {size: Side(build_copy, {"side": "tutorial", "batch_size": size, **padded}) for size in (2, 64)}
     nano = Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})
@@ -86,5 +84,5 @@ def limits(full: bool) -> Iterator[Row]:
             ("products", "no formulation in float32 can be faster: only the products of the linear layers"),
             ("compiled", "the same tensors; torch.compile takes some 40 s before"),
         ):
-            rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same)
+            rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)

@@ -12,7 +12,7 @@ def keep_freed_memory() -> None:
     """Keeps what is freed for the next allocation, where the C library is glibc.
 
     It would give large blocks back to the system at once. A training step frees and allocates the same blocks as the
-    one before, so it would page all of them in anew: a quarter of a small model's step on a CPU.
+    one before, so it would page all of them in anew: a fifth of a small model's step on a CPU.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
