@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
 
 def number(value: float | None) -> str:
     """Four digits at most, thousands set apart."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from benchmarks.measure import Built, Row, Side, compare, ratio_row
 from benchmarks.steps import (
     COPY,
+    DATES,
     GPT_SIZE,
     build_copy,
+    build_dates,
     build_gpt,
     copy_batches,
+    our_dates,
     our_step,
     parameters_of,
     repeated,
@@ -23,7 +26,7 @@ from benchmarks.steps import (
 )
 from lightning_tfm.data import Batch
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.networks import GPT, Network, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 
 
 def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
@@ -69,6 +72,31 @@ def build_limit(model: str, side: str) -> Built:
     return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], steps))
 
 
+class WithoutAttention(AttentionLSTM):
+    """What is left where the decoder asks for no context: one fused kernel for all its steps, and no loop."""
+
+    def __init__(self, vocab_size: int, d_model: int, dropout: float) -> None:
+        super().__init__(vocab_size, d_model, dropout)
+        self.decoder = nn.LSTM(d_model, d_model, batch_first=True)
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        memory = self.encode(source)[3]  # (B, S, 2D)
+        hiddens, _ = self.decoder(self.dropout(self.target_embedding(target_in)))  # (B, T, D)
+        return self._logits(hiddens, memory[:, :1].expand(-1, hiddens.size(1), -1))
+
+
+def build_lstm_limit(side: str) -> Built:
+    """Training of the attention LSTM on dates without attention, or compiled by torch.compile."""
+    torch.manual_seed(0)
+    network = WithoutAttention(**DATES) if side == "without attention" else AttentionLSTM(**DATES)
+    if side == "compiled":
+        network.compile()
+    built = our_dates(network)
+    for _ in range(10):  # each length of a source may be compiled anew
+        built.work()
+    return built
+
+
 def limits(full: bool) -> Iterator[Row]:
     """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
 
@@ -86,3 +114,13 @@ def limits(full: bool) -> Iterator[Row]:
         ):
             rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
+    for side, note in (
+        ("without attention", "no decoder that attends step by step can be faster: this one does not, and has no loop"),
+        ("compiled", "torch.compile takes a minute before"),
+    ):
+        rounds = compare(
+            Side(build_lstm_limit, {"side": side}),
+            Side(build_dates, {"side": "tutorial"}),
+            lambda ours, peer: None,  # not the same work: that is the point
+        )
+        yield ratio_row(f"limit: attention LSTM training / tutorial, {side}", "samples/s", "", rounds, note)

@@ -81,12 +81,14 @@ class Row:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For results.json: four significant digits, which is more than a shared machine can give."""
+        """For results.json: four significant digits, which is more than a shared machine can give; null for never."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.4g}") if type(value) is float else value
+    if type(value) is not float:
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -129,7 +131,7 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
 
 
 def seconds_row(name: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
-    """A row of rounds (ours, peer) in seconds, so that less is better."""
+    """A row of rounds (ours, peer) in seconds, so that less is better; infinitely many where a goal was missed."""
     row = ratio_row(name, "s", target, [(1 / ours, 1 / peer) for ours, peer in rounds], note)
     row.ours, row.peer = (statistics.median(side) for side in zip(*rounds, strict=True))
     return row
@@ -140,7 +142,15 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
     low, high = interval(values)
     ours = statistics.median(values)
     return Row(
-        name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
+        name,
+        unit,
+        target,
+        ours=ours,
+        low=low,
+        high=high,
+        held=reaches(ours, target) if target else None,
+        status="measured",
+        note=note,
     )
 
 
@@ -154,7 +164,7 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
         listener.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     # one thread a core, which stays there: what the threads of a side do not share, no round shares
-    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": "true", "WANDB_MODE": "disabled"}
+    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": "true", "WANDB_MODE": "offline"}
     for rank in range(side.processes):
         ours, theirs = context.Pipe()
         if side.processes > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle, repeat
 from typing import Any
@@ -24,6 +23,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.tokenizer import PAD
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
+DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
 GPT_SIZE = {"vocab_size": 65, "d_model": 128, "num_heads": 4, "num_layers": 4, "max_length": 64}
 
 
@@ -264,26 +264,37 @@ def gpt_steps(full: bool) -> Iterator[Row]:
             yield ratio_row(name + kind, "tokens/s", target, rounds, note)
 
 
+def our_dates(network: AttentionLSTM) -> Built:
+    """Training of ours on dates at the original's size, with our feeding of batches."""
+    keep_freed_memory()
+    dataset = date_data().datasets["train"]
+    feed = map(dataset.__getitem__, TrainingBatches(dataset.source_lengths, 32, seed=0))
+    return date_training(network, our_step(network, clip=0.5), feed)
+
+
 def build_dates(side: str) -> Built:
     """A side of the date LSTM's step at the original's size, fed as each feeds itself."""
     torch.manual_seed(0)
-    random.seed(0)
+    if side == "ours":
+        return our_dates(AttentionLSTM(**DATES))
+    network = peers.TutorialDateLSTM()
+    feed = chain.from_iterable(repeat(tutorial_dates(date_data().datasets["train"].pairs)))
+    return date_training(network, date_step(network), feed)
+
+
+def date_data() -> Date:
+    """Dates to train on."""
     data = Date(train_size=20_000, val_size=1, test_size=1, batch_size=32, seed=0)
     data.setup("fit")
-    if side == "ours":
-        keep_freed_memory()
-        network = AttentionLSTM(vocab_size=128, d_model=32, dropout=0.5)  # its vocabulary is the tutorial's 128
-        dataset = data.datasets["train"]
-        feed = map(dataset.__getitem__, TrainingBatches(dataset.source_lengths, 32, seed=0))
-        take = our_step(network, clip=0.5)
-    else:
-        network = peers.TutorialDateLSTM()
-        take = date_step(network)
-        feed = chain.from_iterable(repeat(tutorial_dates(data.datasets["train"].pairs)))
+    return data
+
+
+def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterator[Any]) -> Built:
+    """Work of 40 steps of 32 dates, taken from the feed."""
 
     def some() -> float:
         for _ in range(40):
-            take(next(feed))
+            step(next(feed))
         return 40 * 32.0
 
     return Built({"parameters": parameters_of(network)}, lambda: timed(some))

@@ -36,7 +36,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     The yielded dictionary is filled when the block ends: layer name -> weights (B, H, T, S). The layers know
     nothing of it: a hook repeats each call on the slow, exact path. Calls for one step each, as decoding makes
-    them, are joined along T.
+    them, are joined along T. A compiled network runs as it was written meanwhile, for it would leave hooks out.
     """
     calls: dict[str, list[Tensor]] = defaultdict(list)
     maps: dict[str, Tensor] = {}
@@ -50,7 +50,8 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
         if isinstance(layer, Attention)
     ]
     try:
-        yield maps
+        with torch.compiler.set_stance("force_eager"):
+            yield maps
         for name, steps in calls.items():
             keys = max(step.size(-1) for step in steps)  # a decoder's own keys grow from step to step
             maps[name] = torch.cat([F.pad(step, (0, keys - step.size(-1))) for step in steps], dim=2)

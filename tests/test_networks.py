@@ -146,6 +146,26 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
     assert not any(module._forward_hooks for module in network.modules())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at them itself
+def test_a_compiled_network_is_the_same(network, batch):
+    """Its logits, gradients and attention; `aot_eager` compiles all but the machine code."""
+    source, target_in = batch
+
+    def passes():
+        network.zero_grad()
+        logits = network(source, target_in)
+        logits.square().mean().backward()
+        with attention_maps(network) as maps:
+            network(source, target_in)
+        return logits, [parameter.grad.clone() for parameter in network.parameters()], maps
+
+    as_written = passes()
+    names = list(network.state_dict())
+    network.compile(backend="aot_eager")
+    torch.testing.assert_close(passes(), as_written)
+    assert list(network.state_dict()) == names
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_self_attention_weights_are_those_of_the_fused_path(is_causal):
     layer = SelfAttention(16, 4)

@@ -70,6 +70,9 @@ VARIANTS = {
         "trainer.callbacks": "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
         "init_args: {monitor: val/loss, patience: 1, min_delta: 0.5}}]"
     },
+    "compiled": {
+        "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.Compile, init_args: {backend: aot_eager}}]"
+    },
     "two threads": {"trainer.enable_progress_bar": "false"},
     "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
 }
