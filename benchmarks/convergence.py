@@ -20,7 +20,19 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 
 from benchmarks import peers
 from benchmarks.framework import EXPERIMENTS
-from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, absolute_row, seconds_row, started, timed
+from benchmarks.measure import (
+    ROUNDS,
+    THREADS,
+    Block,
+    Built,
+    Row,
+    Side,
+    absolute_row,
+    quiet,
+    seconds_row,
+    started,
+    timed,
+)
 from benchmarks.steps import date_step, parameters_of, tutorial_dates
 from datamodules import Date
 
@@ -162,15 +174,14 @@ def run_yoyodyne(folder: str, steps: int, seed: int, watch: Watch) -> None:
         target_vocab_size=module.target_vocab_size,
         vocab_size=module.vocab_size,
     )
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    without = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     Trainer(
         accelerator="cpu",
         max_steps=steps,
         max_epochs=-1,
-        logger=False,
         num_sanity_val_steps=0,
         callbacks=[watch],
-        **quiet,
+        **dict.fromkeys(without, False),
     ).fit(model, module)
 
 
@@ -179,7 +190,7 @@ def build_yoyodyne() -> Built:
 
     def work() -> Block:
         watch = Watch(goal=2.0)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, quiet():
             run_yoyodyne(folder, 60, 0, watch)
         return Block(watch.samples, watch.seconds)
 
@@ -189,7 +200,7 @@ def build_yoyodyne() -> Built:
 def train_yoyodyne(goal: float, passes: int, seed: int) -> Iterator[dict[str, float]]:
     """A whole training of yoyodyne: after each pass over the data, its seconds so far and its exact match."""
     watch = Watch(goal)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quiet():
         run_yoyodyne(folder, passes * 391, seed, watch)
     yield from watch.lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import subprocess
@@ -20,7 +19,19 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started
+from benchmarks.measure import (
+    ROUNDS,
+    THREADS,
+    Block,
+    Built,
+    Row,
+    Side,
+    absolute_row,
+    compare,
+    quiet,
+    ratio_row,
+    started,
+)
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, tokens_of
 from datamodules import Copy
 from lightning_tfm.cli import run
@@ -75,11 +86,11 @@ def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
     command += [f"--trainer.max_steps={WARM + TIMED + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
     command += [f"--data.init_args.{name}=2" for name in ("val_size", "test_size")]
     before, arguments = Path.cwd(), sys.argv
-    with tempfile.TemporaryDirectory() as vanishing, open(os.devnull, "w") as nothing:
+    with tempfile.TemporaryDirectory() as vanishing:
         os.chdir(folder or vanishing)
         sys.argv = command
         try:
-            with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            with quiet():
                 run()
                 wandb.finish()  # a command ends here; this process goes on
         finally:
@@ -199,7 +210,7 @@ def build_lightning(experiment: str) -> Built:
             callbacks=[Clock()],
             **without,
         )
-        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        with quiet():
             trainer.fit(Plain(network, module.optimization), datamodule=data)
         return Block(TIMED, Clock.seconds)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -169,7 +170,7 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
         ours, theirs = context.Pipe()
         if side.processes > 1:
             os.environ |= {"LOCAL_RANK": str(rank), "OMP_PROC_BIND": "false"}  # or all would be bound to one core
-        process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -234,3 +235,19 @@ def timed(work: Callable[[], float]) -> Block:
     begun = time.perf_counter()
     amount = work()
     return Block(amount, time.perf_counter() - begun)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing on the screen, whoever writes: Lightning, W&B, a worker."""
+    nothing, kept = os.open(os.devnull, os.O_WRONLY), {stream: os.dup(stream) for stream in (1, 2)}
+    try:
+        for stream in kept:
+            os.dup2(nothing, stream)
+        yield
+    finally:
+        sys.stdout.flush()
+        for stream, before in kept.items():
+            os.dup2(before, stream)
+            os.close(before)
+        os.close(nothing)
