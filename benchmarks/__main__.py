@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,
+    limits.limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     framework.length_buckets,
@@ -35,7 +37,6 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.start_up,
     framework.processes,
     framework.saving,
-    limits.limits,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
     gpu.decoding_graphs,
@@ -43,10 +44,10 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
 
 
 def number(value: float | None) -> str:
-    """Four digits at most, thousands set apart."""
+    """Three digits, or all before the point, thousands set apart; nothing for never."""
     if value is None or not math.isfinite(value):
         return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def cells(row: Row) -> list[str]:
@@ -79,7 +80,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"What `make bench` gave in {results['minutes']:.0f} minutes at commit {results['commit'][:7]}, on "
+        f"What `make bench` gave in {results['minutes']:.0f} minutes at commit {str(results['commit'])[:7]}, on "
         f"{hardware['cores']} cores of {hardware['processor']}, torch {versions['torch']}: "
         f"{sum(row.held for row in asked)} of {len(asked)} targets held. "
         f"Medians of {ROUNDS} rounds, each ours, peer, peer, ours; the interval covers the median with 90 %.",
@@ -100,7 +101,7 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row.ratio is not None][::-1]
+    rows = [row for row in rows if row.ratio is not None and not row.target.startswith("≤")][::-1]
     figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(rows) + 1.2), layout="constrained")
     for place, row in enumerate(rows):
         colour = "tab:orange" if row.held is False else "tab:blue"
@@ -117,6 +118,21 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def publish(rows: list[Row], minutes: float, git: dict[str, Any]) -> None:
+    """Writes results.json, and RESULTS.md and results.png from it; `git` is the state of the files that were run."""
+    results = {
+        "rows": [row.as_dict() for row in rows],
+        "minutes": round(minutes, 1),
+        "commit": git["commit"],
+        "dirty": git["dirty"],
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions() | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
+    }
+    write_text(FOLDER / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_text(FOLDER / "RESULTS.md", markdown(results))
+    plot(rows, FOLDER / "results.png")
+
+
 def main() -> None:
     """Runs the benchmarks and writes what they gave."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
@@ -128,30 +144,23 @@ def main() -> None:
     if unknown:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
 
-    console, rows, begun = Console(stderr=True), [], time.time()
+    console, rows, begun, git = Console(stderr=True), [], time.time(), provenance.git()
     chosen = [names[name] for name in options.names or names]
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed
         for place, benchmark in enumerate(chosen, start=1):
             task = progress.add_task(f"{place} of {len(chosen)}: {benchmark.__doc__}")
             for row in benchmark(options.full):
                 rows.append(row)
-                progress.console.print(" | ".join(cells(row)), highlight=False)
+                progress.console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
             progress.remove_task(task)
+            if not options.names:
+                publish(rows, (time.time() - begun) / 60, git)
     Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
     if options.names:
         print("results.json and results.png are written where all are measured")
-        return
-    results = {
-        "rows": [row.as_dict() for row in rows],
-        "minutes": round((time.time() - begun) / 60, 1),
-        "commit": provenance.git()["commit"],
-        "hardware": provenance.hardware(),
-        "versions": provenance.versions(),
-    }
-    write_text(FOLDER / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_text(FOLDER / "RESULTS.md", markdown(results))
-    plot(rows, FOLDER / "results.png")
-    print("written: results.json, RESULTS.md and results.png in benchmarks/")
+    else:
+        print("written: results.json, RESULTS.md and results.png in benchmarks/")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,11 @@ from benchmarks.measure import (
     Row,
     Side,
     absolute_row,
-    quiet,
     seconds_row,
     started,
     timed,
 )
-from benchmarks.steps import date_step, parameters_of, tutorial_dates
+from benchmarks.steps import build_dates, date_step, tutorial_dates
 from datamodules import Date
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -58,7 +56,12 @@ def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tupl
     The seconds are the run's own, with the one validation; infinitely many, where it misses the goal.
     """
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
-    command += [f"--seed_everything={seed}", f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
+    command += [
+        "--trainer.accelerator=cpu",
+        f"--seed_everything={seed}",
+        f"--trainer.max_steps={steps}",
+        f"--trainer.val_check_interval={steps}",
+    ]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(THREADS),
         "PYTHONPATH": str(EXPERIMENTS.parent),
@@ -73,7 +76,7 @@ def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tupl
     return summary["train_seconds"] if exact_match >= goal else math.inf, exact_match
 
 
-def train_tutorial(goal: float, passes: int, seed: int) -> Iterator[dict[str, float]]:
+def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
     """The date tutorial's whole training, on our dates: after each pass, its seconds so far and its exact match."""
     torch.manual_seed(seed)
     data = Date(seed=seed)
@@ -86,7 +89,7 @@ def train_tutorial(goal: float, passes: int, seed: int) -> Iterator[dict[str, fl
             step(batch)
         return len(pairs)
 
-    for number in range(1, passes + 1):
+    for number in range(1, MOST_PASSES + 1):
         network.train()
         block = timed(pass_over)
         seconds += block.seconds
@@ -103,56 +106,26 @@ def train_tutorial(goal: float, passes: int, seed: int) -> Iterator[dict[str, fl
             return
 
 
-def build_tutorial() -> Built:
-    """A short run of the date tutorial, for its speed now."""
-    torch.manual_seed(0)
-    data = Date(train_size=5_000, val_size=1, test_size=1)
-    data.setup("fit")
-    network = peers.TutorialDateLSTM()
-    step, pairs = date_step(network), data.datasets["train"].pairs[:3200]
-
-    def some() -> float:
-        for batch in tutorial_dates(pairs):
-            step(batch)
-        return len(pairs)
-
-    return Built({"parameters": parameters_of(network)}, lambda: timed(some))
-
-
 class Watch(Callback):
-    """Of a run of yoyodyne: its seconds and samples while training, and what it reaches at each validation."""
+    """Of a run of yoyodyne: its seconds of training, and the exact match of its last validation, which may end it."""
+
+    begun = seconds = exact_match = 0.0
 
     def __init__(self, goal: float) -> None:
         self.goal = goal
-        self.begun = self.seconds = self.samples = 0.0
-        self.lines: list[dict[str, float]] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.begun = self.begun or time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.samples += len(batch)
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.stop()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Stands still, until the next batch."""
-        self.seconds, self.begun = self.seconds + (time.perf_counter() - self.begun if self.begun else 0.0), 0.0
+        self.seconds, self.begun = self.seconds + time.perf_counter() - self.begun, 0.0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        exact_match = trainer.callback_metrics["val_accuracy"].item()
-        line = {"step": trainer.global_step, "seconds": self.seconds, "exact_match": exact_match}
-        self.lines.append(line | {"samples_per_second": self.samples / self.seconds})
-        trainer.should_stop = exact_match >= self.goal
+        self.exact_match = trainer.callback_metrics["val_accuracy"].item()
+        trainer.should_stop = self.exact_match >= self.goal
 
 
-def run_yoyodyne(folder: str, steps: int, seed: int, watch: Watch) -> None:
+def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
     """yoyodyne's LSTM with soft attention on our dates: 64 wide, batch 128, Adam 5e-3, the rest as it comes."""
     from yoyodyne import data, models
     from yoyodyne.models import modules
@@ -177,8 +150,7 @@ def run_yoyodyne(folder: str, steps: int, seed: int, watch: Watch) -> None:
     without = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     Trainer(
         accelerator="cpu",
-        max_steps=steps,
-        max_epochs=-1,
+        max_epochs=5,  # the median seed needs two
         num_sanity_val_steps=0,
         callbacks=[watch],
         **dict.fromkeys(without, False),
@@ -186,72 +158,70 @@ def run_yoyodyne(folder: str, steps: int, seed: int, watch: Watch) -> None:
 
 
 def build_yoyodyne() -> Built:
-    """A short run of yoyodyne, for its speed now."""
+    """Whole trainings of yoyodyne until all validation dates are right; each block is one, of another seed."""
+    seeds = iter(SEEDS)
 
     def work() -> Block:
-        watch = Watch(goal=2.0)
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            run_yoyodyne(folder, 60, 0, watch)
-        return Block(watch.samples, watch.seconds)
+        watch = Watch(goal=1.0)
+        with tempfile.TemporaryDirectory() as folder:
+            run_yoyodyne(folder, next(seeds), watch)
+        return Block(watch.exact_match, watch.seconds)
 
     return Built({}, work)
 
 
-def train_yoyodyne(goal: float, passes: int, seed: int) -> Iterator[dict[str, float]]:
-    """A whole training of yoyodyne: after each pass over the data, its seconds so far and its exact match."""
-    watch = Watch(goal)
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        run_yoyodyne(folder, passes * 391, seed, watch)
-    yield from watch.lines
-
-
-def recorded(name: str, goal: float) -> dict[str, float]:
-    """Of the recorded runs, the one that took the median of samples: its line at the goal, or its last."""
-    runs: dict[int, list[dict[str, float]]] = defaultdict(list)
-    for line in map(json.loads, (RECORDED / f"date_{name}.jsonl").read_text().splitlines()):
-        runs[line["seed"]].append(line)
-    ends = [next((line for line in lines if line["exact_match"] >= goal), lines[-1]) for lines in runs.values()]
-    ends.sort(key=lambda line: line["seconds"] * line["samples_per_second"])
-    return ends[len(ends) // 2]
-
-
-def _against(
-    name: str,
-    target: str,
-    goal: float,
-    split: str,
-    short_run: Callable[[], Built],
-    whole_run: Callable[[float, int, int], Iterator[dict[str, float]]],
-    full: bool,
-) -> Row:
-    """Our seconds until a goal against a peer's: a recorded run's, at the speed that a short one has now."""
-    whole, steps = recorded(name, goal), DATE_STEPS[name]
-    rounds, reached = [], []
-    with started(Side(short_run)) as (_, short):
+def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
+    """Dates: seconds until all of 2,000 validation dates are right, against yoyodyne."""
+    rounds, reached, theirs = [], [], []
+    with started(Side(build_yoyodyne), warm=False) as (_, whole):
         for seed in SEEDS:
-            before = short()
-            ours, exact_match = run("date_attention_lstm", seed, steps, split, goal)
-            after = short()
-            now = (before.amount + after.amount) / (before.seconds + after.seconds)
-            theirs = whole["seconds"] * whole["samples_per_second"] / now
-            if full:
-                *_, last = whole_run(goal, MOST_PASSES, seed)
-                theirs = last["seconds"]
-            rounds.append((ours, theirs))
+            block = whole()
+            ours, exact_match = run("date_attention_lstm", seed, DATE_STEPS["yoyodyne"], "val", 1.0)
+            rounds.append((ours, block.seconds))
             reached.append(exact_match)
-    note = f"{steps} steps, {_told(reached, goal)}; the peer's recorded run has {whole['exact_match']:.4f} after "
-    note += f"{whole['seconds']:.0f} s"
-    return seconds_row(f"dates until {goal} on {split} / {name}", target, rounds, note)
+            theirs.append(block.amount)
+    note = f"{DATE_STEPS['yoyodyne']} steps, {_told(reached, 1.0)}; of the peer's, {_told(theirs, 1.0)}, "
+    note += "looked at after each pass of 391 steps"
+    yield seconds_row("dates until 1.0 on val / yoyodyne", "≥ 5 x", rounds, note)
+
+
+def recorded_tutorial() -> dict[str, float]:
+    """The last line of the recorded run: its seconds, samples a second and exact match after all passes."""
+    return json.loads((RECORDED / "date_tutorial.jsonl").read_text().splitlines()[-1])
+
+
+def build_tutorial(goal: float) -> Built:
+    """Whole trainings of the date tutorial; each block is one, of another seed."""
+    seeds = iter(SEEDS)
+
+    def work() -> Block:
+        *_, last = train_tutorial(goal, next(seeds))
+        return Block(last["exact_match"], last["seconds"])
+
+    return Built({}, work)
 
 
 def dates_against_tutorial(full: bool) -> Iterator[Row]:
-    """Dates: seconds until 0.976, against the tutorial's whole training, after which its author has that."""
-    yield _against("tutorial", "≥ 40 x", 0.976, "test", build_tutorial, train_tutorial, full)
-
-
-def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
-    """Dates: seconds until all of 2,000 validation dates are right."""
-    yield _against("yoyodyne", "≥ 5 x", 1.0, "val", build_yoyodyne, train_yoyodyne, full)
+    """Dates: seconds until 0.976, against the tutorial's twenty passes, after which its author has that."""
+    goal, steps, whole = 0.976, DATE_STEPS["tutorial"], recorded_tutorial()
+    rounds, reached = [], []
+    with started(Side(build_dates, {"side": "tutorial"})) as (_, short):
+        for seed in SEEDS:
+            before = [short() for _ in range(3)]
+            ours, exact_match = run("date_attention_lstm", seed, steps, "test", goal)
+            blocks = [*before, *(short() for _ in range(3))]
+            now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
+            rounds.append((ours, whole["seconds"] * whole["samples_per_second"] / now))
+            reached.append(exact_match)
+    note = f"{steps} steps, {_told(reached, goal)}; "
+    if full:
+        with started(Side(build_tutorial, {"goal": goal}), warm=False) as (_, work):
+            blocks = [work() for _ in SEEDS]
+        rounds = [(ours, block.seconds) for (ours, _), block in zip(rounds, blocks, strict=True)]
+        note += f"of the peer's, {_told([block.amount for block in blocks], goal)}"
+    else:
+        note += f"the peer's recorded run took {whole['seconds']:.0f} s and had {whole['exact_match']:.2f} then"
+    yield seconds_row(f"dates until {goal} on test / tutorial", "≥ 40 x", rounds, note)
 
 
 def copying(full: bool) -> Iterator[Row]:
@@ -268,18 +238,12 @@ def _told(reached: list[float], goal: float) -> str:
 
 
 def record() -> None:
-    """`python -m benchmarks.convergence`: runs the peers whole, and writes what the other rows lean on."""
+    """`python -m benchmarks.convergence`: runs the tutorial whole, and writes what its row leans on."""
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
-    for name, goal, whole_run, seeds in (
-        ("yoyodyne", 1.0, train_yoyodyne, (1, 2, 3, 4)),
-        ("tutorial", 0.976, train_tutorial, (1,)),  # never before its last pass
-    ):
-        with (RECORDED / f"date_{name}.jsonl").open("w") as file:
-            for seed in seeds:
-                for line in whole_run(goal, MOST_PASSES, seed):
-                    rounded = {key: round(value, 4) for key, value in line.items()}
-                    print(json.dumps({"seed": seed} | rounded), file=file, flush=True)
+    with (RECORDED / "date_tutorial.jsonl").open("w") as file:
+        for line in train_tutorial(0.976, seed=1):
+            print(json.dumps({key: round(value, 4) for key, value in line.items()}), file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,6 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
         return Built({"tokens": sampled}, lambda: timed(lambda: ours().size(1)))
     theirs = peers.NanoGPT(65, 384, 6, 6, max_length, bias=False).eval()
     theirs.take_weights_of(network)
-    for block in theirs.blocks:
-        block.gelu = network.layers[0].feed_forward[1]
     sequence = torch.cat((prompt, torch.tensor([[BOS]]), sampled), dim=1)
     steps = range(0, SAMPLED, 1 if whole else 16)
     answers = sampled.clone()

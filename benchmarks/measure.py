@@ -61,8 +61,9 @@ class Row:
     Attributes:
         name: what is measured, the peer included.
         ours, peer: in `unit`; medians.
-        ratio: how many times better ours is, the median over rounds; low and high are its 90 % interval. Where there
-            is no peer, ratio is None, and low and high are of `ours`.
+        ratio: how many times faster ours is, the median over rounds (of a cost, whose target is a "≤": how many times
+            as much); low and high are its 90 % interval. Where there is no peer, ratio is None, and low and high are
+            of `ours`.
         target: what was asked for.
         held: whether the median reaches it.
         status: "measured" or "not measured".
@@ -112,7 +113,7 @@ def reaches(value: float, target: str) -> bool:
 
 
 def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
-    """A row of rounds (ours, peer), both rates, so that more is better."""
+    """A row of rounds (ours, peer): rates, of which more is better, or a cost that a target bounds."""
     ratios = [ours / peer for ours, peer in rounds]
     low, high = interval(ratios)
     ratio = statistics.median(ratios)
@@ -156,27 +157,33 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
 
 
 @contextmanager
-def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
-    """A side in processes of its own: its facts, and a function that does its work there once."""
+def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
+    """A side in processes of its own: its facts, and a function that does its work there once.
+
+    To warm up, it works once: that pages in what the first allocations need.
+    """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     before = dict(os.environ)
     with socket.socket() as listener:  # a port that is free
         listener.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-    # one thread a core, which stays there: what the threads of a side do not share, no round shares
-    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": "true", "WANDB_MODE": "offline"}
-    for rank in range(side.processes):
-        ours, theirs = context.Pipe()
-        if side.processes > 1:
-            os.environ |= {"LOCAL_RANK": str(rank), "OMP_PROC_BIND": "false"}  # or all would be bound to one core
-        process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    os.environ.clear()
-    os.environ |= before
+    # Threads stay on their cores; a single one is free, or all that runs beside it would be bound to its core.
+    bound = "true" if side.threads > 1 else "false"
+    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": bound, "WANDB_MODE": "offline"}
+    try:
+        for rank in range(side.processes):
+            ours, theirs = context.Pipe()
+            if side.processes > 1:
+                os.environ["LOCAL_RANK"] = str(rank)
+            process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+    finally:
+        os.environ.clear()
+        os.environ |= before
 
     def work() -> Block:
         for pipe in pipes:
@@ -186,7 +193,8 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
 
     try:
         facts = [pipe.recv() for pipe in pipes]
-        work()  # warms up, and pages in what the first allocations need
+        if warm:
+            work()
         yield facts[0], work
     finally:
         for pipe in pipes:
@@ -198,17 +206,18 @@ def started(side: Side) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
 
 def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], threads: int) -> None:
     torch.set_num_threads(threads)
-    facts, work = build(**arguments)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run of ours has meant to save first
-    pipe.send(facts)
-    while True:
-        try:
-            pipe.recv()
-        except EOFError:
-            return
-        block = work()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        pipe.send(block)
+    with quiet():
+        facts, work = build(**arguments)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run of ours has meant to save first
+        pipe.send(facts)
+        while True:
+            try:
+                pipe.recv()
+            except EOFError:
+                return
+            block = work()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            pipe.send(block)
 
 
 def compare(

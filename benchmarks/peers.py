@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_tfm.layers import positional_encoding
+from lightning_tfm.layers import SinusoidalPositions
 from lightning_tfm.tokenizer import PAD
+
+
+def sinusoids(max_length: int, d_model: int) -> Tensor:
+    """The encodings of all positions (max_length, D), to be sliced."""
+    return SinusoidalPositions(max_length, d_model)(torch.arange(max_length))
 
 
 class TutorialAttention(nn.Module):
@@ -59,7 +64,7 @@ class TutorialTransformer(nn.Module):
         super().__init__()
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = positional_encoding("sinusoidal", max_length, d_model)
+        self.register_buffer("positions", sinusoids(max_length, d_model))
         self.encoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, False) for _ in range(num_layers))
         self.decoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, True) for _ in range(num_layers))
         self.head = nn.Linear(d_model, vocab_size, bias=False)
@@ -69,10 +74,10 @@ class TutorialTransformer(nn.Module):
         T = target_in.size(1)
         source_mask = (source != PAD).unsqueeze(1).unsqueeze(2)
         target_mask = torch.tril(torch.ones(T, T)).expand(source.size(0), 1, T, T)
-        memory = self.dropout(self.source_embedding(source) + self.positions(torch.arange(source.size(1))))
+        memory = self.dropout(self.source_embedding(source) + self.positions[: source.size(1)])
         for layer in self.encoder:
             memory = layer(memory, source_mask)
-        x = self.dropout(self.target_embedding(target_in) + self.positions(torch.arange(T)))
+        x = self.dropout(self.target_embedding(target_in) + self.positions[:T])
         for layer in self.decoder:
             x = layer(x, target_mask, memory, source_mask)
         return self.head(x)
@@ -97,7 +102,7 @@ class TorchTransformer(nn.Module):
         super().__init__()
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = positional_encoding("sinusoidal", max_length, d_model)
+        self.register_buffer("positions", sinusoids(max_length, d_model))
         self.transformer = nn.Transformer(
             d_model,
             num_heads,
@@ -121,8 +126,8 @@ class TorchTransformer(nn.Module):
         S, T = source.size(1), target_in.size(1)
         padding = source == PAD
         x = self.transformer(
-            self.dropout(self.source_embedding(source) + self.positions(torch.arange(S))),
-            self.dropout(self.target_embedding(target_in) + self.positions(torch.arange(T))),
+            self.dropout(self.source_embedding(source) + self.positions[:S]),
+            self.dropout(self.target_embedding(target_in) + self.positions[:T]),
             tgt_mask=nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.bool),
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
@@ -191,7 +196,7 @@ class NanoGPT(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, gpt: nn.Module) -> None:
-        """Takes the weights of our GPT: the same function then, but for the form of the GELU."""
+        """Takes the weights of our GPT: the same function then."""
         self.tokens.weight.copy_(gpt.embedding.weight)
         self.positions.weight.copy_(gpt.positions.weight)
         pairs = [(self.norm, gpt.norm)]

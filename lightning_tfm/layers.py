@@ -87,6 +87,7 @@ def check_heads(d_model: int, num_heads: int) -> None:
 
 def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
     """(B, T, parts * D) -> so many tensors of (B, H, T, D/H), of the heads of each part."""
+    # Parts first: of heads that are split all at once, the gradients are copied once more on their way back.
     return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
 
 

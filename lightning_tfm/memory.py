@@ -15,5 +15,6 @@ def keep_freed_memory() -> None:
     one before, so it would page all of them in anew: a fifth of a small model's step on a CPU.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
-        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(MMAP_THRESHOLD, 2**30)
+        # Older ones refuse more than half of a heap, and fall back to far less than their default.
+        if libc.mallopt(MMAP_THRESHOLD, 2**30) or libc.mallopt(MMAP_THRESHOLD, 2**25):
+            libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)

@@ -61,6 +61,7 @@ class Transformer(Network):
         self.scale = math.sqrt(d_model)  # brings embeddings to the size of the positional encodings (3.4)
 
         def stack(has_memory: bool) -> nn.ModuleList:
+            # In place: the widest tensor of a layer is written once, and its sign is all that the gradient needs.
             return nn.ModuleList(
                 TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), has_memory=has_memory)
                 for _ in range(num_layers)
