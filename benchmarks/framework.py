@@ -223,15 +223,16 @@ def same_loss(ours: dict, peer: dict) -> None:
 def trainer_overhead(full: bool) -> Iterator[Row]:
     """The command's run against a bare loop on the same batches."""
 
-    def rounds(build: Callable[..., Built], experiment: str, threads: int) -> list[tuple[float, float]]:
+    def sides(build: Callable[..., Built], experiment: str, threads: int) -> tuple[Side, Side]:
         ours, bare = (Side(side, {"experiment": experiment}, threads) for side in (build, build_bare))
-        # Each round in processes of its own: of two that do the same, one is often faster by as much as is looked for.
-        rates = [rate for _ in range(ROUNDS) for rate in compare(ours, bare, same_loss, rounds=1)]
-        return [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
+        return ours, bare
 
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
     name = "date_attention_lstm"
-    times = rounds(build_trainer, name, THREADS)
+    times = [
+        (1000 / ours, 1000 / bare)  # ms a step
+        for ours, bare in compare(*sides(build_trainer, name, THREADS), same_loss)
+    ]
     yield ratio_row(f"Trainer / bare loop, {name}", "ms a step", "≤ 1.05 x", times, default)
     name = "copy_transformer"
     alone = "Lightning's Trainer on the same data module, without logger, checkpoints or bar"
@@ -239,8 +240,11 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
         (build_trainer, "Trainer - bare loop", "≤ 0.7 ms", default),
         (build_lightning, "limit: Lightning alone - bare loop", "", alone),
     ):
-        # of one thread: what is looked for drowns in what two wait for
-        more = [ours - bare for ours, bare in rounds(build, name, 1)]
+        # Of one thread: what is looked for drowns in what two wait for. Each round in processes of its own: of two
+        # that do the same, one is often faster by as much as is looked for.
+        pair = sides(build, name, threads=1)
+        rates = [rate for _ in range(ROUNDS) for rate in compare(*pair, same_loss, rounds=1)]
+        more = [1000 / ours - 1000 / bare for ours, bare in rates]
         yield absolute_row(f"{what}, {name}", "ms a step", target, more, note)
 
 

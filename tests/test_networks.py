@@ -16,6 +16,7 @@ from lightning_tfm.layers import (
     AdditiveAttention,
     Attention,
     CrossAttention,
+    Linear,
     SelfAttention,
     SinusoidalPositions,
     TransformerLayer,
@@ -144,6 +145,25 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
             assert weights.triu(1).eq(0).all(), name
         assert weights.size(-2) in (S, T, S + T), name
     assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("d_in", "d_out"), [(384, 1152), (64, 32), (400, 401), (512, 1024)])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0), ()])
+def test_a_linear_layer_is_torchs_for_one_row_and_many(shape, d_in, d_out, bias):
+    """Sums in another order: equal to a few units of the last place of what is summed."""
+    layer, x = Linear(d_in, d_out, bias=bias), torch.randn(*shape, d_in, requires_grad=True)
+    theirs = nn.Linear(d_in, d_out, bias=bias)
+    theirs.load_state_dict(layer.state_dict())
+    ours, expected = layer(x), theirs(x)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    weights = torch.randn_like(expected)
+    for mine, other in zip(
+        torch.autograd.grad((ours * weights).sum(), [x, *layer.parameters()]),
+        torch.autograd.grad((expected * weights).sum(), [x, *theirs.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at them itself

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
-from lightning_tfm.layers import AdditiveAttention, Dropout
+from lightning_tfm.layers import AdditiveAttention, Dropout, Linear
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD
 
@@ -29,12 +29,12 @@ class AttentionLSTM(Network):
         self.dropout = Dropout(dropout)
         self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
         self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
-        self.start = nn.Linear(d_model, 2 * d_model)  # the decoder's first hidden and cell, from the encoder
+        self.start = Linear(d_model, 2 * d_model)  # the decoder's first hidden and cell, from the encoder
         self.attention = AdditiveAttention(d_model, 2 * d_model, d_model)
-        self.decoder_token = nn.Linear(d_model, 4 * d_model)  # the cell's gates, from the last output ...
-        self.decoder_state = nn.Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden
-        self.readout = nn.Linear(3 * d_model, d_model)
-        self.head = nn.Linear(d_model, vocab_size)
+        self.decoder_token = Linear(d_model, 4 * d_model)  # the cell's gates, from the last output ...
+        self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden
+        self.readout = Linear(3 * d_model, d_model)
+        self.head = Linear(d_model, vocab_size)
 
     def check_lengths(self, source_length: int, target_length: int) -> None:
         """Any length fits."""

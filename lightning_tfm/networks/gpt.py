@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, TransformerLayer, causal_mask, check_heads
+from lightning_tfm.layers import Dropout, Linear, TransformerLayer, causal_mask, check_heads
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD
 
@@ -64,7 +64,7 @@ class GPT(Network):
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model, bias=bias)
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.head = Linear(d_model, vocab_size, bias=False)
         self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
         self.apply(self._initialise)
         # 2 x num_layers sub-layers are summed: scaled so that the sum keeps its variance (GPT-2, 2.3)
