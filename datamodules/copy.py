@@ -47,6 +47,7 @@ class Copy(GeneratedDataModule):
                 f"but are {min_length}, {max_length} and {longer_max_length}; try 1, 14 and 20"
             )
         self.symbols = [str(number) for number in range(num_symbols)]
+        self.diagonals = [tuple((i, i) for i in range(length)) for length in range(longer_max_length + 1)]
         self.lengths = {"longer": (max_length + 1, longer_max_length)}
         self.training_lengths = (min_length, max_length)
         super().__init__(
@@ -66,4 +67,4 @@ class Copy(GeneratedDataModule):
         while True:
             length = draw.randint(shortest, longest)
             text = " ".join(draw.choices(self.symbols, k=length))
-            yield Pair(text, text, alignment=tuple((i, i) for i in range(length)))
+            yield Pair(text, text, self.diagonals[length], kind=f"{length:02} symbols")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 
 from babel import Locale, UnknownLocaleError
-from babel.dates import get_date_format, parse_pattern
+from babel.dates import DateTimeFormat, DateTimePattern, get_date_format, parse_pattern
 from faker import Faker
 
 from lightning_tfm.data import GeneratedDataModule, Pair
@@ -26,6 +28,9 @@ FORMATS = (
     "EEEE d, MMMM y",
 )
 """Babel's names and patterns. The year is `y`: `Y` is the year of the week, which is another one round New Year."""
+
+DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
+"""Where in 1979-05-03 stands what a field of a pattern says, by the field's first letter."""
 
 
 class Date(GeneratedDataModule):
@@ -56,16 +61,15 @@ class Date(GeneratedDataModule):
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
         # Looked up once: to look them up again for each date would take longer than to write it.
-        self.patterns = []
+        self.patterns: list[tuple[DateTimePattern, Locale, str]] = []
         for name in locales:
             try:
                 locale = Locale.parse(name)
             except (UnknownLocaleError, ValueError):
                 raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
-            named = [
-                get_date_format(format, locale) if format.isalpha() else parse_pattern(format) for format in FORMATS
-            ]
-            self.patterns += [(pattern, locale) for pattern in named]
+            for format in FORMATS:
+                pattern = get_date_format(format, locale) if format.isalpha() else parse_pattern(format)
+                self.patterns.append((pattern, locale, format if len(locales) == 1 else f"{name} {format}"))
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
                 "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
@@ -89,7 +93,7 @@ class Date(GeneratedDataModule):
 
     def _texts(self, day: date) -> list[str]:
         """A date in every format and locale."""
-        return [pattern.apply(day, locale) for pattern, locale in self.patterns]
+        return [pattern.apply(day, locale) for pattern, locale, _ in self.patterns]
 
     def _ambiguous(self) -> set[str]:
         """The texts that stand for more than one date: March 4 here is April 3 there."""
@@ -111,10 +115,33 @@ class Date(GeneratedDataModule):
         ambiguous = self._ambiguous()
         while True:
             day = faker.date_time_between_dates(start, end - timedelta(seconds=1), tzinfo=UTC).date()
-            pattern, locale = faker.random.choice(self.patterns)
-            text = pattern.apply(day, locale)
+            pattern, locale, kind = faker.random.choice(self.patterns)
+            text, spans = written(day, pattern, locale)
             if text not in ambiguous:
-                yield Pair(text, day.isoformat())
+                yield Pair(text, day.isoformat(), links(spans), kind)
+
+
+Span = tuple[str, int, int]
+"""A field's letter, and where what it says begins and ends."""
+
+
+def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, tuple[Span, ...]]:
+    """A date as the pattern has it, and where in it year, month and day stand."""
+    fields, text, spans = DateTimeFormat(day, locale), "", []
+    for place, part in enumerate(re.split(r"%\((\w+)\)s", pattern.format)):  # text, field, text, field, ..., text
+        if place % 2:
+            begin, text = len(text), text + fields[part]
+            if part[0] in DIGITS:  # weekdays say nothing that is asked for
+                spans.append((part[0], begin, len(text)))
+        else:
+            text += part.replace("%%", "%")
+    return text, tuple(spans)
+
+
+@lru_cache(maxsize=None)  # few are different, and a pair's own would be larger than its texts
+def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
+    """The alignment of a text with these fields: every character of a field with every digit that it decides."""
+    return tuple((i, j) for letter, begin, end in spans for i in range(begin, end) for j in DIGITS[letter])
 
 
 def _days(first: date, last: date) -> Iterator[date]:

@@ -194,9 +194,9 @@ def original_sentences() -> list[Pair]:
     """The three sentences of the original, in its spelling."""
     aligned = ((0, 0), (1, 1), (2, 2), (3, 3))
     return [
-        Pair("ich mochte ein bier", "i want a beer .", aligned),
-        Pair("ich mochte ein cola", "i want a coke .", aligned),
-        Pair("ich mag das Buch", "i like the book .", aligned),
+        Pair("ich mochte ein bier", "i want a beer .", aligned, "plain"),
+        Pair("ich mochte ein cola", "i want a coke .", aligned, "plain"),
+        Pair("ich mag das Buch", "i like the book .", aligned, "plain"),
     ]
 
 
@@ -308,7 +308,9 @@ def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
         for j, (_, others) in enumerate(english)
         if set(meanings) & set(others)
     )
-    return Pair(source, " ".join(word for word, _ in english), alignment)
+    traits = {"modal verb": modal, "negated": negated, "adverb in front": adverb_in_front}
+    kind = ", ".join(trait for trait, present in traits.items() if present) or "plain"
+    return Pair(source, " ".join(word for word, _ in english), alignment, kind)
 
 
 def _vocabulary() -> set[str]:

@@ -23,11 +23,13 @@ class Pair(NamedTuple):
     """A source text and the target text that answers it.
 
     `alignment` holds, where it is known, which symbols belong together: (source index, target index), from 0.
+    `kind` is what the pair is an example of, where the data have several; metrics are told by it.
     """
 
     source: str
     target: str
     alignment: tuple[tuple[int, int], ...] | None = None
+    kind: str | None = None
 
 
 class Batch(NamedTuple):

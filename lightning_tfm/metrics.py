@@ -29,6 +29,12 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
     )
 
 
+def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
+    """Of each sequence (B): the sum over its tokens of -log p, in nats; logits (B, T, V), target_out (B, T)."""
+    nll = F.cross_entropy(logits.flatten(0, 1).float(), target_out.flatten(), ignore_index=PAD, reduction="none")
+    return nll.view_as(target_out).sum(1)
+
+
 def sequences_equal(ours: Tensor, theirs: Tensor) -> Tensor:
     """(B), True where two rows hold the same tokens; (B, T) and (B, T'), padded on the right."""
     width = max(ours.size(1), theirs.size(1))

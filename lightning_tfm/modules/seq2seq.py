@@ -7,11 +7,15 @@ from torch import Tensor, nn
 from lightning_tfm.data import Batch
 from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import SequenceMetrics, token_nll
+from lightning_tfm.metrics import SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import PAD, Tokenizer
+
+
+Evaluation = dict[str, Tensor]
+"""What callbacks get of a batch: `answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
 
 
 class Seq2SeqModule(TaskModule):
@@ -64,7 +68,7 @@ class Seq2SeqModule(TaskModule):
         loss = token_nll(logits, batch.target_out, self.label_smoothing)
         return self.summed(loss, (batch.target_out != PAD).sum())
 
-    def _evaluate(self, batch: Batch, prefix: str) -> None:
+    def _evaluate(self, batch: Batch, prefix: str) -> Evaluation:
         metrics = self.metrics[prefix]
         logits = self.network(batch.source, batch.target_in)
         answers = decode(self.network.decode_step, self.network.encode(batch.source), self.max_target_length)
@@ -74,12 +78,13 @@ class Seq2SeqModule(TaskModule):
             add_dataloader_idx=False,
             batch_size=batch.source.size(0),
         )
+        return {"answers": answers, "nll": sequence_nll(logits, batch.target_out)}
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
+    def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
+        return self._evaluate(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, _prefix(self._test_sets()[dataloader_idx]))
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
+        return self._evaluate(batch, _prefix(self._test_sets()[dataloader_idx]))
 
     def _test_sets(self) -> tuple[str, ...]:
         return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)

@@ -147,6 +147,12 @@ class GPT(Network):
             x, _ = layer(x, mask, is_causal=mask is None)
         return self.head(self.norm(x[:, S:]))  # (B, T, V)
 
+    def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
+        """The part of the weights that lies on the source, made whole."""
+        S = source.size(1)
+        parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
+        return {name: part / part.sum(-1, keepdim=True).clamp(min=1e-9) for name, part in parts.items()}
+
     def encode(self, source: Tensor) -> State:
         S = source.size(1)
         self.check_lengths(S, 0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
+from lightning_tfm.layers import SelfAttention
 
 
 class Network(nn.Module, ABC):
@@ -32,6 +33,10 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
         """Raises UserError, with both lengths, if the positions do not reach that far (lengths in tokens)."""
+
+    def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
+        """Of `attention_maps`, those of the target over the source (B, S): layer name -> (B, H, T, S)."""
+        return {name: weights for name, weights in maps.items() if not isinstance(self.get_submodule(name), SelfAttention)}
 
     @abstractmethod
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:

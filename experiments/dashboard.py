@@ -1,0 +1,79 @@
+"""Dashboards as code: a W&B workspace that shows runs at a glance, and a report that compares the nine experiments.
+
+    python experiments/dashboard.py --entity TEAM --project lightning_tfm
+
+Saves both in W&B, which asks for an account, and prints their addresses. Needs `pip install wandb-workspaces`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import wandb_workspaces.reports.v2 as wr
+import wandb_workspaces.workspaces as ws
+
+TASKS = ("copy", "toy_translation", "date")
+MODELS = ("transformer", "gpt", "attention_lstm")
+STEP, SAMPLES = "trainer/global_step", "samples"
+
+
+def workspace(entity: str, project: str) -> ws.Workspace:
+    """Is it learning, where does it look, what does it get wrong: a section each."""
+    learning = [
+        wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
+        wr.LinePlot(title="loss", x=STEP, y=["train/loss", "val/loss"], log_y=True),
+        wr.LinePlot(title="learning rate", x=STEP, y=["train/learning_rate"]),
+        wr.LinePlot(title="gradient norm", x=STEP, y=["train/gradient_norm"], log_y=True),
+        wr.LinePlot(title="tokens a second", x=STEP, y=["tokens_per_second"]),
+    ]
+    looking = [
+        wr.LinePlot(title=score, x=STEP, metric_regex=rf"val/alignment/.*/{score}")
+        for score in ("accuracy", "error_rate", "entropy")
+    ]
+    looking.append(wr.MediaBrowser(media_keys=["test/attention"]))
+    wrong = [wr.WeavePanelSummaryTable(table_name="val/samples"), wr.BarPlot(metrics=["test/exact_match"])]
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name="lightning_tfm",
+        sections=[
+            ws.Section(name="Is it learning?", panels=learning, is_open=True),
+            ws.Section(name="Where does it look?", panels=looking, is_open=True),
+            ws.Section(name="What does it get wrong?", panels=wrong, is_open=True),
+        ],
+    )
+
+
+def report(entity: str, project: str) -> wr.Report:
+    """The nine experiments, task by task: each model's curve and its result."""
+    blocks = [wr.P("The newest runs of the nine experiments, three models for each of three tasks."), wr.TableOfContents()]
+    for task in TASKS:
+        names = [f"{task}_{model}" for model in MODELS]
+        runs = [
+            wr.Runset(entity, project, name=name, filters=f"Metric('displayName') == '{name}'") for name in names
+        ]
+        panels = [
+            wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
+            wr.LinePlot(title="validation loss", x=SAMPLES, y=["val/loss"], log_y=True),
+            wr.BarPlot(title="test", metrics=["test/exact_match"]),
+        ]
+        blocks += [wr.H1(task.replace("_", " ")), wr.PanelGrid(runsets=runs, panels=panels)]
+    return wr.Report(
+        entity=entity, project=project, title="Nine experiments", description=Path(__file__).name, blocks=blocks
+    )
+
+
+def main() -> None:
+    """Saves both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entity", required=True, help="user or team in W&B")
+    parser.add_argument("--project", default="lightning_tfm")
+    options = parser.parse_args()
+    for made in (workspace(options.entity, options.project), report(options.entity, options.project)):
+        made.save()
+        print(made.url)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""`lightning-tfm report`: runs as one page that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lightning_tfm.checkpoint import load
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.data import Pair
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import write_text
+from lightning_tfm.inspection import looks
+
+PREDICTIONS = 500
+"""Of each run: those of the largest loss first, the others spread over the test."""
+
+EXAMPLES = 6
+"""Of each run, whose attention is shown: so many of the largest loss, and as many that are typical."""
+
+POINTS = 400
+"""Of a curve."""
+
+Json = dict[str, Any]
+
+
+def report(arguments: list[str]) -> int:
+    """Writes the page."""
+    options = _parse(arguments)
+    folders = [Path(run) for run in options.runs]
+    names = _names(folders)
+    runs = [_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    write_text(options.output, page(runs))
+    print(options.output)
+    return 0
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    parser = CommandParser(
+        "lightning-tfm report",
+        description="Show runs on one page: settings, curves, errors and attention. It needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, as runs/date_gpt/version_0")
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    options = parser.parse_args(arguments)
+    for run in options.runs:
+        if not (Path(run) / "config.yaml").is_file():
+            raise UserError(
+                f"RUN must be the folder of a run, which holds its config.yaml, but {run!r} does not; "
+                "try runs/NAME/version_0"
+            )
+    if not options.output.resolve().parent.is_dir():
+        raise UserError(f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not")
+    return options
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart, of two parts at least."""
+    paths = [folder.resolve().parts for folder in folders]
+    for parts in range(2, max(map(len, paths)) + 1):
+        names = ["/".join(path[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _run(folder: Path, name: str) -> Json:
+    """What the page shows of a run. What a run has not (yet) is left out."""
+    text = (folder / "config.yaml").read_text()
+    predictions = _predictions(folder / "predictions.jsonl")
+    return {
+        "name": name,
+        "facts": _facts(folder),
+        "config": text,
+        "settings": _flat(yaml.safe_load(text)),
+        "curves": _curves(folder / "metrics.csv"),
+        "kinds": _kinds(predictions),
+        "tested": len(predictions),
+        "wrong": sum(not line["right"] for line in predictions),
+        "predictions": [_told(line) for line in _shown(predictions, PREDICTIONS)],
+        "attention": _attention(folder / "checkpoints" / "best.ckpt", predictions),
+    }
+
+
+def _facts(folder: Path) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    summary, provenance = folder / "summary.json", folder / "provenance.json"
+    if summary.is_file():
+        told = json.loads(summary.read_text())
+        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if "kind/" not in name}
+        facts |= {
+            "training": f"{told['train_seconds']:,.0f} s",
+            "samples per second": f"{told['samples_per_second']:,.0f}",
+            "steps": f"{told['steps']:,}",
+            "parameters": f"{told['parameters']:,}",
+            "seed": str(told["seed"]),
+        }
+    if provenance.is_file():
+        first, *_, last = [*json.loads(provenance.read_text())] * 2
+        facts |= {
+            "begun": first["time"],
+            "commit": str(last["git"]["commit"])[:10] + (" and changes" if last["git"].get("dirty") else ""),
+            "processor": last["hardware"]["processor"],
+            "torch": last["versions"]["torch"],
+        }
+    return facts
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    """A nested configuration by dotted names."""
+    if isinstance(value, dict) and value:
+        return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}".strip(".")).items()}
+    return {prefix: json.dumps(value, ensure_ascii=False)}
+
+
+def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Metric -> (step, value), thinned."""
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    if path.is_file():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and name not in ("step", "epoch") and not name.startswith("test/"):
+                        curves[name].append((int(row["step"]), float(value)))
+    return {name: points[:: -(-len(points) // POINTS)] for name, points in curves.items()}
+
+
+def _predictions(path: Path) -> list[Json]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _shown(predictions: list[Json], number: int) -> list[Json]:
+    """Half of so many are those of the largest loss, the others stand for the rest; the largest loss first."""
+    by_loss = sorted(predictions, key=lambda line: -line["nll"])
+    worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
+    return worst + rest[:: max(1, -(-len(rest) // (number - number // 2)))]
+
+
+def _told(line: Json) -> Json:
+    return {name: line[name] for name in ("source", "target", "answer", "right", "nll", "kind")}
+
+
+def _kinds(predictions: list[Json]) -> list[Json]:
+    counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for line in predictions:
+        if line["kind"] is not None:
+            counts[line["set"], line["kind"]].append(line["right"])
+    return [
+        {"set": name, "kind": kind, "exact match": sum(right) / len(right), "pairs": len(right)}
+        for (name, kind), right in sorted(counts.items())
+    ]
+
+
+def _attention(checkpoint: Path, predictions: list[Json]) -> list[Json]:
+    """All layers' weights of a few examples, as bytes: 255 is 1."""
+    if not checkpoint.is_file() or not predictions:
+        return []
+    network, tokenizer, _ = load(checkpoint)
+    examples = []
+    for line in _shown(predictions, 2 * EXAMPLES):
+        pair = Pair(line["source"], line["target"], line["alignment"])
+        layers = [
+            {
+                "name": look.layer,
+                "heads": look.weights.size(0),
+                "queries": look.queries,
+                "keys": look.keys,
+                "gold": look.gold,
+                "weights": base64.b64encode((look.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode(),
+            }
+            for look in looks(network, tokenizer, pair)
+        ]
+        layers.sort(key=lambda layer: not layer["gold"])  # what has a right answer first
+        examples.append(_told(line) | {"layers": layers})
+    return examples
+
+
+def page(runs: list[Json]) -> str:
+    """The page of the runs, as HTML."""
+    import jinja2
+    import vl_convert
+
+    charts = _charts(runs)
+    different = [
+        name
+        for name in sorted({name for run in runs for name in run["settings"]})
+        if len({run["settings"].get(name) for run in runs}) > 1
+    ]
+    data = {
+        "runs": [
+            {name: value for name, value in run.items() if name not in ("settings", "curves", "kinds")} for run in runs
+        ],
+        "differences": [
+            {"setting": name, "values": [run["settings"].get(name, "") for run in runs]} for name in different
+        ],
+        "charts": [{"id": chart["id"], "spec": chart["spec"]} for chart in charts],
+    }
+    # What ends a script, or begins a comment in it, must not stand in one.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    bundle = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(), autoescape=True)
+    return template.render(
+        title=", ".join(run["name"] for run in runs),
+        charts=charts,
+        data=jinja2.utils.markupsafe.Markup(text),
+        bundle=jinja2.utils.markupsafe.Markup(bundle),
+    )
+
+
+def _charts(runs: list[Json]) -> list[Json]:
+    """Learning curves, exact match by kind, and the scores of attention heads, where there are any."""
+    import altair
+
+    order = [run["name"] for run in runs]
+    color = altair.Color("run:N", sort=order, legend=altair.Legend(orient="top") if len(runs) > 1 else None, title=None)
+    charts = []
+
+    def add(id: str, title: str, chart: Any) -> None:
+        charts.append({"id": id, "title": title, "spec": chart.to_dict()})
+
+    def choice(names: list[str], label: str) -> Any:
+        return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
+
+    points = [
+        {"run": run["name"], "metric": name, "step": step, "value": value}
+        for run in runs
+        for name, curve in run["curves"].items()
+        if "/alignment/" not in name
+        for step, value in curve
+    ]
+    if points:
+        names = sorted({point["metric"] for point in points}, key=lambda name: (name != "val/exact_match", name))
+        metric = choice(names, "metric")
+        curves = altair.Chart(altair.Data(values=points), width=820, height=280).encode(
+            x=altair.X("step:Q"),
+            y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
+            color=color,
+            tooltip=["run:N", "step:Q", altair.Tooltip("value:Q", format=".5g")],
+        )
+        curves = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
+        add("curves", "Learning curves", curves.transform_filter("datum.metric == metric"))
+
+    kinds = [kind | {"run": run["name"]} for run in runs for kind in run["kinds"]]
+    if kinds:
+        sets = list(dict.fromkeys(kind["set"] for kind in kinds))
+        chosen = choice(sets, "set")
+        bars = (
+            altair.Chart(altair.Data(values=kinds), width=620)
+            .mark_bar()
+            .encode(
+                y=altair.Y("kind:N", title=None),
+                yOffset=altair.YOffset("run:N", sort=order),
+                x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
+                color=color,
+                tooltip=["run:N", "kind:N", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
+            )
+            .add_params(chosen)
+            .transform_filter("datum.set == set")
+        )
+        add("kinds", "Exact match by kind", bars)
+
+    scores = []
+    for run in runs:
+        for name, curve in run["curves"].items():
+            if "/alignment/" in name:
+                layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
+                scores.append(
+                    {"run": run["name"], "layer": layer, "head": head, "score": score, "value": curve[-1][1]}
+                )
+    if scores:
+        score = choice(["accuracy", "error_rate", "entropy"], "score")
+        heads = (
+            altair.Chart(altair.Data(values=scores))
+            .mark_rect()
+            .encode(
+                x=altair.X("head:N", title=None),
+                y=altair.Y("layer:N", title=None),
+                row=altair.Row("run:N", sort=order, title=None),
+                color=altair.Color("value:Q", title=None, scale=altair.Scale(scheme="blues")),
+                tooltip=["run:N", "layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
+            )
+            .add_params(score)
+            .transform_filter("datum.score == score")
+        )
+        add("heads", "Attention against the gold alignment, at the last validation", heads)
+    return charts

@@ -1,0 +1,57 @@
+"""Where a model looks while it writes one target: every layer's and head's weights, with what they are between."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tfm.data import Pair, PairDataset
+from lightning_tfm.layers import SelfAttention, attention_maps
+from lightning_tfm.networks import Network
+from lightning_tfm.tokenizer import Tokenizer
+
+
+class Look(NamedTuple):
+    """One layer's attention.
+
+    Attributes:
+        layer: its name in the network.
+        weights: (H, T, S).
+        queries: the symbol of each row: what is written there, or what is read, in an encoder.
+        keys: the symbol of each column.
+        gold: the cells (column, row) that the pair's alignment links.
+    """
+
+    layer: str
+    weights: Tensor
+    queries: list[str]
+    keys: list[str]
+    gold: list[tuple[int, int]]
+
+
+@torch.no_grad()
+def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
+    """The attention of all layers while the network, fed the target, answers the pair's source."""
+    source = [*tokenizer.split(pair.source), "EOS"]
+    target = tokenizer.split(pair.target)
+    read, written = ["BOS", *target], [*target, "EOS"]
+    links = list(pair.alignment or ())
+    device = next(network.parameters()).device
+    batch = PairDataset([pair], tokenizer)[torch.tensor([0])]
+    with attention_maps(network) as maps:
+        network(batch.source.to(device), batch.target_in.to(device))
+    found = []
+    for layer, weights in maps.items():
+        weights = weights[0].float().cpu()
+        if not isinstance(network.get_submodule(layer), SelfAttention):
+            found.append(Look(layer, weights, written, source, links))
+        elif weights.size(-1) == len(source) + len(read):  # one sequence: each row writes what the next one reads
+            gold = [(i, len(source) + j) for i, j in links]
+            found.append(Look(layer, weights, [*source[1:], *read, "EOS"], [*source, *read], gold))
+        elif layer.startswith("encoder"):
+            found.append(Look(layer, weights, source, source, []))
+        else:
+            found.append(Look(layer, weights, written, read, []))
+    return found

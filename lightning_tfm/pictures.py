@@ -1,0 +1,67 @@
+"""Attention and positions, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+HEADS_A_ROW = 4
+
+
+def draw_attention(
+    weights: Tensor,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    title: str = "",
+    gold: Iterable[tuple[int, int]] = (),
+) -> Figure:
+    """The weights of one layer, a panel for each head.
+
+    Args:
+        weights: (H, T, S), from 0 to 1.
+        queries: what each of T rows writes or reads.
+        keys: what each of S columns is.
+        title: above all panels.
+        gold: (column, row) of cells to be outlined, where the weight should lie.
+    """
+    heads, T, S = weights.shape
+    columns = min(heads, HEADS_A_ROW)
+    rows = -(-heads // columns)
+    size = (columns * (0.9 + 0.16 * S), rows * (0.8 + 0.19 * T))
+    figure = Figure(figsize=size, layout="constrained")
+    for head, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        if head >= heads:
+            axes.set_axis_off()
+            continue
+        image = axes.imshow(weights[head].float().cpu().numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        axes.set_xticks(range(S), keys, fontsize=7, rotation=90 if max(map(len, keys)) > 1 else 0)
+        axes.set_yticks(range(T), queries, fontsize=7)
+        axes.tick_params(length=0)
+        if heads > 1:
+            axes.set_title(f"head {head}", fontsize=8)
+        for column, row in gold:
+            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="tab:orange"))
+    figure.colorbar(image, ax=figure.axes, shrink=0.6, label="weight")
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def draw_positions(encodings: Tensor) -> Figure:
+    """The encodings of positions (N, D): as a heat map, and some of their dimensions as curves."""
+    N, D = encodings.shape
+    values = encodings.detach().float().cpu()
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    heat, curves = figure.subplots(1, 2)
+    image = heat.imshow(values.T.numpy(), cmap="RdBu", aspect="auto", vmin=-values.abs().max(), vmax=values.abs().max())
+    heat.set_xlabel("position")
+    heat.set_ylabel("dimension")
+    figure.colorbar(image, ax=heat)
+    for dimension in torch.linspace(0, D // 2 - 1, min(4, D)).int().tolist():
+        curves.plot(range(N), values[:, dimension].numpy(), label=f"dimension {dimension}")
+    curves.set_xlabel("position")
+    curves.legend(fontsize=8)
+    return figure

@@ -1,0 +1,159 @@
+"""Attention: what is drawn is what was computed, and scores equal their definitions."""
+
+from __future__ import annotations
+
+import calendar
+import math
+from datetime import date
+
+import pytest
+import torch
+from conftest import DATA
+
+from lightning_tfm.alignment import AlignmentScore, gold_links
+from lightning_tfm.data import Batch, Pair, PairDataset
+from lightning_tfm.inspection import looks
+from lightning_tfm.layers import attention_maps
+from lightning_tfm.pictures import draw_attention, draw_positions
+from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+
+
+def written_out(weights, pairs):
+    """The three scores by the letter of their definitions, pair by pair and link by link."""
+    heads = weights.size(1)
+    scores = []
+    for head in range(heads):
+        found, gold, accurate, linked, entropies = set(), set(), 0, 0, []
+        for row, pair in enumerate(pairs):
+            source, target = pair.source.split(), pair.target.split()
+            for j in range(len(target)):
+                own = weights[row, head, j].tolist()
+                looked = max(range(len(own)), key=own.__getitem__)
+                entropies.append(-sum(w * math.log(w) for w in own if w > 0))
+                if looked < len(source):
+                    found.add((row, looked, j))
+                sources = {i for i, other in pair.alignment if other == j}
+                linked += bool(sources)
+                accurate += looked in sources
+            gold |= {(row, i, j) for i, j in pair.alignment}
+        error = 1 - (len(found & gold) + len(found & gold)) / (len(found) + len(gold))
+        scores.append((accurate / linked, error, sum(entropies) / len(entropies)))
+    return scores
+
+
+def test_alignment_scores_equal_their_definitions():
+    data = DATA["toy_translation"]()
+    data.setup("fit")
+    dataset = data.datasets["val"]
+    score = AlignmentScore(3)
+    every, shown = [], []
+    for rows in torch.arange(len(dataset)).split(13):
+        batch = dataset[rows]
+        weights = torch.rand(len(rows), 3, batch.target_out.size(1), batch.source.size(1)) ** 3
+        weights = weights * (batch.source != PAD)[:, None, None]
+        weights = weights / weights.sum(-1, keepdim=True)
+        pairs = [dataset.pairs[row] for row in rows.tolist()]
+        score.update(weights, gold_links(pairs, batch), batch)
+        every += [weights[row : row + 1] for row in range(len(rows))]
+        shown += pairs
+    widest = [torch.nn.functional.pad(w, (0, 30 - w.size(3), 0, 30 - w.size(2))) for w in every]
+    expected = written_out(torch.cat(widest), shown)
+    ours = score.compute()
+    for head, (accuracy, error, entropy) in enumerate(expected):
+        assert ours["accuracy"][head].item() == pytest.approx(accuracy)
+        assert ours["error_rate"][head].item() == pytest.approx(error)
+        assert ours["entropy"][head].item() == pytest.approx(entropy, rel=1e-5)
+
+
+def test_perfect_attention_scores_perfectly():
+    tokenizer = Tokenizer("abc")
+    pairs = [Pair("abc", "cab", ((2, 0), (0, 1), (1, 2))), Pair("a", "a", ((0, 0),))]
+    batch = PairDataset(pairs, tokenizer)[torch.arange(2)]
+    gold = gold_links(pairs, batch)
+    weights = gold.float()
+    weights[..., -1] += weights.sum(-1).eq(0)  # where there is nothing to look at, it looks at the end
+    score = AlignmentScore(1)
+    score.update(weights.unsqueeze(1), gold, batch)
+    assert {name: value.item() for name, value in score.compute().items()} == {
+        "accuracy": 1.0,
+        "error_rate": 0.0,
+        "entropy": 0.0,
+    }
+    uniform = AlignmentScore(1)
+    real = (batch.source != PAD)[:, None, None].float().expand(-1, 1, 4, -1)
+    uniform.update(real / real.sum(-1, keepdim=True), gold, batch)
+    assert uniform.compute()["entropy"].item() == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
+
+
+def test_to_look_at_the_end_is_to_link_with_nothing():
+    tokenizer = Tokenizer("ab")
+    pairs = [Pair("ab", "a", ((0, 0),))]
+    batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
+    weights = (batch.source == EOS).float()[:, None, None].expand(-1, 1, 2, -1)
+    score = AlignmentScore(1)
+    score.update(weights, gold_links(pairs, batch), batch)
+    assert score.compute()["accuracy"].item() == 0
+    assert score.compute()["error_rate"].item() == 1
+    assert score.found.item() == 0
+
+
+def test_dates_are_linked_with_the_characters_that_say_them():
+    """What is linked with the digits of the day is the day, in all formats; so with month and year."""
+    kinds = set()
+    for pair in DATA["date"](train_size=2_000).pairs("train"):
+        day = date.fromisoformat(pair.target)
+        kinds.add(pair.kind)
+
+        def said(digits):
+            links = [{i for i, j in pair.alignment if j == digit} for digit in digits]
+            assert all(link == links[0] for link in links), pair
+            return "".join(pair.source[i] for i in sorted(links[0]))
+
+        assert int(said((8, 9))) == day.day, pair
+        assert said((0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
+        month = said((5, 6))
+        names = (calendar.month_name[day.month], calendar.month_abbr[day.month])
+        assert month in names or int(month) == day.month, pair
+        assert not {j for _, j in pair.alignment} & {4, 7}
+    assert len(kinds) == 10
+
+
+def test_every_generated_pair_has_a_kind_and_an_alignment(make_data):
+    for pair in make_data().pairs("val"):
+        assert pair.kind
+        assert pair.alignment
+
+
+def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
+    source, target_in = batch
+    with attention_maps(network) as maps:
+        network(source, target_in)
+    over = network.over_source(maps, source)
+    assert over
+    for weights in over.values():
+        assert weights.shape[2:] == (target_in.size(1), source.size(1))
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        assert weights.masked_select((source == PAD)[:, None, None].expand_as(weights)).eq(0).all()
+
+
+def test_looks_are_labelled_by_what_stands_there(network):
+    tokenizer = Tokenizer("abcdefgh")
+    pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
+    found = looks(network, tokenizer, pair)
+    assert any(look.gold for look in found)
+    for look in found:
+        heads, T, S = look.weights.shape
+        assert (T, S) == (len(look.queries), len(look.keys)), look.layer
+        for column, row in look.gold:
+            assert (look.keys[column], look.queries[row]) in (("b", "b"), ("a", "a"))
+        figure = draw_attention(look.weights, look.queries, look.keys, look.layer, look.gold)
+        panels = [axes for axes in figure.axes if axes.images]
+        assert len(panels) >= heads
+        assert len(panels[0].patches) == len(look.gold)
+        torch.testing.assert_close(torch.tensor(panels[0].images[0].get_array().data), look.weights[0])
+
+
+def test_positions_are_drawn():
+    figure = draw_positions(torch.randn(20, 16))
+    assert figure.axes[0].images[0].get_array().shape == (16, 20)
+    assert len(figure.axes[1].lines) == 4
