@@ -125,20 +125,20 @@ def length_buckets(full: bool) -> Iterator[Row]:
     yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, note)
 
 
-def build_trainer(experiment: str) -> Built:
+def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
     """Runs of an experiment by its command, with all that it does by default."""
 
     def work() -> Block:
-        fit(experiment)
+        fit(experiment, *settings)
         return Block(TIMED, Clock.seconds)
 
     work()
     return Built({"loss": Clock.loss}, work)
 
 
-def build_bare(experiment: str) -> Built:
+def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
     """The same steps, from the same start, in a loop of our own."""
-    fit(experiment)  # what the experiment is, it knows best; it also sets the process up as the command does
+    fit(experiment, *settings)  # what the experiment is, it knows best; it also sets the process up as the command does
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     seed = data.seed
 
@@ -188,9 +188,9 @@ class Plain(LightningModule):
         return self.optimization.configure(self.network, WARM + TIMED + 1, fused=True)
 
 
-def build_lightning(experiment: str) -> Built:
+def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
     """The same steps by Lightning's Trainer, without logger, checkpoints or bar, on the same data module."""
-    fit(experiment)
+    fit(experiment, *settings)
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     clip, seed = Clock.trainer.gradient_clip_val, data.seed
     without = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -223,17 +223,17 @@ def same_loss(ours: dict, peer: dict) -> None:
 def trainer_overhead(full: bool) -> Iterator[Row]:
     """The command's run against a bare loop on the same batches."""
 
-    def sides(build: Callable[..., Built], experiment: str, threads: int) -> tuple[Side, Side]:
-        ours, bare = (Side(side, {"experiment": experiment}, threads) for side in (build, build_bare))
-        return ours, bare
+    def sides(build: Callable[..., Built], experiment: str, threads: int, *settings: str) -> tuple[Side, Side]:
+        arguments = {"experiment": experiment, "settings": settings}
+        return Side(build, arguments, threads), Side(build_bare, arguments, threads)
 
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
     name = "date_attention_lstm"
     times = [
         (1000 / ours, 1000 / bare)  # ms a step
-        for ours, bare in compare(*sides(build_trainer, name, THREADS), same_loss)
+        for ours, bare in compare(*sides(build_trainer, name, THREADS, "--data.init_args.batch_size=128"), same_loss)
     ]
-    yield ratio_row(f"Trainer / bare loop, {name}", "ms a step", "≤ 1.05 x", times, default)
+    yield ratio_row(f"Trainer / bare loop, {name}, batch 128", "ms a step", "≤ 1.05 x", times, default)
     name = "copy_transformer"
     alone = "Lightning's Trainer on the same data module, without logger, checkpoints or bar"
     for build, what, target, note in (
