@@ -19,6 +19,7 @@ commands:
   validate   score a checkpoint on the validation data of a YAML
   test       score a checkpoint on the test data of a YAML
   generate   answer your own input with a checkpoint
+  report     show runs on a page of their own: settings, curves, errors, attention
   reproduce  run experiments over seeds, and compare them with what their YAMLs claim
 
   lightning-tfm fit --config experiments/date_attention_lstm.yaml
@@ -27,7 +28,7 @@ commands:
 `lightning-tfm COMMAND --help` lists a command's settings.
 """
 
-COMMANDS = ("fit", "validate", "test", "generate", "reproduce")
+COMMANDS = ("fit", "validate", "test", "generate", "report", "reproduce")
 
 
 def main() -> None:
@@ -42,6 +43,10 @@ def main() -> None:
             from lightning_tfm.commands.generate import generate
 
             sys.exit(generate(arguments[1:]))
+        elif command == "report":
+            from lightning_tfm.commands.report import report
+
+            sys.exit(report(arguments[1:]))
         elif command == "reproduce":
             from lightning_tfm.commands.reproduce import reproduce
 

@@ -6,6 +6,7 @@ import csv
 import fcntl
 import logging
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -13,19 +14,29 @@ from argparse import ArgumentError, ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
-from lightning_tfm.callbacks import Checkpoints, Provenance, Summary
+from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
+from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import PairDataModule
 from lightning_tfm.errors import UserError, explain, interrupt
+from lightning_tfm.loggers import WandbLogger
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import Seq2SeqModule
+
+ANSWERS = 3
+"""Right ones, and wrong ones, that the end of a run shows."""
 
 TRUSTED = ("lightning_tfm", "datamodules", "lightning", "torch")
 """The packages whose classes a configuration may name."""
@@ -112,6 +123,9 @@ class TfmCLI(LightningCLI):
         config.ckpt_path = str(path)
         if self.config.subcommand == "fit":
             logger.version = path.parents[1].name
+            for other in loggers:
+                if other.class_path == "lightning_tfm.loggers.WandbLogger":
+                    other.init_args.id = wandb_run(path.parents[1])
 
     def instantiate_classes(self) -> None:
         try:
@@ -125,6 +139,8 @@ class TfmCLI(LightningCLI):
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
+        if config.enable_progress_bar:
+            kwargs["callbacks"] = [*_as_list(config.callbacks), ProgressBar()]
         kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
         goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
         try:
@@ -182,9 +198,38 @@ class TfmCLI(LightningCLI):
             return
         checkpoints = self.trainer.checkpoint_callback
         path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation none is the best
-        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
-            print(f"tested checkpoint: {os.path.relpath(path)}")
+            for logger in self.trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.log_checkpoint(path)
+            _tell(self.trainer, os.path.relpath(path))
+
+
+def _tell(trainer: Trainer, checkpoint: str) -> None:
+    """What the run reached, some of its answers, and what one can type next."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
+    for name, value in trainer.callback_metrics.items():
+        if name.startswith("test/") and "/kind/" not in name:
+            table.add_row(name.removeprefix("test/"), f"{value:.4f}")
+    console.print(table)
+    lines = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
+    lines = [line for name, _, line in lines if name == "test"]
+    wrong = sorted((line for line in lines if not line["right"]), key=lambda line: -line["nll"])
+    for line in [line for line in lines if line["right"]][:ANSWERS]:
+        console.print(Text.assemble("right  ", line["source"], " → ", (line["answer"], "green")))
+    for line in wrong[:ANSWERS]:
+        answer = (line["answer"], "red")
+        console.print(Text.assemble("wrong  ", line["source"], " → ", answer, f", but it is {line['target']}"))
+    folder = os.path.relpath(Path(checkpoint).parents[1])
+    asked = shlex.quote(lines[0]["source"]) if lines else "TEXT"
+    console.print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
+    console.print(Text(f"  lightning-tfm generate {checkpoint} {asked}"))
+    console.print(Text(f"  lightning-tfm report {folder}"))
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger) and logger.upload_command:
+            console.print(Text(f"  {logger.upload_command}"))
 
 
 class SaveConfig(SaveConfigCallback):
@@ -194,6 +239,12 @@ class SaveConfig(SaveConfigCallback):
         if stage == "fit" and trainer.loggers:
             self.overwrite = True  # where a run goes on
             super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Shows the loggers all settings, as they are nested in the file."""
+        settings = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(settings)
 
 
 def run() -> None:
@@ -225,7 +276,7 @@ def run() -> None:
         load_from_checkpoint_support=False,  # the modules save plain values, see lightning_tfm.checkpoint
         seed_everything_default=0,
         trainer_defaults={
-            "callbacks": [Summary(), Provenance()],
+            "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
             "enable_progress_bar": sys.stderr.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -350,12 +353,21 @@ class GeneratedDataModule(PairDataModule):
         pairs: list[Pair] = []
         seen: set[str] = set()
         fruitless = 0
+        bar = tqdm(
+            total=size,
+            desc=f"generating {split}",
+            unit=" pairs",
+            leave=False,
+            disable=rank_zero_only.rank > 0 or not sys.stderr.isatty(),
+        )
         for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
             if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
                 seen.add(pair.source)
                 pairs.append(pair)
                 fruitless = 0
+                bar.update()
                 if len(pairs) == size:
+                    bar.close()
                     return pairs
             fruitless += 1
             if fruitless > 100_000:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
 from io import StringIO
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -27,10 +29,15 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE decides where it is set.
     Where W&B fails, at the start or later, it is left out with a warning.
+
+    Args:
+        log_best: whether the best checkpoint is kept as an artifact.
+        settings: those of Lightning's.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, log_best: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
+        self.log_best = log_best
         self._wandb_init.pop("anonymous")  # W&B warns of it, even of None
         self.failed = False
 
@@ -67,11 +74,44 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        metrics = {name: value for name, value in metrics.items() if name != "epoch"}  # a run is one, see data.py
         self._try(super().log_metrics, metrics, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
         self._try(super().log_hyperparams, params)
+
+    @property
+    def upload_command(self) -> str | None:
+        """What uploads the run, all its starts, if it is offline."""
+        import wandb
+
+        run = self._experiment
+        if self.failed or not isinstance(run, wandb.Run) or not run.settings._offline or run.disabled:
+            return None
+        folder = Path(run.settings.sync_dir)
+        return f"wandb sync {os.path.relpath(folder.parent)}/offline-run-*-{run.id}"
+
+    @rank_zero_only
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:
+        self._try(super().log_table, key, columns, data)
+
+    @rank_zero_only
+    def log_image(self, key: str, images: list[Any]) -> None:
+        self._try(super().log_image, key, images)
+
+    @rank_zero_only
+    def log_checkpoint(self, path: str) -> None:
+        """Keeps a checkpoint as an artifact, where that was asked for."""
+        if self.log_best:
+            self._try(self._log_artifact, path)
+
+    def _log_artifact(self, path: str) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{self.experiment.id}", type="model")
+        artifact.add_file(path)
+        self.experiment.log_artifact(artifact, aliases=["best"])
 
     def _try(self, log: Any, *values: Any) -> None:
         if self.failed:

@@ -1,21 +1,33 @@
-"""Where a model looks, scored at each validation."""
+"""Where a model looks: scored at each validation, drawn after the test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.alignment import AlignmentScore, gold_links
+from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Batch, PairDataset
+from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
+from lightning_tfm.loggers import WandbLogger
+
+DRAWN = 2
+"""Pairs of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
 
 
-class AttentionScores(Callback):
-    """Logs `val/alignment/LAYER/HEAD/accuracy`, `error_rate` and `entropy`, see AlignmentScore, for every head.
+class Attention(Callback):
+    """Logs where the heads look at each validation, and draws it after the test.
 
-    Over the whole validation part, where its pairs have an alignment.
+    For every head that looks at the source, over the whole validation part, where its pairs have an alignment:
+    `val/alignment/LAYER/HEAD/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
+
+    The test of a run leaves `attention/*.png` in its folder, a picture for each layer of a few pairs, with the gold
+    alignment outlined, and `positions.png`, the encodings of positions, where the network has them.
     """
 
     def __init__(self) -> None:
@@ -49,3 +61,32 @@ class AttentionScores(Callback):
                 for head, value in enumerate(values):
                     pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float())
             score.reset()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
+        if predictions is None or not predictions.has_trained or not trainer.loggers:
+            return
+        folder = Path(trainer.log_dir)  # a broadcast: every process must ask
+        if not trainer.is_global_zero:
+            return
+        from lightning_tfm.pictures import draw_attention, draw_positions  # matplotlib takes a while to import
+
+        first, *_ = trainer.test_dataloaders
+        tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
+        rows = [*range(min(DRAWN, len(tested))), *(row for _, row in sorted(tested, reverse=True)[:DRAWN])]
+        (folder / "attention").mkdir(exist_ok=True)
+        pictures = []
+        for row in dict.fromkeys(rows):
+            pair = first.dataset.pairs[row]
+            for look in looks(pl_module.network, pl_module.tokenizer, pair):
+                title = f"{look.layer}: {pair.source} \N{RIGHTWARDS ARROW} {pair.target}"
+                path = folder / "attention" / f"{row}_{look.layer}.png"
+                draw_attention(look.weights, look.queries, look.keys, title, look.gold).savefig(path, dpi=100)
+                pictures.append(path)
+        for name, module in pl_module.network.named_modules():
+            if name.endswith("positions") and hasattr(pl_module.network, "max_length"):
+                count = torch.arange(pl_module.network.max_length, device=pl_module.device)
+                draw_positions(module(count)).savefig(folder / "positions.png", dpi=100)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image("test/attention", [str(path) for path in pictures])

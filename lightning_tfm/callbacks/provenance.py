@@ -17,6 +17,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.files import write_text
+from lightning_tfm.loggers import WandbLogger
 
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel")
 
@@ -26,7 +27,7 @@ class Provenance(Callback):
 
     It holds an entry for each start of the run, the first and those that went on with it: `time` (UTC), `step` that
     the start began with, `command`, `git` (see `git`), `versions` of Python and of the packages, `hardware`, and
-    `data_fingerprint` of each split. Changes that are not committed are saved as `uncommitted_N.diff`, for start N.
+    `data_fingerprint` of each split, and `wandb`, the id of the run there. Changes that are not committed are saved as `uncommitted_N.diff`, for start N.
     The fingerprint is logged as a hyper-parameter as well.
     """
 
@@ -51,8 +52,15 @@ class Provenance(Callback):
             "versions": versions(),
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
+            "wandb": next((logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)), None),
         }
         write_text(path, json.dumps([*starts, start], indent=2) + "\n")
+
+
+def wandb_run(folder: Path) -> str | None:
+    """The id that the run of this folder has in W&B; None if it has none."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text())[0].get("wandb") if path.exists() else None
 
 
 def git() -> dict[str, Any]:

@@ -43,7 +43,8 @@ class TaskModule(LightningModule):
                 },
                 "optimization": asdict(optimization),
                 **hyper_parameters,
-            }
+            },
+            logger=False,  # the command logs the whole configuration
         )
 
     def configure_optimizers(self) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""A report: all that it shows is what the runs left, and it works in a browser without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import fit, folder, run
+
+from lightning_tfm.commands.report import page, report
+from lightning_tfm.errors import UserError
+
+NASTY = "<script>document.title='broken'</script><b>&amp;</b>"
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory) -> list[Path]:
+    """Runs of two models, of which one has answered something nasty."""
+    folders = []
+    for model in ("transformer", "gpt"):
+        cwd = tmp_path_factory.mktemp(model)
+        child = run(*fit(model), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+        folders.append(folder(cwd, model))
+    path = folders[0] / "predictions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    nasty = lines[0] | {"answer": NASTY, "right": False, "nll": 1e6, "kind": NASTY}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [nasty, *lines[1:]]))
+    return folders
+
+
+@pytest.fixture(scope="module")
+def html(two_runs, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    assert report([*map(str, two_runs), "--output", str(path)]) == 0
+    return path
+
+
+def embedded(html: Path) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', html.read_text(), re.DOTALL)[1])
+
+
+def test_a_report_is_one_small_file_that_loads_nothing(html):
+    text = html.read_text()
+    assert len(text.encode()) <= 5 * 2**20
+    assert not re.search(r"<(script|img|iframe|link|source)[^>]+(src|href)=[\"'](?!data:)", text)
+    assert "@import" not in text
+    assert NASTY not in text
+    assert text.count("</script>") == 3
+
+
+def test_a_report_shows_what_the_runs_left(html, two_runs):
+    runs = embedded(html)["runs"]
+    assert len(runs) == 2
+    for shown, left in zip(runs, two_runs, strict=True):
+        assert shown["config"] == (left / "config.yaml").read_text()
+        summary = json.loads((left / "summary.json").read_text())
+        assert shown["facts"]["test/exact_match"] == f"{summary['test']['exact_match']:.4f}"
+        lines = [json.loads(line) for line in (left / "predictions.jsonl").read_text().splitlines()]
+        assert shown["tested"] == len(lines)
+        assert shown["wrong"] == sum(not line["right"] for line in lines)
+        losses = [line["nll"] for line in shown["predictions"]]
+        assert losses == sorted(losses, reverse=True)
+        assert losses[0] == max(line["nll"] for line in lines)
+        assert shown["attention"]
+        for example in shown["attention"]:
+            assert {layer["name"] for layer in example["layers"]}
+
+
+def test_settings_that_differ_are_listed(html, two_runs):
+    configs = [yaml.safe_load((left / "config.yaml").read_text()) for left in two_runs]
+    differences = {line["setting"]: line["values"] for line in embedded(html)["differences"]}
+    classes = [json.dumps(config["model"]["init_args"]["network"]["class_path"]) for config in configs]
+    assert differences["model.init_args.network.class_path"] == classes
+    assert "seed_everything" not in differences
+
+
+def test_a_run_that_is_not_over_can_be_looked_at(two_runs, tmp_path):
+    young = tmp_path / "young"
+    young.mkdir()
+    shutil.copy(two_runs[0] / "config.yaml", young)
+    assert report([str(young), "--output", str(tmp_path / "page.html")]) == 0
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"RUN must be the folder of a run.*'nowhere' does not; try runs/NAME"):
+        report(["nowhere"])
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(UserError, match="--output must lie in a folder that exists"):
+        report([str(tmp_path), "--output", str(tmp_path / "no" / "page.html")])
+
+
+@pytest.fixture
+def browser():
+    """Debian's Chromium, without a screen and without a network."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,900"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.browser
+def test_a_report_works_in_a_browser(html, browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select, WebDriverWait
+
+    browser.get(html.as_uri())
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.drawn"))
+    assert browser.title != "broken"
+    charts = browser.find_elements(By.CSS_SELECTOR, ".chart svg")
+    assert len(charts) == 3
+    assert all(chart.find_elements(By.CSS_SELECTOR, "path") for chart in charts)
+
+    rows = browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")
+    assert NASTY in rows[0].text
+    search = browser.find_element(By.ID, "p-search")
+    search.send_keys("broken")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")) == 1
+    assert browser.find_element(By.ID, "p-count").text.startswith("1 of")
+    search.clear()
+    search.send_keys(Keys.SPACE, Keys.BACKSPACE)
+    Select(browser.find_element(By.ID, "p-which")).select_by_value("right")
+    assert all("✓" in row.text for row in browser.find_elements(By.CSS_SELECTOR, "#p-rows tr"))
+
+    Select(browser.find_element(By.ID, "a-example")).select_by_index(1)
+    buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
+    told = browser.find_element(By.ID, "a-told")
+    buttons[0].send_keys(Keys.ARROW_RIGHT)
+    second = told.text
+    assert f"“{buttons[1].text}” looks at" in second
+    webdriver_hover(browser, buttons[0])
+    assert told.text.startswith(f"“{buttons[0].text}” looks at")
+    weights = [
+        float(span.value_of_css_property("--w"))
+        for span in browser.find_elements(By.CSS_SELECTOR, "#a-keys span")
+    ]
+    assert sum(weights) == pytest.approx(1, abs=0.05)
+    assert browser.find_elements(By.CSS_SELECTOR, "#map .gold")
+    assert [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
+
+
+def webdriver_hover(browser, element):
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).move_to_element(element).perform()
+
+
+@pytest.mark.browser
+def test_a_page_of_500_examples_opens_within_a_second(two_runs, tmp_path, browser):
+    """The median of what the browser itself measured, up to where the page can be used."""
+    lines = (two_runs[1] / "predictions.jsonl").read_text().splitlines()
+    many = tmp_path / "many"
+    shutil.copytree(two_runs[1], many)
+    (many / "predictions.jsonl").write_text("\n".join((lines * 600)[:600]) + "\n")
+    path = tmp_path / "page.html"
+    assert report([str(many), "--output", str(path)]) == 0
+    assert len(embedded(path)["runs"][0]["predictions"]) == 500
+    browser.get(path.as_uri())
+    time.sleep(1)
+    shown = browser.execute_script("return performance.timing.domContentLoadedEventEnd - performance.timing.navigationStart")
+    print(f"opened in {shown} ms")
+    assert page
