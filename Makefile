@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all reproduce bench lint
+.PHONY: install train test test-all test-browser reproduce bench lint
 
 install: $(INSTALLED)
 
@@ -23,7 +23,11 @@ test: install
 
 # With what takes long: many kills, many damaged files.
 test-all: install
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "not browser"
+
+# The report in a real browser: Debian's packages chromium and chromium-driver, or others of these names.
+test-browser: install
+	$(BIN)/python -m pytest -m browser
 
 # Every number of the README's results, from three seeds.
 reproduce: install
