@@ -188,6 +188,7 @@ def _attention(checkpoint: Path, predictions: list[Json]) -> list[Json]:
 def page(runs: list[Json]) -> str:
     """The page of the runs, as HTML."""
     import jinja2
+    from markupsafe import Markup
     import vl_convert
 
     charts = _charts(runs)
@@ -212,8 +213,8 @@ def page(runs: list[Json]) -> str:
     return template.render(
         title=", ".join(run["name"] for run in runs),
         charts=charts,
-        data=jinja2.utils.markupsafe.Markup(text),
-        bundle=jinja2.utils.markupsafe.Markup(bundle),
+        data=Markup(text),
+        bundle=Markup(bundle),
     )
 
 
