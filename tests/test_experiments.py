@@ -69,7 +69,7 @@ def run_folder(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
     script = Path(sys.executable).with_name("lightning-tfm")
-    settings = ["--trainer.max_steps=260", "--trainer.val_check_interval=130", "--data.init_args.test_size=1000"]
+    settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200", "--data.init_args.test_size=1000"]
     run = subprocess.run(
         [script, "fit", "--config", DATE, *settings],
         cwd=folder,
@@ -99,14 +99,14 @@ def test_fit_leaves_a_summary_and_checkpoints(run_folder):
         "parameters",
         "seed",
     }
-    assert summary["steps"] == 260
+    assert summary["steps"] == 400
     assert set(summary["test"]) == {"loss", "perplexity", "token_accuracy", "exact_match"}
     assert summary["test"]["exact_match"] > 0.9
     assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
-    assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(260 * 128, rel=0.01)
+    assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(400 * 32, rel=0.01)
     best, last = (read(run_folder / f"checkpoints/{name}.ckpt") for name in ("best", "last"))
-    assert last["global_step"] == 260
-    assert best["global_step"] in (130, 260)
+    assert last["global_step"] == 400
+    assert best["global_step"] in (200, 400)
     network, _, _ = load(run_folder / "checkpoints/best.ckpt")
     assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
