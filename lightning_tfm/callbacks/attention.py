@@ -58,7 +58,7 @@ class Attention(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for layer, score in self.scores.items():
             for name, values in score.compute().items():  # over all processes
-                for head, value in enumerate(values):
+                for head, value in enumerate(torch.atleast_1d(values)):  # of one head, torchmetrics makes a scalar
                     pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float())
             score.reset()
 
