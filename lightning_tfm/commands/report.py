@@ -143,7 +143,8 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
     """Half of so many are those of the largest loss, the others stand for the rest; the largest loss first."""
     by_loss = sorted(predictions, key=lambda line: -line["nll"])
     worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
-    return worst + rest[:: max(1, -(-len(rest) // (number - number // 2)))]
+    others = min(len(rest), number - len(worst))
+    return worst + [rest[place * len(rest) // others] for place in range(others)]
 
 
 def _told(line: Json) -> Json:
