@@ -45,6 +45,9 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 ROWS = 128
 """Of each process, where there are several: the batch of that experiment."""
 
+BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+"""Settings of a Trainer that does nothing but train."""
+
 WARM, TIMED = 20, 200
 """Steps of a run before the clock starts, and until it stops: the interval of checkpoints, so one is among them."""
 
@@ -193,7 +196,6 @@ def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
     fit(experiment, *settings)
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     clip, seed = Clock.trainer.gradient_clip_val, data.seed
-    without = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
     def work() -> Block:
         seed_everything(seed)
@@ -206,7 +208,7 @@ def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
             limit_val_batches=0,
             use_distributed_sampler=False,
             callbacks=[Clock()],
-            **without,
+            **BARE,
         )
         trainer.fit(Plain(network, module.optimization), datamodule=data)
         return Block(TIMED, Clock.seconds)

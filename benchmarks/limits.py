@@ -99,7 +99,6 @@ def build_lstm_limit(side: str) -> Built:
 
 def limits(full: bool) -> Iterator[Row]:
     """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
-
     padded = {"like_lengths": False, "allocator": False}
     tutorial = {size: Side(build_copy, {"side": "tutorial", "batch_size": size, **padded}) for size in (2, 64)}
     nano = Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})
@@ -109,7 +108,7 @@ def limits(full: bool) -> Iterator[Row]:
         ("GPT", "GPT step / nanoGPT's formulation", nano),
     ):
         for side, note in (
-            ("products", "no formulation in float32 can be faster: only the products of the linear layers"),
+            ("products", "of the linear layers alone: on these tensors no formulation in float32 can be faster"),
             ("compiled", "the same tensors; torch.compile takes some 40 s before"),
         ):
             rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)

@@ -106,8 +106,10 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[k], ordered[n - 1 - k]
 
 
-def reaches(value: float, target: str) -> bool:
-    """Whether a value is as its target says: '>= 2.5 x', '<= 4 s'."""
+def reaches(value: float, target: str) -> bool | None:
+    """Whether a value is as its target says: '≥ 2.5 x', '≤ 4 s'; None where nothing was asked for."""
+    if not target:
+        return None
     sign, limit, *_ = target.split()
     return value >= float(limit) if sign == "≥" else value <= float(limit)
 
@@ -126,7 +128,7 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
         ratio=ratio,
         low=low,
         high=high,
-        held=reaches(ratio, target) if target else None,
+        held=reaches(ratio, target),
         status="measured",
         note=note,
     )
@@ -144,15 +146,7 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
     low, high = interval(values)
     ours = statistics.median(values)
     return Row(
-        name,
-        unit,
-        target,
-        ours=ours,
-        low=low,
-        high=high,
-        held=reaches(ours, target) if target else None,
-        status="measured",
-        note=note,
+        name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
     )
 
 

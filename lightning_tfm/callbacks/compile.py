@@ -8,8 +8,8 @@ from lightning import Callback, LightningModule, Trainer
 class Compile(Callback):
     """Compiles the network's `forward` before training: `--trainer.callbacks+=lightning_tfm.callbacks.Compile`.
 
-    The first steps then take as long as compiling does, which pays in long runs on a GPU. Checkpoints are those of
-    the network itself, names and all; decoding, whose steps are small and of many lengths, is not compiled.
+    The first steps then take as long as compiling does, so it is for long runs. Checkpoints are those of the network
+    itself, names and all; decoding, whose steps are small and of many lengths, is not compiled.
 
     Args:
         backend: of torch.compile: "inductor" needs a compiler for C++ or a GPU, "aot_eager" needs none.
