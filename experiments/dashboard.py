@@ -12,6 +12,7 @@ from pathlib import Path
 
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
+from wandb_workspaces import expr
 
 TASKS = ("copy", "toy_translation", "date")
 MODELS = ("transformer", "gpt", "attention_lstm")
@@ -50,9 +51,7 @@ def report(entity: str, project: str) -> wr.Report:
     blocks = [wr.P("The newest runs of the nine experiments, three models for each of three tasks."), wr.TableOfContents()]
     for task in TASKS:
         names = [f"{task}_{model}" for model in MODELS]
-        runs = [
-            wr.Runset(entity, project, name=name, filters=f"Metric('displayName') == '{name}'") for name in names
-        ]
+        runs = [wr.Runset(entity, project, name, filters=[expr.Metric("Group") == name]) for name in names]
         panels = [
             wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
             wr.LinePlot(title="validation loss", x=SAMPLES, y=["val/loss"], log_y=True),

@@ -28,8 +28,9 @@ class AlignmentScore(Metric):
     a head that looks there links with nothing.
 
     - `accuracy`: the share of target symbols with a gold link that are linked with one of their own.
-    - `error_rate`: 1 - 2 |A n G| / (|A| + |G|) for links A and gold links G, the alignment error rate where all gold
-      links are sure (Och & Ney 2003, section 6.1). Zero only where each symbol has one gold link and none is missed.
+    - `error_rate`: 1 - (|A n S| + |A n P|) / (|A| + |S|), the alignment error rate (Och & Ney 2003), for
+      links A, gold links P and, among those, S, which are sure: the only ones of their target symbol. Of several gold
+      links of a symbol, a head need find only one: May says of 05 what either of its letters says.
     - `entropy`: of the weights over the source, in nats, the mean over target symbols; 0 looks at one place.
     """
 
@@ -37,9 +38,9 @@ class AlignmentScore(Metric):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        for name in ("right", "found", "entropies"):
+        for name in ("right", "surely_right", "found", "entropies"):
             self.add_state(name, torch.zeros(num_heads, dtype=torch.float64), dist_reduce_fx="sum")
-        for name in ("gold", "linked", "symbols"):
+        for name in ("sure", "linked", "symbols"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
@@ -56,11 +57,13 @@ class AlignmentScore(Metric):
         looked = weights.argmax(-1)  # (B, H, T)
         right = gold.unsqueeze(1).expand(-1, heads, -1, -1).gather(-1, looked.unsqueeze(-1)).squeeze(-1)
         found = is_source.unsqueeze(1).expand(-1, heads, -1).gather(-1, looked) & is_target.unsqueeze(1)
+        is_sure = gold.sum(-1) == 1  # (B, T)
         entropy = torch.special.entr(weights.double()).sum(-1) * is_target.unsqueeze(1)  # (B, H, T)
         self.right += right.sum((0, 2))
+        self.surely_right += (right & is_sure.unsqueeze(1)).sum((0, 2))
         self.found += found.sum((0, 2))
         self.entropies += entropy.sum((0, 2))
-        self.gold += gold.sum()
+        self.sure += is_sure.sum()
         self.linked += gold.any(-1).sum()
         self.symbols += is_target.sum()
 
@@ -68,6 +71,6 @@ class AlignmentScore(Metric):
         """Of each head (H)."""
         return {
             "accuracy": self.right / self.linked,
-            "error_rate": 1 - 2 * self.right / (self.found + self.gold),
+            "error_rate": 1 - (self.surely_right + self.right) / (self.found + self.sure),
             "entropy": self.entropies / self.symbols,
         }

@@ -124,6 +124,11 @@ class TrainingLoader(DataLoader):
         self.num_batches = num_batches
         self.position = 0  # batches handed out since the run began
 
+    @property
+    def samples(self) -> int:
+        """Pairs handed out since the run began, over all processes."""
+        return self.position * self.sampler.batch_size
+
     def __len__(self) -> int:
         return self.num_batches
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from urllib.request import Request, urlopen
 import lightning.pytorch.loggers
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lightning_tfm.errors import UserError
 
 PATIENCE = 2.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
@@ -82,6 +85,13 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._try(super().log_hyperparams, params)
 
     @property
+    def run_id(self) -> str | None:
+        """What the run is called in W&B; None where it has failed."""
+        import wandb
+
+        return self._experiment.id if isinstance(self._experiment, wandb.Run) else None
+
+    @property
     def upload_command(self) -> str | None:
         """What uploads the run, all its starts, if it is offline."""
         import wandb
@@ -93,12 +103,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         return f"wandb sync {os.path.relpath(folder.parent)}/offline-run-*-{run.id}"
 
     @rank_zero_only
-    def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:
-        self._try(super().log_table, key, columns, data)
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
+        self._try(partial(super().log_table, step=step), key, columns, data)
 
     @rank_zero_only
-    def log_image(self, key: str, images: list[Any]) -> None:
-        self._try(super().log_image, key, images)
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **settings: list[Any]) -> None:
+        self._try(partial(super().log_image, step=step, **settings), key, images)
 
     @rank_zero_only
     def log_checkpoint(self, path: str) -> None:
@@ -125,6 +135,22 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             _warn(f"has failed and is left out: {error}")
             with suppress(Exception):
                 wandb.teardown()  # or it would fail again when the process ends
+
+
+class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
+    """Lightning's, which lies beside the runs unless it is told where. Needs `pip install tensorboard`.
+
+    Args:
+        save_dir: the folder of `name`.
+        name: the folder of the runs' own, `version_0` and so on.
+        settings: those of Lightning's.
+    """
+
+    def __init__(self, save_dir: str = "runs", name: str = "tensorboard", **settings: Any) -> None:
+        try:
+            super().__init__(save_dir, name, default_hp_metric=False, **settings)
+        except ModuleNotFoundError:
+            raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
 
 
 def _answers(address: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
 from torch import Tensor
 
 HEADS_A_ROW = 4
@@ -65,3 +67,15 @@ def draw_positions(encodings: Tensor) -> Figure:
     curves.set_xlabel("position")
     curves.legend(fontsize=8)
     return figure
+
+
+def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
+    """Pictures, padded to one size: W&B shows those of one name side by side, and not whole where they differ."""
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
+    padded = []
+    for picture in pictures:
+        canvas = Image.new("RGB", size, "white")
+        canvas.paste(picture)
+        padded.append(canvas)
+    return padded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import fit, in_terminal
 
+from datamodules.date import FORMATS
 from lightning_tfm.__main__ import COMMANDS, main
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
@@ -81,6 +84,8 @@ def run_folder(tmp_path_factory):
     )
     assert run.returncode == 0, run.stderr
     assert "Traceback" not in run.stderr
+    (folder / "stdout").write_text(run.stdout)
+    (folder / "stderr").write_text(run.stderr)
     return folder / "runs/date_attention_lstm/version_0"
 
 
@@ -100,7 +105,10 @@ def test_fit_leaves_a_summary_and_checkpoints(run_folder):
         "seed",
     }
     assert summary["steps"] == 400
-    assert set(summary["test"]) == {"loss", "perplexity", "token_accuracy", "exact_match"}
+    whole = {name for name in summary["test"] if not name.startswith("exact_match/")}
+    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match"}
+    kinds = {f"exact_match/{format}" for format in FORMATS}
+    assert kinds == set(summary["test"]) - whole
     assert summary["test"]["exact_match"] > 0.9
     assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
     assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(400 * 32, rel=0.01)
@@ -111,9 +119,48 @@ def test_fit_leaves_a_summary_and_checkpoints(run_folder):
     assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
 
+def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
+    user = run_folder.parents[2]
+    out = (user / "stdout").read_text()
+    assert "\x1b" not in out + (user / "stderr").read_text(), "colours are for terminals"
+    for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
+        assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("exact_match/" not in name)
+    lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
+    right = [f"right  {line['source']} → {line['answer']}" for line in lines if line["right"]]
+    assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
+    wrong = {f"wrong  {line['source']} → {line['answer']}, but it is {line['target']}" for line in lines} - set(right)
+    shown = [line for line in out.splitlines() if line.startswith("wrong")]
+    assert set(shown) <= wrong
+    assert len(shown) == min(3, len(lines) - len(right))
+    generate, report, upload = (shlex.split(line) for line in out.splitlines() if line.startswith("  "))
+    assert upload[:2] == ["wandb", "sync"]
+    for command, expected in ((generate, lines[0]["answer"]), (report, "report.html")):
+        script = Path(sys.executable).with_name(command[0])
+        child = subprocess.run([script, *command[1:]], cwd=user, capture_output=True, text=True, timeout=120)
+        assert child.returncode == 0, child.stderr
+        assert child.stdout == f"{expected}\n"
+
+
+def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    script = Path(sys.executable).with_name("lightning-tfm")
+    status, printed = in_terminal([script, *map(str, fit("gpt"))], tmp_path, environment)
+    assert status == 0, printed
+    for shown in ("generating train", "training", "60/60", "it/s", "train/loss=", "val/exact_match="):
+        assert shown in printed
+    assert "Epoch" not in printed
+    (tmp_path / "asked").write_text("May 3, 1979\n" * 600)
+    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
+    status, printed = in_terminal([script, "generate", checkpoint, *files], tmp_path, environment)
+    assert status == 0, printed
+    assert "answering" in printed
+    assert "/600" in printed
+    assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
+
+
 def test_a_run_says_where_it_comes_from(run_folder):
     (start,) = json.loads((run_folder / "provenance.json").read_text())
-    assert set(start) == {"time", "step", "command", "git", "versions", "hardware", "data_fingerprint"}
+    assert set(start) == {"time", "step", "command", "git", "versions", "hardware", "data_fingerprint", "wandb"}
     assert start["step"] == 0
     assert "fit --config" in start["command"]
     assert set(start["data_fingerprint"]) == {"train", "val", "test"}

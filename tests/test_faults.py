@@ -437,18 +437,9 @@ def test_nobody_is_asked_for_an_account_at_a_terminal(tmp_path):
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"}
     script = Path(sys.executable).with_name("lightning-tfm")
     command = [script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    printed = b""
-    with suppress(OSError):  # the terminal is gone when nobody holds it
-        while part := os.read(ours, 4096):
-            printed += part
-    os.close(ours)
-    assert process.wait(60) == 0, printed
-    assert b"tested checkpoint" in printed
+    status, printed = in_terminal(command, tmp_path, environment)
+    assert status == 0, printed
+    assert "The run lies in" in printed
 
 
 def test_without_an_account_the_run_is_as_it_was(reference, tmp_path):

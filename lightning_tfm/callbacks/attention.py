@@ -59,7 +59,7 @@ class Attention(Callback):
         for layer, score in self.scores.items():
             for name, values in score.compute().items():  # over all processes
                 for head, value in enumerate(torch.atleast_1d(values)):  # of one head, torchmetrics makes a scalar
-                    pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float())
+                    pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float(), sync_dist=True)
             score.reset()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,7 +69,7 @@ class Attention(Callback):
         folder = Path(trainer.log_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        from lightning_tfm.pictures import draw_attention, draw_positions  # matplotlib takes a while to import
+        from lightning_tfm.pictures import draw_attention, draw_positions, on_one_canvas  # takes a while to import
 
         first, *_ = trainer.test_dataloaders
         tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
@@ -89,4 +89,5 @@ class Attention(Callback):
                 draw_positions(module(count)).savefig(folder / "positions.png", dpi=100)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.log_image("test/attention", [str(path) for path in pictures])
+                captions = [path.stem for path in pictures]
+                logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)

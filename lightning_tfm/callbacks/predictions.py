@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from lightning_tfm.data import Batch, PairDataset
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import WandbLogger
+from lightning_tfm.modules.seq2seq import Evaluation
+from lightning_tfm.tokenizer import Tokenizer
 
 SAMPLES = 16
-"""Of a validation: the same each time."""
+"""The first pairs of the validation part."""
 
 
 class Predictions(Callback):
@@ -24,11 +26,12 @@ class Predictions(Callback):
 
     The test of a run writes `predictions.jsonl` into its folder, a line for each pair: `set`, `source`, `target`,
     `answer`, `right`, `nll` of the target in nats, `kind` and `alignment` of the pair. Where pairs have a kind, each
-    kind's exact match is logged as `test/kind/KIND/exact_match`.
+    kind's exact match is logged as `test/exact_match/KIND`.
     """
 
     def __init__(self) -> None:
-        self.lines: list[tuple[str, int, dict[str, Any]]] = []  # of this process: set, row, line
+        self.samples: list[tuple[int, dict[str, Any]]] = []  # of a validation: row, line
+        self.lines: list[tuple[str, int, dict[str, Any]]] = []  # of the test: set, row, line
         self.has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,19 +41,28 @@ class Predictions(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Mapping[str, Any],
+        outputs: Evaluation,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if batch_idx > 0 or not loggers or not trainer.is_global_zero:
+        if trainer.sanity_checking or not _wandb(trainer):
             return
-        rows = trainer.val_dataloaders.sampler.batches[0][:SAMPLES]
-        lines = answered(trainer.val_dataloaders.dataset, rows.tolist(), outputs, pl_module.tokenizer)
+        loader = trainer.val_dataloaders
+        rows = loader.sampler.batches[batch_idx]
+        sampled = rows < SAMPLES
+        lines = answered(loader.dataset, rows[sampled].tolist(), outputs, sampled, pl_module.tokenizer)
+        self.samples += zip(rows[sampled].tolist(), lines, strict=True)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not _wandb(trainer):
+            return
+        lines = [line for _, line in sorted(_gathered(trainer, self.samples), key=lambda sample: sample[0])]
+        self.samples = []
         columns = ["source", "target", "answer", "right"]
-        for logger in loggers:
-            logger.log_table("val/samples", columns, [[line[name] for name in columns] for line in lines])
+        for logger in _wandb(trainer):
+            rows = [[line[name] for name in columns] for line in lines]
+            logger.log_table("val/samples", columns, rows, step=trainer.global_step)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = []
@@ -59,31 +71,29 @@ class Predictions(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Mapping[str, Any],
+        outputs: Evaluation,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
         loader = trainer.test_dataloaders[dataloader_idx]
-        rows = loader.sampler.batches[batch_idx].tolist()
+        rows = loader.sampler.batches[batch_idx]
         name = trainer.datamodule.test_sets[dataloader_idx]
-        lines = answered(loader.dataset, rows, outputs, pl_module.tokenizer)
-        self.lines += [(name, row, line) for row, line in zip(rows, lines, strict=True)]
+        lines = answered(loader.dataset, rows.tolist(), outputs, slice(None), pl_module.tokenizer)
+        self.lines += [(name, row, line) for row, line in zip(rows.tolist(), lines, strict=True)]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1:
-            parts: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self.lines)
-            self.lines = [line for part in parts for line in part]
+        self.lines = _gathered(trainer, self.lines)
         order = {name: place for place, name in enumerate(trainer.datamodule.test_sets)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_kind = defaultdict(list)
         for name, _, line in self.lines:
             if line["kind"] is not None:
                 prefix = "test" if name == "test" else f"test/{name}"
-                by_kind[f"{prefix}/kind/{line['kind']}/exact_match"].append(line["right"])
+                by_kind[f"{prefix}/exact_match/{line['kind']}"].append(line["right"])
         for name, right in sorted(by_kind.items()):
-            pl_module.log(name, torch.tensor(right).double().mean().float(), add_dataloader_idx=False)
+            share = torch.tensor(right, device=pl_module.device).float().mean()
+            pl_module.log(name, share, add_dataloader_idx=False, sync_dist=True)
         if self.has_trained and trainer.loggers:
             path = Path(trainer.log_dir) / "predictions.jsonl"  # a broadcast: every process must ask
             if trainer.is_global_zero:
@@ -91,10 +101,26 @@ class Predictions(Callback):
                 write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def answered(dataset: PairDataset, rows: list[int], outputs: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """What was answered to these pairs, the first of a batch."""
+def _wandb(trainer: Trainer) -> list[WandbLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+
+
+def _gathered(trainer: Trainer, lines: list[Any]) -> list[Any]:
+    """Those of all processes."""
+    if trainer.world_size == 1:
+        return lines
+    parts: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(parts, lines)
+    return [line for part in parts for line in part]
+
+
+def answered(
+    dataset: PairDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """What was answered to these rows of the data, which lie at these places of the batch."""
     lines = []
-    for row, ids, nll in zip(rows, outputs["answers"].tolist(), outputs["nll"].tolist(), strict=False):
+    answers, nlls = outputs["answers"].cpu()[places].tolist(), outputs["nll"].cpu()[places].tolist()
+    for row, ids, nll in zip(rows, answers, nlls, strict=True):
         pair, answer = dataset.pairs[row], tokenizer.decode(ids)
         lines.append(
             {

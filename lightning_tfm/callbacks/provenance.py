@@ -27,8 +27,8 @@ class Provenance(Callback):
 
     It holds an entry for each start of the run, the first and those that went on with it: `time` (UTC), `step` that
     the start began with, `command`, `git` (see `git`), `versions` of Python and of the packages, `hardware`, and
-    `data_fingerprint` of each split, and `wandb`, the id of the run there. Changes that are not committed are saved as `uncommitted_N.diff`, for start N.
-    The fingerprint is logged as a hyper-parameter as well.
+    `data_fingerprint` of each split, and `wandb`, the run's id there. Changes that are not committed are saved as
+    `uncommitted_N.diff`, for start N. The fingerprint is logged as a hyper-parameter as well.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -52,7 +52,7 @@ class Provenance(Callback):
             "versions": versions(),
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
-            "wandb": next((logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger)), None),
+            "wandb": next((logger.run_id for logger in trainer.loggers if isinstance(logger, WandbLogger)), None),
         }
         write_text(path, json.dumps([*starts, start], indent=2) + "\n")
 
@@ -60,7 +60,8 @@ class Provenance(Callback):
 def wandb_run(folder: Path) -> str | None:
     """The id that the run of this folder has in W&B; None if it has none."""
     path = folder / "provenance.json"
-    return json.loads(path.read_text())[0].get("wandb") if path.exists() else None
+    starts = json.loads(path.read_text()) if path.exists() else []
+    return next((start["wandb"] for start in starts if start["wandb"] is not None), None)
 
 
 def git() -> dict[str, Any]:

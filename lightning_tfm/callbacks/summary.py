@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 
 
@@ -25,7 +23,6 @@ class Summary(Callback):
     def __init__(self) -> None:
         self.started: float | None = None  # while training
         self.earlier_seconds = 0.0
-        self.samples = 0  # of this process
 
     @property
     def train_seconds(self) -> float:
@@ -33,23 +30,19 @@ class Summary(Callback):
         return self.earlier_seconds + (time.perf_counter() - self.started if self.started else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"train_seconds": self.train_seconds, "samples": self.samples}
+        return {"train_seconds": self.train_seconds}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # to test a checkpoint is not to go on with its run
             state = checkpoint["callbacks"].get(self.state_key, self.state_dict())
-            self.earlier_seconds, self.samples = state["train_seconds"], state["samples"]
+            self.earlier_seconds = state["train_seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.started = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
-        self.samples += batch.target_in.size(0)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.earlier_seconds, self.started = self.train_seconds, None
+        self.samples = trainer.train_dataloader.samples
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.earlier_seconds or not trainer.loggers:  # tested only, or without a folder of its own
@@ -59,11 +52,10 @@ class Summary(Callback):
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test/")
         }
-        samples = trainer.strategy.reduce(torch.tensor(self.samples, device=pl_module.device), reduce_op="sum")
         summary = {
             "test": test,
             "train_seconds": round(self.earlier_seconds, 2),
-            "samples_per_second": round(int(samples) / self.earlier_seconds, 1),
+            "samples_per_second": round(self.samples / self.earlier_seconds, 1),
             "steps": trainer.global_step,
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
             "seed": trainer.datamodule.seed,

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lightning_tfm.checkpoint import load
 from lightning_tfm.commands.parser import CommandParser
@@ -46,6 +47,7 @@ def generate(arguments: list[str]) -> int:
         lines, batch_size = _input(options, files)
         output = files.enter_context(_open(options.output, "w")) if options.output else sys.stdout
         numbered = enumerate(lines, start=1)
+        bar = files.enter_context(_bar(options))
         while batch := list(islice(numbered, batch_size)):
             sources, errors = _encode(batch, network, tokenizer, max_length)
             groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG}]
@@ -55,10 +57,11 @@ def generate(arguments: list[str]) -> int:
                 answers |= _answer(group, network, tokenizer, max_length, search)
             for number, _ in batch:
                 if number in errors:
-                    print(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
+                    bar.write(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
                 print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
             output.flush()
             failures += len(errors)
+            bar.update(len(batch))
     return 1 if failures else 0
 
 
@@ -122,6 +125,16 @@ def _input(options: Namespace, files: ExitStack) -> tuple[Iterable[str], int]:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     return sys.stdin, 1 if sys.stdin.isatty() else BATCH_SIZE
+
+
+def _bar(options: Namespace) -> tqdm:
+    """A bar for a file whose answers do not go to the terminal themselves."""
+    shown = bool(options.input and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
+    total = None
+    if shown and options.input.is_file():  # a pipe can be read once only
+        with options.input.open("rb") as file:
+            total = sum(1 for _ in file)
+    return tqdm(total=total, desc="answering", unit=" lines", leave=False, disable=not shown)
 
 
 def _encode(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import math
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ PREDICTIONS = 500
 EXAMPLES = 6
 """Of each run, whose attention is shown: so many of the largest loss, and as many that are typical."""
 
-POINTS = 400
-"""Of a curve."""
+POINTS = 1_200
+"""Of the curves of a metric, over all runs."""
+
+ROOM = 3_000_000
+"""Bytes for the predictions and the attention of all runs, so that a page stays below 5 MB; what comes last is cut."""
 
 Json = dict[str, Any]
 
@@ -38,7 +42,7 @@ def report(arguments: list[str]) -> int:
     options = _parse(arguments)
     folders = [Path(run) for run in options.runs]
     names = _names(folders)
-    runs = [_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    runs = [_run(folder, name, len(folders)) for folder, name in zip(folders, names, strict=True)]
     write_text(options.output, page(runs))
     print(options.output)
     return 0
@@ -74,21 +78,22 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _run(folder: Path, name: str) -> Json:
-    """What the page shows of a run. What a run has not (yet) is left out."""
+def _run(folder: Path, name: str, runs: int) -> Json:
+    """What the page shows of one of so many runs. What a run has not (yet) is left out."""
     text = (folder / "config.yaml").read_text()
     predictions = _predictions(folder / "predictions.jsonl")
+    checkpoint = folder / "checkpoints" / "best.ckpt"
     return {
         "name": name,
         "facts": _facts(folder),
         "config": text,
         "settings": _flat(yaml.safe_load(text)),
-        "curves": _curves(folder / "metrics.csv"),
+        "curves": _curves(folder / "metrics.csv", POINTS // runs),
         "kinds": _kinds(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["right"] for line in predictions),
-        "predictions": [_told(line) for line in _shown(predictions, PREDICTIONS)],
-        "attention": _attention(folder / "checkpoints" / "best.ckpt", predictions),
+        "predictions": _that_fit(map(_told, _shown(predictions, PREDICTIONS)), ROOM // 3 // runs),
+        "attention": _that_fit(_attention(checkpoint, predictions), ROOM * 2 // 3 // runs),
     }
 
 
@@ -97,7 +102,7 @@ def _facts(folder: Path) -> dict[str, str]:
     summary, provenance = folder / "summary.json", folder / "provenance.json"
     if summary.is_file():
         told = json.loads(summary.read_text())
-        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if "kind/" not in name}
+        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if "exact_match/" not in name}
         facts |= {
             "training": f"{told['train_seconds']:,.0f} s",
             "samples per second": f"{told['samples_per_second']:,.0f}",
@@ -123,16 +128,18 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
     return {prefix: json.dumps(value, ensure_ascii=False)}
 
 
-def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Metric -> (step, value), thinned."""
+def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
+    """Metric -> (step, value), so many of them at most."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     if path.is_file():
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():
-                    if value and name not in ("step", "epoch") and not name.startswith("test/"):
+                    if name in ("step", "epoch") or name.startswith("test/"):
+                        continue
+                    if value and math.isfinite(float(value)):
                         curves[name].append((int(row["step"]), float(value)))
-    return {name: points[:: -(-len(points) // POINTS)] for name, points in curves.items()}
+    return {name: points[:: -(-len(points) // max(number, 2))] for name, points in curves.items()}
 
 
 def _predictions(path: Path) -> list[Json]:
@@ -148,7 +155,19 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
 
 
 def _told(line: Json) -> Json:
-    return {name: line[name] for name in ("source", "target", "answer", "right", "nll", "kind")}
+    told = {name: line[name] for name in ("source", "target", "answer", "right", "nll", "kind")}
+    return told if math.isfinite(told["nll"]) else told | {"nll": None}  # which JSON has no word for
+
+
+def _that_fit(items: Iterable[Json], room: int) -> list[Json]:
+    """The first ones, as long as there is room for their JSON."""
+    taken = []
+    for item in items:
+        room -= len(json.dumps(item, ensure_ascii=False).encode())
+        if room < 0:
+            break
+        taken.append(item)
+    return taken
 
 
 def _kinds(predictions: list[Json]) -> list[Json]:
@@ -162,12 +181,11 @@ def _kinds(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _attention(checkpoint: Path, predictions: list[Json]) -> list[Json]:
+def _attention(checkpoint: Path, predictions: list[Json]) -> Iterator[Json]:
     """All layers' weights of a few examples, as bytes: 255 is 1."""
     if not checkpoint.is_file() or not predictions:
-        return []
+        return
     network, tokenizer, _ = load(checkpoint)
-    examples = []
     for line in _shown(predictions, 2 * EXAMPLES):
         pair = Pair(line["source"], line["target"], line["alignment"])
         layers = [
@@ -182,8 +200,7 @@ def _attention(checkpoint: Path, predictions: list[Json]) -> list[Json]:
             for look in looks(network, tokenizer, pair)
         ]
         layers.sort(key=lambda layer: not layer["gold"])  # what has a right answer first
-        examples.append(_told(line) | {"layers": layers})
-    return examples
+        yield _told(line) | {"layers": layers}
 
 
 def page(runs: list[Json]) -> str:
@@ -208,7 +225,7 @@ def page(runs: list[Json]) -> str:
         "charts": [{"id": chart["id"], "spec": chart["spec"]} for chart in charts],
     }
     # What ends a script, or begins a comment in it, must not stand in one.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     bundle = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
     template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(), autoescape=True)
     return template.render(
@@ -228,7 +245,7 @@ def _charts(runs: list[Json]) -> list[Json]:
     charts = []
 
     def add(id: str, title: str, chart: Any) -> None:
-        charts.append({"id": id, "title": title, "spec": chart.to_dict()})
+        charts.append({"id": id, "title": title, "spec": chart.to_dict() | {"description": title}})  # read aloud
 
     def choice(names: list[str], label: str) -> Any:
         return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))

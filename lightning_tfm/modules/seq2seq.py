@@ -13,7 +13,6 @@ from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import PAD, Tokenizer
 
-
 Evaluation = dict[str, Tensor]
 """What callbacks get of a batch: `answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
 
@@ -73,11 +72,14 @@ class Seq2SeqModule(TaskModule):
         logits = self.network(batch.source, batch.target_in)
         answers = decode(self.network.decode_step, self.network.encode(batch.source), self.max_target_length)
         metrics.count(batch, logits, answers)
-        self.log_dict(
-            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
-            add_dataloader_idx=False,
-            batch_size=batch.source.size(0),
-        )
+        for name, metric in metrics.items():
+            self.log(
+                f"{prefix}/{name}",
+                metric,
+                prog_bar=name == "exact_match",
+                add_dataloader_idx=False,
+                batch_size=batch.source.size(0),
+            )
         return {"answers": answers, "nll": sequence_nll(logits, batch.target_out)}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:

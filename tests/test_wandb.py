@@ -1,0 +1,261 @@
+"""What W&B gets of a run: read back, by its own reader, from the file that an offline run leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import EXPERIMENTS, SETTINGS, fit, folder, run
+
+from datamodules import Copy
+from lightning_tfm.callbacks.predictions import SAMPLES
+
+SCRIPT = Path(sys.executable).with_name("lightning-tfm")
+
+
+def left_by(cwd):
+    """The files of W&B, the oldest first."""
+    return sorted((cwd / "runs/wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def records(path, kind):
+    """Those of a kind, in order."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    return [line[kind] for line in lines if line["type"] == kind]
+
+
+def history(path):
+    return [record["item"] for record in records(path, "history")]
+
+
+@pytest.fixture(scope="module")
+def cwd(tmp_path_factory):
+    """Where a run has written, whose best checkpoint is kept as an artifact."""
+    cwd = tmp_path_factory.mktemp("wandb")
+    child = run(*fit("transformer", "--trainer.logger.log_best=true"), cwd=cwd, WANDB_MODE="offline")
+    assert child.wait() == 0, child.err.read_text()
+    return cwd
+
+
+def test_wandb_has_what_metrics_csv_has(cwd):
+    (path,) = left_by(cwd)
+    theirs = {}
+    for item in history(path):
+        for name, value in item.items():
+            if name.split("/")[0] in ("train", "val", "test", "samples", "tokens_per_second"):
+                theirs[name, item["trainer/global_step"]] = value
+    with (folder(cwd, "transformer") / "metrics.csv").open(newline="") as file:
+        ours = {
+            (name, int(row["step"])): float(value)
+            for row in csv.DictReader(file)
+            for name, value in row.items()
+            if value and name not in ("step", "epoch")
+        }
+    assert {"train/learning_rate", "train/gradient_norm", "val/exact_match", "samples"} <= {name for name, _ in ours}
+    for key, value in ours.items():
+        assert theirs[key] == pytest.approx(value, rel=1e-5), key
+
+
+def test_samples_are_counted_at_training_and_validation(cwd):
+    (path,) = left_by(cwd)
+    counted = {"train/loss": [], "val/exact_match": []}
+    for item in history(path):
+        for name, rows in counted.items():
+            if name in item:
+                rows.append((item["trainer/global_step"] + 1, item["samples"]))
+    assert len(counted["train/loss"]) == 60
+    assert len(counted["val/exact_match"]) == 5
+    for step, samples in counted["train/loss"] + counted["val/exact_match"]:
+        assert samples == step * SETTINGS["data.init_args.batch_size"]
+
+
+def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
+    (path,) = left_by(cwd)
+    updates = [record["update"] for record in records(path, "config")]
+    left = folder(cwd, "transformer")
+    resolved = yaml.safe_load((left / "config.yaml").read_text())
+    (whole,) = (update for update in updates if "model" in update)
+    network = whole["model"]["init_args"]["network"]
+    assert network == resolved["model"]["init_args"]["network"]
+    assert network["init_args"]["d_model"] == 16
+    assert whole["data"] == resolved["data"]
+    assert whole["trainer"]["max_steps"] == 60
+    (start,) = json.loads((left / "provenance.json").read_text())
+    assert {"data_fingerprint": start["data_fingerprint"]} in updates
+    (begun,) = records(path, "run")
+    assert begun["run_id"] == start["wandb"]
+    assert begun["run_group"] == "copy_transformer"
+
+
+def test_every_validation_shows_answers_to_the_same_sources(cwd):
+    (path,) = left_by(cwd)
+    shown = [item for item in history(path) if "val/samples._type" in item]
+    assert [item["trainer/global_step"] for item in shown] == [12, 24, 36, 48, 60]
+    tables = []
+    for record in records(path, "artifact"):
+        for content in record["manifest"]["contents"]:
+            if content["path"] == "val/samples.table.json":
+                tables.append(json.loads(Path(content["local_path"]).read_text()))
+    assert len(tables) == 5
+    arguments = {name.removeprefix("data.init_args."): value for name, value in SETTINGS.items() if "data." in name}
+    expected = [[pair.source, pair.target] for pair in Copy(seed=1, **arguments).pairs("val")[:SAMPLES]]
+    for table in tables:
+        assert table["columns"] == ["source", "target", "answer", "right"]
+        assert [row[:2] for row in table["data"]] == expected
+        assert all(right == (target == answer) for _, target, answer, right in table["data"])
+    assert len({json.dumps(table["data"]) for table in tables}) > 1, "answers change while it learns"
+
+
+def test_wandb_has_pictures_and_the_best_checkpoint(cwd):
+    (path,) = left_by(cwd)
+    (item,) = (item for item in history(path) if "test/attention._type" in item)
+    assert item["test/attention._type"] == "images/separated"
+    left = folder(cwd, "transformer")
+    assert item["test/attention.count"] == len(list((left / "attention").glob("*.png")))
+    models = [record for record in records(path, "artifact") if record["type"] == "model"]
+    assert [record["aliases"] for record in models] == [["best"]]
+    (content,) = models[0]["manifest"]["contents"]
+    assert content["path"] == "best.ckpt"
+    assert int(content["size"]) == (left / "checkpoints/best.ckpt").stat().st_size
+
+
+def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
+    (path,) = left_by(cwd)
+    last = (cwd / "stdout").read_text().splitlines()[-1].split()
+    assert last[:2] == ["wandb", "sync"]
+    assert list(cwd.glob(last[2])) == [path.parent]
+
+
+def test_to_go_on_is_to_continue_the_same_run(tmp_path):
+    for sabotage in (("in a training step", 20), ("in a training step", 20), None):
+        run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage, WANDB_MODE="offline")
+    paths = left_by(tmp_path)
+    assert len(paths) == 3
+    ids = {record["run_id"] for path in paths for record in records(path, "run")}
+    assert len(ids) == 1
+    starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
+    assert {start["wandb"] for start in starts} == ids
+    steps = {item["trainer/global_step"] for path in paths for item in history(path) if "train/loss" in item}
+    assert steps == set(range(60))
+    command = (tmp_path / "stdout").read_text().splitlines()[-1].split()
+    assert sorted(tmp_path.glob(command[2])) == sorted(path.parent for path in paths)
+
+
+def test_two_processes_are_one_run_with_the_same_samples(cwd, tmp_path):
+    settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    command = [SCRIPT, *map(str, fit("transformer", *settings))]
+    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    (path,), (alone,) = left_by(tmp_path), left_by(cwd)
+    ours, theirs = ([item for item in history(file) if "samples" in item] for file in (path, alone))
+    assert [item["samples"] for item in ours] == [item["samples"] for item in theirs]
+    (sampled, expected) = (
+        [
+            [row[:2] for row in json.loads(Path(content["local_path"]).read_text())["data"]]
+            for record in records(file, "artifact")
+            for content in record["manifest"]["contents"]
+            if content["path"] == "val/samples.table.json"
+        ]
+        for file in (path, alone)
+    )
+    assert sampled == expected
+    assert child.stdout.count("The run lies in") == 1
+
+
+def test_tensorboard_is_one_flag_away(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flag = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
+    child = run(*fit("gpt", flag), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    events = EventAccumulator(str(tmp_path / "runs/tensorboard/version_0"))
+    events.Reload()
+    assert len(events.Scalars("train/loss")) == 60
+    assert len(events.Scalars("val/exact_match")) == 5
+    assert (folder(tmp_path, "gpt") / "metrics.csv").exists()
+
+
+# Sweeps and dashboards
+
+SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_the_values_of_a_sweep_reach_every_process(path, tmp_path):
+    """The command that W&B's agent makes of a sweep's YAML is one that the command line takes, on two processes."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    sweep = yaml.safe_load(path.read_text())
+    values = {
+        name: setting["values"][0] if "values" in setting else setting["max"]
+        for name, setting in sweep["parameters"].items()
+    }
+    assert {name.rpartition(".")[2] for name in values} == {"learning_rate", "d_model"}
+    arguments = create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
+    command = []
+    for word in create_sweep_command(sweep["command"]):
+        command += arguments["args"] if word == "${args}" else [word]
+    assert command[:3] == ["lightning-tfm", "fit", "--config"]
+    command[0], command[3] = SCRIPT, EXPERIMENTS.parent / command[3]
+    command += ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=2"]
+    command += [f"--data.init_args.{name}_size=60" for name in ("train", "val", "test")]
+    command += ["--data.init_args.batch_size=10", "--model.init_args.optimization.warmup_steps=1"]
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    (config,) = tmp_path.glob("runs/*/version_0/config.yaml")
+    model = yaml.safe_load(config.read_text())["model"]["init_args"]
+    assert model["network"]["init_args"]["d_model"] == values["model.init_args.network.init_args.d_model"]
+    rate = values["model.init_args.optimization.learning_rate"]
+    assert model["optimization"]["learning_rate"] == rate
+
+
+def test_dashboards_show_what_runs_log(cwd, monkeypatch):
+    """Built up to where they would be saved, and of names that a run has."""
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import dashboard
+
+    logged = {name for path in left_by(cwd) for item in history(path) for name in item}
+    view = dashboard.workspace("team", "lightning_tfm")
+    report = dashboard.report("team", "lightning_tfm")
+    for made in (view, report):
+        text = made._to_model().model_dump_json(by_alias=True)
+        assert json.loads(text)
+    named = {name for section in view.sections for panel in section.panels for name in _names(panel)}
+    assert {"val/exact_match", "samples", "val/samples"} <= named
+    for name in named - {"trainer/global_step"}:
+        assert any(other == name or other.startswith(f"{name}.") for other in logged), name
+    patterns = [panel.metric_regex for section in view.sections for panel in section.panels if _is_regex(panel)]
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, name) for name in logged), pattern
+    groups = {yaml.safe_load(path.read_text())["trainer"]["logger"][1]["init_args"]["group"] for path in _yamls()}
+    text = report._to_model().model_dump_json()
+    assert all(group in text for group in groups)
+    assert len(groups) == 9
+
+
+def _yamls():
+    return EXPERIMENTS.glob("*.yaml")
+
+
+def _is_regex(panel):
+    return getattr(panel, "metric_regex", None) is not None
+
+
+def _names(panel):
+    for attribute in ("x", "y", "metrics", "media_keys", "table_name"):
+        value = getattr(panel, attribute, None)
+        for name in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(name, str):
+                yield name
+
