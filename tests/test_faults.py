@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import random
 import re
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, run, start
+from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
 
 from lightning_tfm.checkpoint import is_whole, read, write
 from lightning_tfm.errors import UserError
