@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks import convergence, decoding, framework, gpu, limits, steps
@@ -146,14 +146,15 @@ def main() -> None:
 
     console, rows, begun, git = Console(stderr=True), [], time.time(), provenance.git()
     chosen = [names[name] for name in options.names or names]
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed
+        bar = progress.add_task("", total=len(chosen))
         for place, benchmark in enumerate(chosen, start=1):
-            task = progress.add_task(f"{place} of {len(chosen)}: {benchmark.__doc__}")
+            progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__doc__}")
             for row in benchmark(options.full):
                 rows.append(row)
                 progress.console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
-            progress.remove_task(task)
+            progress.advance(bar)
             if not options.names:
                 publish(rows, (time.time() - begun) / 60, git)
     Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
