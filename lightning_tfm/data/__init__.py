@@ -1,0 +1,34 @@
+"""From data to batches: one module a kind of data."""
+
+from lightning_tfm.data.batches import (
+    Batch,
+    BatchStream,
+    EvaluationBatches,
+    Examples,
+    TaskDataModule,
+    TokenBatches,
+    TrainingBatches,
+    TrainingLoader,
+    WindowBatches,
+    padded,
+    stable_hash,
+)
+from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
+
+__all__ = [
+    "Batch",
+    "BatchStream",
+    "EvaluationBatches",
+    "Examples",
+    "GeneratedDataModule",
+    "Pair",
+    "PairDataModule",
+    "PairDataset",
+    "TaskDataModule",
+    "TokenBatches",
+    "TrainingBatches",
+    "TrainingLoader",
+    "WindowBatches",
+    "padded",
+    "stable_hash",
+]
