@@ -144,6 +144,8 @@ class GeneratedDataModule(PairDataModule):
         self.spelling = spelling
 
     def setup(self, stage: str) -> None:
+        if self.datasets:
+            return
         super().setup(stage)
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():

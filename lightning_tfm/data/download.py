@@ -1,0 +1,90 @@
+"""Files from the internet: named by address and SHA-256, kept in a cache, never trusted before they are whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import pooch
+import requests
+from filelock import FileLock
+from tqdm import tqdm
+
+from lightning_tfm.errors import UserError
+
+MIRROR = "LIGHTNING_TFM_DATA"
+"""The environment variable that names another place for all files: an address or a folder."""
+
+PATIENCE = 30.0
+"""Seconds that a server may be silent."""
+
+
+def download(name: str, address: str, sha256: str) -> Path:
+    """The file, from the cache, the mirror or the internet.
+
+    Args:
+        name: what it is called in the cache and below a mirror, as multi30k/train.de.gz.
+        address: where it lies, where there is no mirror.
+        sha256: of its content.
+
+    Raises:
+        UserError: if it cannot be had, or is another file.
+    """
+    mirror = os.environ.get(MIRROR, "")
+    if mirror and "://" not in mirror:
+        path = Path(mirror) / name
+        if not path.is_file():
+            raise UserError(f"{MIRROR} must name a folder that holds {name!r}, but {mirror!r} does not")
+        if pooch.file_hash(str(path)) != sha256:
+            raise UserError(_another(str(path), sha256))
+        return path
+    source = f"{mirror.rstrip('/')}/{name}" if mirror else address
+    cache = Path(pooch.os_cache("lightning_tfm"))
+    part = cache / f"{name}.part"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    pooch.get_logger().setLevel("ERROR")
+    try:
+        with FileLock(f"{part}.lock"):  # one process of those that train together downloads it
+            return Path(pooch.retrieve(source, f"sha256:{sha256}", name, cache, downloader=partial(_go_on, part)))
+    except requests.RequestException as error:
+        reason = error.response.reason if error.response is not None else "there is no answer"
+        raise UserError(
+            f"{name!r} cannot be downloaded from {source}: {reason}; what has arrived is kept and gone on with. "
+            f"{MIRROR} may name a mirror: an address, or a folder that holds the file"
+        ) from None
+    except ValueError:
+        raise UserError(_another(source, sha256)) from None
+
+
+def _another(place: str, sha256: str) -> str:
+    return f"{place} must be the file of SHA-256 {sha256[:16]}..., but is another one, and is not used"
+
+
+def _go_on(part: Path, address: str, output: str, _: pooch.Pooch) -> None:
+    """Downloads what `part` lacks, and moves it to `output`, where pooch looks at its sum."""
+    begin = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={begin}-"} if begin else {}
+    with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:
+        if begin and response.status_code == 416:  # there is no more: begin anew, for it is not known to be right
+            part.unlink()
+            return _go_on(part, address, output, _)
+        response.raise_for_status()
+        begin = begin if response.status_code == 206 else 0
+        length = response.headers.get("Content-Length")
+        bar = tqdm(
+            desc=part.stem,
+            total=begin + int(length) if length else None,
+            initial=begin,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=not sys.stderr.isatty(),
+        )
+        with part.open("ab" if begin else "wb") as file, bar:
+            for chunk in response.iter_content(1 << 16):
+                file.write(chunk)
+                bar.update(len(chunk))
+    part.replace(output)
+    return None
