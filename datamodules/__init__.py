@@ -2,6 +2,7 @@
 
 from datamodules.copy import Copy
 from datamodules.date import Date
+from datamodules.parallel_text import ParallelText
 from datamodules.toy_translation import ToyTranslation
 
-__all__ = ["Copy", "Date", "ToyTranslation"]
+__all__ = ["Copy", "Date", "ParallelText", "ToyTranslation"]

@@ -13,11 +13,14 @@ from lightning_tfm.data.batches import (
     padded,
     stable_hash,
 )
+from lightning_tfm.data.download import Download
+from lightning_tfm.data.files import located, read_lines, read_text
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 
 __all__ = [
     "Batch",
     "BatchStream",
+    "Download",
     "EvaluationBatches",
     "Examples",
     "GeneratedDataModule",
@@ -29,6 +32,9 @@ __all__ = [
     "TrainingBatches",
     "TrainingLoader",
     "WindowBatches",
+    "located",
     "padded",
+    "read_lines",
+    "read_text",
     "stable_hash",
 ]

@@ -6,6 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pooch
 import requests
@@ -21,17 +22,24 @@ PATIENCE = 30.0
 """Seconds that a server may be silent."""
 
 
-def download(name: str, address: str, sha256: str) -> Path:
-    """The file, from the cache, the mirror or the internet.
+class Download(NamedTuple):
+    """Where a file lies, where there is no mirror, and the SHA-256 of its content."""
+
+    address: str
+    sha256: str
+
+
+def download(name: str, file: Download) -> Path:
+    """A file, from the cache, the mirror or the internet.
 
     Args:
         name: what it is called in the cache and below a mirror, as multi30k/train.de.gz.
-        address: where it lies, where there is no mirror.
-        sha256: of its content.
+        file: where it lies.
 
     Raises:
         UserError: if it cannot be had, or is another file.
     """
+    address, sha256 = file
     mirror = os.environ.get(MIRROR, "")
     if mirror and "://" not in mirror:
         path = Path(mirror) / name

@@ -1,0 +1,136 @@
+"""'Zwei Männer gehen.' -> 'Two men are walking.', from files whose lines belong together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_tfm.data import BatchStream, Download, Pair, PairDataModule, TokenBatches, located, read_lines
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import NUM_SPECIAL, SubwordTokenizer, Tokenizer
+
+MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
+FILES = {
+    f"multi30k/{name}.gz": Download(f"{MULTI30K}{name}.gz", sha256)
+    for name, sha256 in {
+        "train.de": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+        "train.en": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+        "val.de": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+        "val.en": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+    }.items()
+}
+"""What can be downloaded: Multi30k, descriptions of photographs in German and English (Elliott et al. 2016)."""
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""Stands for what the training part does not hold."""
+
+
+class ParallelText(PairDataModule):
+    """Sentences and their translations, from two files, line by line, or from a TSV of two columns.
+
+    Args:
+        train, val: a file of sources and one of their targets, or a TSV of both; plain or .gz. Names of `FILES` are
+            downloaded, unless there are such files.
+        test: as those; without it the validation part is tested.
+        encoding: of the files, as Python calls it.
+        tokens: characters, words between spaces, or byte-level subwords; learned from the training part.
+        vocab_size: how many different tokens there are: the commonest.
+        max_length: tokens of a source or a target, EOS included.
+        drop_longer: whether training pairs that are longer are left out, instead of refused.
+        batch_tokens: tokens of a batch on the longer side, padding among them; instead of batch_size.
+        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+    """
+
+    def __init__(
+        self,
+        train: list[str],
+        val: list[str],
+        test: list[str] | None = None,
+        encoding: str = "utf-8",
+        tokens: Literal["character", "word", "subword"] = "subword",
+        vocab_size: int = 6_000,
+        max_length: int = 128,
+        drop_longer: bool = False,
+        batch_tokens: int | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 128,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        parts = {"train": train, "val": val, "test": test or val}
+        self.parts = {split: read_pairs(files, encoding) for split, files in parts.items()}
+        tokenizer = learned(itertools.chain.from_iterable(self.parts["train"]), tokens, vocab_size)
+        self.drop_longer = drop_longer
+        if batch_tokens is not None and batch_tokens < max_length:
+            raise UserError(f"batch_tokens must be at least max_length ({max_length}), but is {batch_tokens}")
+        self.batch_tokens = batch_tokens
+        super().__init__(tokenizer, max_length, max_length, batch_size, eval_batch_size, num_workers, seed)
+
+    def pairs(self, split: str) -> list[Pair]:
+        pairs = [Pair(source, target) for source, target in self.parts[split]]
+        if split != "train" or not self.drop_longer:
+            return pairs
+        kept = [pair for pair in pairs if max(map(self._length, pair[:2])) <= self.max_source_length]
+        if len(kept) < len(pairs):
+            rank_zero_info(f"{len(pairs) - len(kept)} of {len(pairs)} training pairs are longer than max_length, and left out")
+        return kept
+
+    def _length(self, text: str) -> int:
+        return len(self.tokenizer.encode(text)) + 1
+
+    def training_batches(self, rank: int, world_size: int) -> BatchStream:
+        if self.batch_tokens is None:
+            return super().training_batches(rank, world_size)
+        examples = self.datasets["train"]
+        lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
+        return TokenBatches(lengths, self.batch_tokens, self.seed, rank, world_size)
+
+
+def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
+    """The lines of two files, or of a TSV, as pairs.
+
+    Raises:
+        UserError: if the files do not belong together, or a line holds no pair.
+    """
+    if len(names) not in (1, 2):
+        raise UserError(f"a part must be two files or a TSV, but is {len(names)} files")
+    paths = [located(name, FILES) for name in names]
+    if len(paths) == 1:
+        pairs = []
+        for number, line in enumerate(read_lines(paths[0], encoding), start=1):
+            fields = line.split("\t")
+            if len(fields) != 2:
+                raise UserError(
+                    f"{str(paths[0])!r} must hold a source, a tab and a target in each line, but line {number} has "
+                    f"{len(fields) - 1} tabs"
+                )
+            pairs.append((fields[0].strip(), fields[1].strip()))
+    else:
+        sources, targets = (read_lines(path, encoding) for path in paths)
+        if len(sources) != len(targets):
+            raise UserError(
+                f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {len(sources)} and "
+                f"{len(targets)}"
+            )
+        pairs = [(source.strip(), target.strip()) for source, target in zip(sources, targets, strict=True)]
+    for number, pair in enumerate(pairs, start=1):
+        if not all(pair):
+            side = paths[0] if not pair[0] else paths[-1]
+            raise UserError(f"each line must hold a text, but line {number} of {str(side)!r} is empty; delete the pair")
+    return pairs
+
+
+def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer | SubwordTokenizer:
+    """The tokenizer of so many tokens that is learned from texts."""
+    if tokens == "subword":
+        return SubwordTokenizer.learned(texts, vocab_size)
+    separator = {"character": "", "word": " "}[tokens]
+    counts = Counter(symbol for text in texts for symbol in (text.split() if separator else text))
+    counts.pop(UNKNOWN, None)
+    commonest = sorted(counts.items(), key=lambda count: (-count[1], count[0]))[: vocab_size - NUM_SPECIAL - 1]
+    return Tokenizer([UNKNOWN, *(symbol for symbol, _ in commonest)], separator, UNKNOWN)
