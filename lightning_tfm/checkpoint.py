@@ -23,7 +23,7 @@ from lightning_tfm import networks
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import replacing
 from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer, restored
 
 PREFIX = "network."
 """What the names of a network's weights begin with in a LightningModule's checkpoint."""
@@ -192,7 +192,7 @@ class WholeCheckpointIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
-def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
+def load(path: str | Path) -> tuple[Network, Tokenizer | SubwordTokenizer, int]:
     """The trained network in evaluation mode, its tokenizer, and where its answers end at the latest, in tokens.
 
     Raises:
@@ -211,7 +211,7 @@ def load(path: str | Path) -> tuple[Network, Tokenizer, int]:
     try:
         network = cls(**saved["network"]["init_args"])
         network.load_state_dict({key.removeprefix(PREFIX): value for key, value in weights if key.startswith(PREFIX)})
-        return network.eval(), Tokenizer(**saved["tokenizer"]), saved["max_target_length"]
+        return network.eval(), restored(saved["tokenizer"]), saved["max_target_length"]
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
@@ -239,7 +239,7 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
             _ = [checkpoint[part] for part in TRAINING]
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
-        their_symbols, our_symbols = (h["tokenizer"]["symbols"] for h in (saved, hyper_parameters))
+        their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
         their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
     except (AttributeError, KeyError, TypeError):
         raise odd from None
@@ -250,8 +250,8 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
             )
     if saved["tokenizer"] != hyper_parameters["tokenizer"]:
         raise UserError(
-            f"the vocabulary must be that of the checkpoint {str(path)!r} ({len(their_symbols)} symbols), but the "
-            f"data's has {len(our_symbols)} symbols and is another one; use the data it was trained on"
+            f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but the "
+            f"data's has {our_size} ids and is another one; use the data it was trained on"
         )
     if their_shapes != shapes:
         raise odd

@@ -11,7 +11,7 @@ from lightning_tfm.metrics import SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
 
 Evaluation = dict[str, Tensor]
 """What callbacks get of a batch: `answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
@@ -32,7 +32,7 @@ class Seq2SeqModule(TaskModule):
     def __init__(
         self,
         network: Network,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | SubwordTokenizer,
         max_target_length: int,
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
