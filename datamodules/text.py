@@ -1,0 +1,74 @@
+"""'First Citizen:' -> '\nBefore we proceed any further, hear me speak.', from any text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from lightning_tfm.data import Download, TextDataModule, located, read_text
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
+
+FILES = {
+    "tinyshakespeare/input.txt": Download(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/"
+        "tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    )
+}
+"""What can be downloaded: 1.1 MB of Shakespeare's plays."""
+
+
+class Text(TextDataModule):
+    """A text, to be gone on with. Its beginning is for training, what comes then for validation.
+
+    Args:
+        path: a file, a folder, of which all files are read in the order of their names, or one of `FILES`.
+        encoding: of the files, as Python calls it.
+        tokens: characters, or byte-level subwords, which are learned from the training part.
+        vocab_size: of subwords, how many there are.
+        val_share: of the text, for validation.
+        test_share: of the text, its end, for the test; where it is 0, the validation part is tested.
+        context: tokens of a window.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+    """
+
+    def __init__(
+        self,
+        path: str = "tinyshakespeare/input.txt",
+        encoding: str = "utf-8",
+        tokens: Literal["character", "subword"] = "character",
+        vocab_size: int = 6_000,
+        val_share: float = 0.1,
+        test_share: float = 0.0,
+        context: int = 64,
+        batch_size: int = 32,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if not (0 < val_share and 0 <= test_share and val_share + test_share < 1):
+            raise UserError(
+                "val_share must be above 0, test_share at least 0, and both together below 1, but they are "
+                f"{val_share} and {test_share}; try 0.1 and 0"
+            )
+        text = self._read(path, encoding)
+        end = round(len(text) * (1 - test_share))
+        middle = round(len(text) * (1 - test_share - val_share))
+        texts = {"train": text[:middle], "val": text[middle:end]}
+        texts["test"] = text[end:] if test_share else texts["val"]
+        if tokens == "character":
+            tokenizer = Tokenizer(sorted(set(text)))
+        else:
+            tokenizer = SubwordTokenizer.learned([texts["train"]], vocab_size)
+        super().__init__(tokenizer, texts, context, batch_size, eval_batch_size, num_workers, seed)
+
+    @staticmethod
+    def _read(path: str, encoding: str) -> str:
+        folder = Path(path)
+        if not folder.is_dir():
+            return read_text(located(path, FILES), encoding)
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        if not files:
+            raise UserError(f"path must be a text or a folder of texts, but {path!r} holds no file")
+        return "\n".join(read_text(file, encoding) for file in files)
