@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.layers import AdditiveAttention, Dropout, Linear
-from lightning_tfm.networks.network import Network
+from lightning_tfm.networks.network import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD
 
 
-class AttentionLSTM(Network):
+class AttentionLSTM(Seq2SeqNetwork):
     """A bidirectional LSTM reads the source; an LSTM writes the target, fed its last output and what it attends to.
 
     Has no positions, so no longest sequence.

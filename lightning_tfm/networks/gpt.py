@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout, Linear, TransformerLayer, causal_mask, check_heads
-from lightning_tfm.networks.network import Network
+from lightning_tfm.networks.network import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
 
-class GPT(Network):
+class GPT(Seq2SeqNetwork):
     """Reads a pair as one sequence, `source EOS BOS target`, and a text, where the source is empty, as it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""What every network can do: the one signature that modules, decoding and data rely on."""
+"""What every network can do: the signatures that modules, decoding and data rely on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_tfm.layers import SelfAttention
 
 
 class Network(nn.Module, ABC):
-    """A sequence model in plain PyTorch, usable in any training loop.
+    """A model in plain PyTorch, usable in any training loop.
 
     Args:
         hyper_parameters: the constructor's arguments by name, plain values: `type(network)(**hyper_parameters)`
@@ -33,6 +33,10 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
         """Raises UserError, with both lengths, if the positions do not reach that far (lengths in tokens)."""
+
+
+class Seq2SeqNetwork(Network):
+    """A network that answers a sequence with another."""
 
     def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Of `attention_maps`, those of the target over the source (B, S): layer name -> (B, H, T, S)."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout, KeyValue, Linear, TransformerLayer, check_heads, positional_encoding
-from lightning_tfm.networks.network import Network
+from lightning_tfm.networks.network import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD
 
 
-class Transformer(Network):
+class Transformer(Seq2SeqNetwork):
     """Reads the source with an encoder, writes the target with a decoder that attends to it.
 
     Args:
