@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jsonargparse import set_parsing_settings
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -124,8 +125,8 @@ class TfmCLI(LightningCLI):
         if self.config.subcommand == "fit":
             logger.version = path.parents[1].name
             for other in loggers:
-                if other.class_path == "lightning_tfm.loggers.WandbLogger":
-                    other.init_args.id = wandb_run(path.parents[1])
+                if other.class_path == "lightning_tfm.loggers.WandbLogger" and (id := wandb_run(path.parents[1])):
+                    other.init_args.id = id
 
     def instantiate_classes(self) -> None:
         try:
@@ -139,8 +140,9 @@ class TfmCLI(LightningCLI):
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
-        if config.enable_progress_bar:
-            kwargs["callbacks"] = [*_as_list(config.callbacks), ProgressBar()]
+        callbacks = _as_list(config.callbacks)
+        if config.enable_progress_bar and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+            kwargs["callbacks"] = [*callbacks, ProgressBar()]
         kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
         goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
         try:
@@ -224,9 +226,10 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
         console.print(Text.assemble("wrong  ", line["source"], " → ", answer, f", but it is {line['target']}"))
     folder = os.path.relpath(Path(checkpoint).parents[1])
     asked = shlex.quote(lines[0]["source"]) if lines else "TEXT"
-    console.print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
-    console.print(Text(f"  lightning-tfm generate {checkpoint} {asked}"))
-    console.print(Text(f"  lightning-tfm report {folder}"))
+    console.print(Text(f"\nThe run lies in {folder}. Ask it, look at it:\n"))
+    console.print(Text(f"  lightning-tfm generate {shlex.quote(checkpoint)} {asked}"))
+    if Path(folder, "config.yaml").is_file():
+        console.print(Text(f"  lightning-tfm report {shlex.quote(folder)}"))
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger) and logger.upload_command:
             console.print(Text(f"  {logger.upload_command}"))
@@ -277,7 +280,7 @@ def run() -> None:
         seed_everything_default=0,
         trainer_defaults={
             "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
-            "enable_progress_bar": sys.stderr.isatty(),
+            "enable_progress_bar": sys.stdout.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
