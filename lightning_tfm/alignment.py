@@ -16,7 +16,8 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
     """(B, T, S), True where the alignment of a pair links a target symbol with a source symbol."""
     gold = torch.zeros(*batch.target_out.shape, batch.source.size(1), dtype=torch.bool)
     links = [(row, j, i) for row, pair in enumerate(pairs) for i, j in pair.alignment or ()]
-    gold[tuple(torch.tensor(links).T)] = True
+    if links:
+        gold[tuple(torch.tensor(links).T)] = True
     return gold.to(batch.source.device)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -101,6 +101,8 @@ class TfmCLI(LightningCLI):
         self.asked = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
+        if self.config.subcommand == "fit" and config.trainer.logger is not False:
+            config.trainer.logger = _with_csv(config.trainer.logger)
         if config.ckpt_path != "last":
             return
         loggers = _as_list(config.trainer.logger)
@@ -298,6 +300,15 @@ def _allowed() -> list[str]:
 def _say(text: str) -> None:
     if rank_zero_only.rank == 0:
         print(f"lightning-tfm: {text}", file=sys.stderr)
+
+
+def _with_csv(logger: Any) -> list[Namespace]:
+    """The loggers, the first of which writes a run's folder."""
+    loggers = [] if logger is True else _as_list(logger)
+    if any(other.class_path.rpartition(".")[2] == "CSVLogger" for other in loggers[:1]):
+        return loggers
+    settings = Namespace(save_dir="runs", name="unnamed", version=None, prefix="", flush_logs_every_n_steps=100)
+    return [Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=settings), *loggers]
 
 
 def _as_list(value: Any) -> list[Any]:
