@@ -172,6 +172,14 @@ def test_two_processes_are_one_run_with_the_same_samples(cwd, tmp_path):
     assert child.stdout.count("The run lies in") == 1
 
 
+@pytest.mark.parametrize("logger", ["lightning_tfm.loggers.WandbLogger", "true"])
+def test_csv_is_always_written(logger, tmp_path):
+    child = run(*fit("gpt", f"--trainer.logger={logger}"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    (path,) = tmp_path.glob("runs/unnamed/version_0/metrics.csv")
+    assert "val/exact_match" in path.read_text().splitlines()[0]
+
+
 def test_tensorboard_is_one_flag_away(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
