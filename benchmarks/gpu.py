@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, absolute_row, compare, ratio_row, started
 from benchmarks.steps import decay_groups, parameters_of, same_parameters, windows
+from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.data import Batch
 from lightning_tfm.decoding import State, Step
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenizer import BOS
 
-PEAKS = {"H200": 989e12}
 """Dense bf16 FLOP/s of a device whose name holds the key (NVIDIA's data sheets; twice that is for sparse matrices)."""
 
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
@@ -108,7 +108,7 @@ def gpt2_124m(full: bool) -> Iterator[Row]:
     """GPT-2's 124M shape on a GPU: bf16, compiled, 16 x 1024 tokens a step."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
     used, share = "GPT-2 124M, bf16, compiled: model FLOP utilisation", "≥ 45 %"
-    peak = next((peak for key, peak in PEAKS.items() if has_gpu() and key in torch.cuda.get_device_name()), None)
+    peak = peak_flops(torch.device("cuda" if has_gpu() else "cpu"), half=True)
     if not has_gpu():
         yield Row(name, "tokens/s", target, note="no GPU")
         yield Row(used, "%", share, note="no GPU")

@@ -121,8 +121,8 @@ class Date(GeneratedDataModule):
                 yield Pair(text, day.isoformat(), links(spans), kind)
 
 
-Span = tuple[str, int, int]
-"""A field's letter, and where what it says begins and ends."""
+Span = tuple[str, int, int, bool]
+"""A field's letter, where what it says begins and ends, and whether it is a number."""
 
 
 def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, tuple[Span, ...]]:
@@ -132,7 +132,7 @@ def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, t
         if place % 2:
             begin, text = len(text), text + fields[part]
             if part[0] in DIGITS:  # weekdays say nothing that is asked for
-                spans.append((part[0], begin, len(text)))
+                spans.append((part[0], begin, len(text), fields[part].isdigit()))
         else:
             text += part.replace("%%", "%")
     return text, tuple(spans)
@@ -140,8 +140,15 @@ def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, t
 
 @lru_cache(maxsize=None)  # few are different, and a pair's own would be larger than its texts
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
-    """The alignment of a text with these fields: every character of a field with every digit that it decides."""
-    return tuple((i, j) for letter, begin, end in spans for i in range(begin, end) for j in DIGITS[letter])
+    """The alignment of a text with these fields: digit by digit from the right; a name, and what is not written of a
+    number, with all characters of the field."""
+    found = []
+    for letter, begin, end, is_number in spans:
+        places = DIGITS[letter]
+        written_out = list(zip(range(begin, end)[::-1], places[::-1], strict=False)) if is_number else []
+        others = places[: len(places) - len(written_out)]
+        found += written_out + [(i, j) for j in others for i in range(begin, end)]
+    return tuple(sorted(found))
 
 
 def _days(first: date, last: date) -> Iterator[date]:

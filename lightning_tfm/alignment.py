@@ -15,9 +15,9 @@ from lightning_tfm.tokenizer import EOS, PAD
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
     """(B, T, S), True where the alignment of a pair links a target symbol with a source symbol."""
     gold = torch.zeros(*batch.target_out.shape, batch.source.size(1), dtype=torch.bool)
-    for row, pair in enumerate(pairs):
-        for i, j in pair.alignment or ():
-            gold[row, j, i] = True
+    links = [(row, j, i) for row, pair in enumerate(pairs) for i, j in pair.alignment or ()]
+    if links:
+        gold[tuple(torch.tensor(links).T)] = True
     return gold.to(batch.source.device)
 
 
@@ -28,9 +28,10 @@ class AlignmentScore(Metric):
     a head that looks there links with nothing.
 
     - `accuracy`: the share of target symbols with a gold link that are linked with one of their own.
-    - `error_rate`: 1 - (|A n S| + |A n P|) / (|A| + |S|), the alignment error rate (Och & Ney 2003), for
-      links A, gold links P and, among those, S, which are sure: the only ones of their target symbol. Of several gold
-      links of a symbol, a head need find only one: May says of 05 what either of its letters says.
+    - `error_rate`: 1 - (|A n S| + |A n P|) / (|A| + |S|), the alignment error rate (Och & Ney 2003), for links A,
+      gold links P and, among those, S, which are sure. A gold link is sure where it is the only one of its target
+      symbol; of several, a head need find one: any letter of May says 05. A symbol without any, as the hyphens of a
+      date, should be linked with nothing.
     - `entropy`: of the weights over the source, in nats, the mean over target symbols; 0 looks at one place.
     """
 
@@ -38,10 +39,11 @@ class AlignmentScore(Metric):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        for name in ("right", "surely_right", "found", "entropies"):
-            self.add_state(name, torch.zeros(num_heads, dtype=torch.float64), dist_reduce_fx="sum")
+        for name in ("right", "surely_right", "found"):
+            self.add_state(name, torch.zeros(num_heads, dtype=torch.long), dist_reduce_fx="sum")
         for name in ("sure", "linked", "symbols"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("entropies", torch.zeros(num_heads), dist_reduce_fx="sum")
 
     def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
         """Counts a batch.
@@ -58,7 +60,7 @@ class AlignmentScore(Metric):
         right = gold.unsqueeze(1).expand(-1, heads, -1, -1).gather(-1, looked.unsqueeze(-1)).squeeze(-1)
         found = is_source.unsqueeze(1).expand(-1, heads, -1).gather(-1, looked) & is_target.unsqueeze(1)
         is_sure = gold.sum(-1) == 1  # (B, T)
-        entropy = torch.special.entr(weights.double()).sum(-1) * is_target.unsqueeze(1)  # (B, H, T)
+        entropy = torch.special.entr(weights.float()).sum(-1) * is_target.unsqueeze(1)  # (B, H, T)
         self.right += right.sum((0, 2))
         self.surely_right += (right & is_sure.unsqueeze(1)).sum((0, 2))
         self.found += found.sum((0, 2))
@@ -70,7 +72,7 @@ class AlignmentScore(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Of each head (H)."""
         return {
-            "accuracy": self.right / self.linked,
-            "error_rate": 1 - (self.surely_right + self.right) / (self.found + self.sure),
+            "accuracy": self.right / self.linked.clamp(min=1),
+            "error_rate": 1 - (self.surely_right + self.right) / (self.found + self.sure).clamp(min=1),
             "entropy": self.entropies / self.symbols,
         }

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -100,6 +101,8 @@ class TfmCLI(LightningCLI):
         self.asked = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
+        if self.config.subcommand == "fit" and config.trainer.logger is not False:
+            config.trainer.logger = _with_csv(config.trainer.logger)
         if config.ckpt_path != "last":
             return
         loggers = _as_list(config.trainer.logger)
@@ -124,8 +127,8 @@ class TfmCLI(LightningCLI):
         if self.config.subcommand == "fit":
             logger.version = path.parents[1].name
             for other in loggers:
-                if other.class_path == "lightning_tfm.loggers.WandbLogger":
-                    other.init_args.id = wandb_run(path.parents[1])
+                if other.class_path == "lightning_tfm.loggers.WandbLogger" and (id := wandb_run(path.parents[1])):
+                    other.init_args.id = id
 
     def instantiate_classes(self) -> None:
         try:
@@ -139,8 +142,9 @@ class TfmCLI(LightningCLI):
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
-        if config.enable_progress_bar:
-            kwargs["callbacks"] = [*_as_list(config.callbacks), ProgressBar()]
+        callbacks = _as_list(config.callbacks)
+        if config.enable_progress_bar and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+            kwargs["callbacks"] = [*callbacks, ProgressBar()]
         kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
         goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
         try:
@@ -224,9 +228,10 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
         console.print(Text.assemble("wrong  ", line["source"], " → ", answer, f", but it is {line['target']}"))
     folder = os.path.relpath(Path(checkpoint).parents[1])
     asked = shlex.quote(lines[0]["source"]) if lines else "TEXT"
-    console.print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
-    console.print(Text(f"  lightning-tfm generate {checkpoint} {asked}"))
-    console.print(Text(f"  lightning-tfm report {folder}"))
+    console.print(Text(f"\nThe run lies in {folder}. Ask it, look at it:\n"))
+    console.print(Text(f"  lightning-tfm generate {shlex.quote(checkpoint)} {asked}"))
+    if Path(folder, "config.yaml").is_file():
+        console.print(Text(f"  lightning-tfm report {shlex.quote(folder)}"))
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger) and logger.upload_command:
             console.print(Text(f"  {logger.upload_command}"))
@@ -277,7 +282,7 @@ def run() -> None:
         seed_everything_default=0,
         trainer_defaults={
             "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
-            "enable_progress_bar": sys.stderr.isatty(),
+            "enable_progress_bar": sys.stdout.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
@@ -295,6 +300,15 @@ def _allowed() -> list[str]:
 def _say(text: str) -> None:
     if rank_zero_only.rank == 0:
         print(f"lightning-tfm: {text}", file=sys.stderr)
+
+
+def _with_csv(logger: Any) -> list[Namespace]:
+    """The loggers, the first of which writes a run's folder."""
+    loggers = [] if logger is True else _as_list(logger)
+    if any(other.class_path.rpartition(".")[2] == "CSVLogger" for other in loggers[:1]):
+        return loggers
+    settings = Namespace(save_dir="runs", name="unnamed", version=None, prefix="", flush_logs_every_n_steps=100)
+    return [Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=settings), *loggers]
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
@@ -89,7 +90,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         """What the run is called in W&B; None where it has failed."""
         import wandb
 
-        return self._experiment.id if isinstance(self._experiment, wandb.Run) else None
+        return self._experiment.id if isinstance(self._experiment, wandb.Run) and not self.failed else None
 
     @property
     def upload_command(self) -> str | None:
@@ -100,7 +101,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         if self.failed or not isinstance(run, wandb.Run) or not run.settings._offline or run.disabled:
             return None
         folder = Path(run.settings.sync_dir)
-        return f"wandb sync {os.path.relpath(folder.parent)}/offline-run-*-{run.id}"
+        return f"wandb sync {shlex.quote(os.path.relpath(folder.parent))}/offline-run-*-{run.id}"
 
     @rank_zero_only
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
@@ -121,7 +122,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         artifact = wandb.Artifact(f"model-{self.experiment.id}", type="model")
         artifact.add_file(path)
-        self.experiment.log_artifact(artifact, aliases=["best"])
+        self.experiment.log_artifact(artifact, aliases=[Path(path).stem])
 
     def _try(self, log: Any, *values: Any) -> None:
         if self.failed:

@@ -40,15 +40,15 @@ def draw_attention(
             axes.set_axis_off()
             continue
         image = axes.imshow(weights[head].float().cpu().numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        axes.set_xticks(range(S), keys, fontsize=7, rotation=90 if max(map(len, keys)) > 1 else 0)
-        axes.set_yticks(range(T), queries, fontsize=7)
+        axes.set_xticks(range(S), keys, fontsize=7, rotation=90 if max(map(len, keys)) > 1 else 0, parse_math=False)
+        axes.set_yticks(range(T), queries, fontsize=7, parse_math=False)
         axes.tick_params(length=0)
         if heads > 1:
             axes.set_title(f"head {head}", fontsize=8)
         for column, row in gold:
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="tab:orange"))
     figure.colorbar(image, ax=figure.axes, shrink=0.6, label="weight")
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, parse_math=False)
     return figure
 
 

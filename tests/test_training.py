@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from datamodules import Copy, Date, ToyTranslation
+from lightning_tfm.callbacks.telemetry import step_flops
 from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
@@ -192,6 +193,16 @@ def test_clipping_bounds_the_gradient():
     data = small_copy()
     gradients = gradients_of_a_step(data, make_module(data), gradient_clip_val=0.01)
     assert torch.cat([gradient.flatten() for gradient in gradients]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_operations_of_a_step_are_those_of_its_products():
+    B, T, D, V, layers = 3, 20, 16, 11, 2
+    network = GPT(V, D, 2, layers, max_length=T)
+    tokens = torch.randint(3, V, (B, T))
+    products = 2 * B * T * (layers * 12 * D**2 + D * V)  # 4 D^2 of the attention's matrices, 8 D^2 of the feed-forward
+    attention = layers * 2 * 2 * B * T**2 * D  # queries with keys, weights with values
+    flops = step_flops(network, Batch(tokens[:, :0], tokens, tokens))
+    assert 3 * products <= flops <= 3 * (products + attention)
 
 
 # Optimization

@@ -26,8 +26,8 @@ class Attention(Callback):
     For every head that looks at the source, over the whole validation part, where its pairs have an alignment:
     `val/alignment/LAYER/HEAD/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
 
-    The test of a run leaves `attention/*.png` in its folder, a picture for each layer of a few pairs, with the gold
-    alignment outlined, and `positions.png`, the encodings of positions, where the network has them.
+    The test of a run leaves `attention/*.png` in its folder: a picture for each layer of a few pairs, with the gold
+    alignment outlined, and the encodings of positions, where the network has them.
     """
 
     def __init__(self) -> None:
@@ -42,6 +42,8 @@ class Attention(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if trainer.sanity_checking:
+            return
         loader = trainer.val_dataloaders
         dataset: PairDataset = loader.dataset
         pairs = [dataset.pairs[row] for row in loader.sampler.batches[batch_idx].tolist()]
@@ -86,7 +88,9 @@ class Attention(Callback):
         for name, module in pl_module.network.named_modules():
             if name.endswith("positions") and hasattr(pl_module.network, "max_length"):
                 count = torch.arange(pl_module.network.max_length, device=pl_module.device)
-                draw_positions(module(count)).savefig(folder / "positions.png", dpi=100)
+                path = folder / "attention" / f"{name}.png"
+                draw_positions(module(count)).savefig(path, dpi=100)
+                pictures.append(path)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 captions = [path.stem for path in pictures]

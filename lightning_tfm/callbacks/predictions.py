@@ -34,7 +34,7 @@ class Predictions(Callback):
         self.lines: list[tuple[str, int, dict[str, Any]]] = []  # of the test: set, row, line
         self.has_trained = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.has_trained = True
 
     def on_validation_batch_end(
@@ -62,7 +62,7 @@ class Predictions(Callback):
         columns = ["source", "target", "answer", "right"]
         for logger in _wandb(trainer):
             rows = [[line[name] for name in columns] for line in lines]
-            logger.log_table("val/samples", columns, rows, step=trainer.global_step)
+            logger.log_table("val/samples", columns, rows, step=trainer.global_step - 1)  # as Lightning counts them
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = []

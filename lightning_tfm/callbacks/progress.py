@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
+SHOWN = ("train/loss", "val/loss", "val/exact_match")
+"""The metrics beside the bar."""
+
 
 class ProgressBar(TQDMProgressBar):
-    """Lightning's, but for what it says of epochs: a run is one stream of steps."""
+    """Lightning's, but a run is one stream of steps, of which some may lie behind it."""
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_start(trainer, pl_module)
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: dict[str, str] = {}
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        done = trainer.fit_loop.total_batch_idx + 1
+        self.train_progress_bar.reset(self.total_train_batches)
+        self.train_progress_bar.initial = self.train_progress_bar.n = done
         self.train_progress_bar.set_description("training")
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % (trainer.log_every_n_steps or 1) == 0:  # to look waits for the device
+            metrics = trainer.callback_metrics
+            self.shown = {name: f"{metrics[name].item():.4g}" for name in SHOWN if name in metrics}
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict]:
-        """What is shown beside it, without the number of a version."""
-        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+        return dict(self.shown)

@@ -61,7 +61,7 @@ def wandb_run(folder: Path) -> str | None:
     """The id that the run of this folder has in W&B; None if it has none."""
     path = folder / "provenance.json"
     starts = json.loads(path.read_text()) if path.exists() else []
-    return next((start["wandb"] for start in starts if start["wandb"] is not None), None)
+    return next((start["wandb"] for start in starts if start.get("wandb")), None)
 
 
 def git() -> dict[str, Any]:

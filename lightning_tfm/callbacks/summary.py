@@ -42,6 +42,8 @@ class Summary(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.earlier_seconds, self.started = self.train_seconds, None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.samples = trainer.train_dataloader.samples
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

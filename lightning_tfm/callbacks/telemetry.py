@@ -7,8 +7,10 @@ import time
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities.throughput import get_available_flops
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import Batch
+from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import PAD
 
 
@@ -17,8 +19,8 @@ class Telemetry(Callback):
 
     - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
     - `tokens_per_second`: target tokens that are scored, over all processes, since the last time, validations left out.
-    - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, the share of the device's peak that the
-      products of the model need: 6 N a token, N without embeddings (Kaplan et al. 2020), attention left out.
+    - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al. 2022):
+      what a step's products need, as torch counts them in the first batch, over what the device could do in that time.
     """
 
     def __init__(self) -> None:
@@ -28,13 +30,8 @@ class Telemetry(Callback):
         self.begun: float | None = None  # while training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        network = pl_module.network
-        embeddings = sum(m.weight.numel() for m in network.modules() if isinstance(m, torch.nn.Embedding))
-        self.flops_per_token = 6 * (sum(p.numel() for p in network.parameters()) - embeddings)
-        self.peak = None
-        if pl_module.device.type == "cuda":
-            dtype = torch.bfloat16 if "16" in str(trainer.precision) else torch.float32
-            self.peak = get_available_flops(pl_module.device, dtype)
+        self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
+        self.flops_per_token: float | None = None
         self._begin(trainer.global_step)
 
     def _begin(self, step: int) -> None:
@@ -52,6 +49,11 @@ class Telemetry(Callback):
         if trainer.state.fn == "fit":
             self.begun = time.perf_counter()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        if self.peak and self.flops_per_token is None:
+            # Before the module draws this batch's dropout: what is drawn here does not matter.
+            self.flops_per_token = step_flops(pl_module.network, batch) / int((batch.target_out != PAD).sum())
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Batch, batch_idx: int
     ) -> None:
@@ -67,3 +69,19 @@ class Telemetry(Callback):
             told["mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
         pl_module.log_dict(told)
         self._begin(trainer.global_step)
+
+
+def step_flops(network: Network, batch: Batch) -> int:
+    """Floating-point operations of the products of a training step; backwards they are two for one."""
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        network(batch.source, batch.target_in)
+    return 3 * counter.get_total_flops()
+
+
+def peak_flops(device: torch.device, half: bool) -> float | None:
+    """What a device can do a second in dense products, of 16 bits or 32; None where that is not known."""
+    if device.type != "cuda":
+        return None
+    if "H200" in torch.cuda.get_device_name(device):  # of which Lightning's table has the figures for sparse products
+        return 989e12 if half else 67e12 if torch.get_float32_matmul_precision() == "highest" else 495e12
+    return get_available_flops(device, torch.bfloat16 if half else torch.float32)

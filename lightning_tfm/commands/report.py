@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
 import math
+import sys
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ EXAMPLES = 6
 POINTS = 1_200
 """Of the curves of a metric, over all runs."""
 
-ROOM = 3_000_000
-"""Bytes for the predictions and the attention of all runs, so that a page stays below 5 MB; what comes last is cut."""
+LIMIT = 5_000_000
+"""Bytes of a page."""
 
 Json = dict[str, Any]
 
@@ -42,8 +44,15 @@ def report(arguments: list[str]) -> int:
     options = _parse(arguments)
     folders = [Path(run) for run in options.runs]
     names = _names(folders)
-    runs = [_run(folder, name, len(folders)) for folder, name in zip(folders, names, strict=True)]
-    write_text(options.output, page(runs))
+    runs = [_run(folder, name, POINTS // len(folders)) for folder, name in zip(folders, names, strict=True)]
+    text = page(runs)
+    while len(text.encode()) > LIMIT:
+        if not any(run["predictions"] or run["attention"] for run in runs):
+            raise UserError(f"RUN must be so few that a page is below {LIMIT:,} bytes, but are {len(runs)}; try fewer")
+        for run, part in itertools.product(runs, ("predictions", "attention")):
+            run[part] = run[part][: len(run[part]) // 2]
+        text = page(runs)
+    write_text(options.output, text)
     print(options.output)
     return 0
 
@@ -78,22 +87,22 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _run(folder: Path, name: str, runs: int) -> Json:
-    """What the page shows of one of so many runs. What a run has not (yet) is left out."""
+def _run(folder: Path, name: str, points: int) -> Json:
+    """What the page shows of a run, so many points of its curves. What a run has not (yet) is left out."""
     text = (folder / "config.yaml").read_text()
     predictions = _predictions(folder / "predictions.jsonl")
-    checkpoint = folder / "checkpoints" / "best.ckpt"
+    checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     return {
         "name": name,
         "facts": _facts(folder),
         "config": text,
         "settings": _flat(yaml.safe_load(text)),
-        "curves": _curves(folder / "metrics.csv", POINTS // runs),
+        "curves": _curves(folder / "metrics.csv", points),
         "kinds": _kinds(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["right"] for line in predictions),
-        "predictions": _that_fit(map(_told, _shown(predictions, PREDICTIONS)), ROOM // 3 // runs),
-        "attention": _that_fit(_attention(checkpoint, predictions), ROOM * 2 // 3 // runs),
+        "predictions": [_told(line) for line in _shown(predictions, PREDICTIONS)],
+        "attention": list(_attention(next(filter(Path.is_file, checkpoints), None), predictions)),
     }
 
 
@@ -111,7 +120,8 @@ def _facts(folder: Path) -> dict[str, str]:
             "seed": str(told["seed"]),
         }
     if provenance.is_file():
-        first, *_, last = [*json.loads(provenance.read_text())] * 2
+        starts = json.loads(provenance.read_text())
+        first, last = starts[0], starts[-1]
         facts |= {
             "begun": first["time"],
             "commit": str(last["git"]["commit"])[:10] + (" and changes" if last["git"].get("dirty") else ""),
@@ -129,7 +139,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
-    """Metric -> (step, value), so many of them at most."""
+    """Metric -> (step, value), about so many of them, the last one always."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     if path.is_file():
         with path.open(newline="") as file:
@@ -139,7 +149,7 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
                         continue
                     if value and math.isfinite(float(value)):
                         curves[name].append((int(row["step"]), float(value)))
-    return {name: points[:: -(-len(points) // max(number, 2))] for name, points in curves.items()}
+    return {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
 
 
 def _predictions(path: Path) -> list[Json]:
@@ -155,19 +165,8 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
 
 
 def _told(line: Json) -> Json:
-    told = {name: line[name] for name in ("source", "target", "answer", "right", "nll", "kind")}
+    told = {name: line[name] for name in ("set", "source", "target", "answer", "right", "nll", "kind")}
     return told if math.isfinite(told["nll"]) else told | {"nll": None}  # which JSON has no word for
-
-
-def _that_fit(items: Iterable[Json], room: int) -> list[Json]:
-    """The first ones, as long as there is room for their JSON."""
-    taken = []
-    for item in items:
-        room -= len(json.dumps(item, ensure_ascii=False).encode())
-        if room < 0:
-            break
-        taken.append(item)
-    return taken
 
 
 def _kinds(predictions: list[Json]) -> list[Json]:
@@ -181,11 +180,15 @@ def _kinds(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _attention(checkpoint: Path, predictions: list[Json]) -> Iterator[Json]:
+def _attention(checkpoint: Path | None, predictions: list[Json]) -> Iterator[Json]:
     """All layers' weights of a few examples, as bytes: 255 is 1."""
-    if not checkpoint.is_file() or not predictions:
+    if checkpoint is None or not predictions:
         return
-    network, tokenizer, _ = load(checkpoint)
+    try:
+        network, tokenizer, _ = load(checkpoint)
+    except UserError as error:  # a network of the user's own, or a damaged file: the rest can be shown
+        print(f"lightning-tfm: no attention of {checkpoint}: {error}", file=sys.stderr)
+        return
     for line in _shown(predictions, 2 * EXAMPLES):
         pair = Pair(line["source"], line["target"], line["alignment"])
         layers = [
@@ -206,8 +209,8 @@ def _attention(checkpoint: Path, predictions: list[Json]) -> Iterator[Json]:
 def page(runs: list[Json]) -> str:
     """The page of the runs, as HTML."""
     import jinja2
-    from markupsafe import Markup
     import vl_convert
+    from markupsafe import Markup
 
     charts = _charts(runs)
     different = [

@@ -164,27 +164,21 @@ class GeneratedDataModule(PairDataModule):
         pairs: list[Pair] = []
         seen: set[str] = set()
         fruitless = 0
-        bar = tqdm(
-            total=size,
-            desc=f"generating {split}",
-            unit=" pairs",
-            leave=False,
-            disable=rank_zero_only.rank > 0 or not sys.stderr.isatty(),
-        )
-        for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
-            if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
-                seen.add(pair.source)
-                pairs.append(pair)
-                fruitless = 0
-                bar.update()
-                if len(pairs) == size:
-                    bar.close()
-                    return pairs
-            fruitless += 1
-            if fruitless > 100_000:
-                raise UserError(
-                    f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
-                )
+        hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()
+        with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
+            for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
+                if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
+                    seen.add(pair.source)
+                    pairs.append(pair)
+                    fruitless = 0
+                    bar.update()
+                    if len(pairs) == size:
+                        return pairs
+                fruitless += 1
+                if fruitless > 100_000:
+                    raise UserError(
+                        f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
+                    )
         raise AssertionError("a stream ended")
 
 

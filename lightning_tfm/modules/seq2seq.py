@@ -72,14 +72,11 @@ class Seq2SeqModule(TaskModule):
         logits = self.network(batch.source, batch.target_in)
         answers = decode(self.network.decode_step, self.network.encode(batch.source), self.max_target_length)
         metrics.count(batch, logits, answers)
-        for name, metric in metrics.items():
-            self.log(
-                f"{prefix}/{name}",
-                metric,
-                prog_bar=name == "exact_match",
-                add_dataloader_idx=False,
-                batch_size=batch.source.size(0),
-            )
+        self.log_dict(
+            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
+            add_dataloader_idx=False,
+            batch_size=batch.source.size(0),
+        )
         return {"answers": answers, "nll": sequence_nll(logits, batch.target_out)}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:

@@ -86,7 +86,7 @@ class TaskModule(LightningModule):
         # Looked at later, all at once, for a look waits for the device.
         norms = torch.stack(torch._foreach_norm(self._gradients())) * self.factor
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # to hand it over takes time
-            self.log("train/loss", loss, prog_bar=True)
+            self.log("train/loss", loss)
             self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
             self.log("train/gradient_norm", norms.norm())
         self.unchecked.append(torch.cat((loss.view(1), norms.to(loss.dtype))))

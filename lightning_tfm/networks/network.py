@@ -40,7 +40,8 @@ class Seq2SeqNetwork(Network):
 
     def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Of `attention_maps`, those of the target over the source (B, S): layer name -> (B, H, T, S)."""
-        return {name: weights for name, weights in maps.items() if not isinstance(self.get_submodule(name), SelfAttention)}
+        over_itself = [name for name in maps if isinstance(self.get_submodule(name), SelfAttention)]
+        return {name: weights for name, weights in maps.items() if name not in over_itself}
 
     @abstractmethod
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
