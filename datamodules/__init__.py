@@ -3,6 +3,7 @@
 from datamodules.copy import Copy
 from datamodules.date import Date
 from datamodules.parallel_text import ParallelText
+from datamodules.text import Text
 from datamodules.toy_translation import ToyTranslation
 
-__all__ = ["Copy", "Date", "ParallelText", "ToyTranslation"]
+__all__ = ["Copy", "Date", "ParallelText", "Text", "ToyTranslation"]

@@ -27,14 +27,15 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from lightning_tfm import modules
 from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
-from lightning_tfm.data import PairDataModule
+from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, explain, interrupt
 from lightning_tfm.loggers import WandbLogger
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.modules import Seq2SeqModule
+from lightning_tfm.modules import TaskModule
 
 ANSWERS = 3
 """Right ones, and wrong ones, that the end of a run shows."""
@@ -101,6 +102,7 @@ class TfmCLI(LightningCLI):
         self.asked = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
+        _check_pair(config.model.class_path, config.data.class_path)
         if self.config.subcommand == "fit" and config.trainer.logger is not False:
             config.trainer.logger = _with_csv(config.trainer.logger)
         if config.ckpt_path != "last":
@@ -272,8 +274,8 @@ def run() -> None:
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     strict = {"exit_on_error": False, "allow_abbrev": False}
     TfmCLI(
-        Seq2SeqModule,
-        PairDataModule,
+        TaskModule,
+        TaskDataModule,
         save_config_callback=SaveConfig,
         subclass_mode_model=True,
         subclass_mode_data=True,
@@ -300,6 +302,19 @@ def _allowed() -> list[str]:
 def _say(text: str) -> None:
     if rank_zero_only.rank == 0:
         print(f"lightning-tfm: {text}", file=sys.stderr)
+
+
+def _check_pair(model: str, data: str) -> None:
+    """Raises UserError, with the models that fit, if a model cannot learn from data."""
+    (model_class, data_class) = (getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2]) for path in (model, data))
+    if issubclass(data_class, model_class.fits):
+        return
+    models = (getattr(modules, name) for name in modules.__all__)
+    fitting = [f"{other.__module__}.{other.__name__}" for other in models if issubclass(data_class, getattr(other, "fits", ()))]
+    raise UserError(
+        f"model.class_path must be of a model that learns from {data_class.holds}, for that is what {data_class.__name__} "
+        f"holds, but {model_class.__name__} learns from {model_class.fits.holds}; try {' or '.join(fitting)}"
+    )
 
 
 def _with_csv(logger: Any) -> list[Namespace]:

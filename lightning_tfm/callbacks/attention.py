@@ -42,10 +42,10 @@ class Attention(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking:
-            return
         loader = trainer.val_dataloaders
-        dataset: PairDataset = loader.dataset
+        dataset = loader.dataset
+        if trainer.sanity_checking or not isinstance(dataset, PairDataset):
+            return
         pairs = [dataset.pairs[row] for row in loader.sampler.batches[batch_idx].tolist()]
         if pairs[0].alignment is None:
             return
@@ -66,7 +66,7 @@ class Attention(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
-        if predictions is None or not predictions.has_trained or not trainer.loggers:
+        if predictions is None or not predictions.lines or not predictions.has_trained or not trainer.loggers:
             return
         folder = Path(trainer.log_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:

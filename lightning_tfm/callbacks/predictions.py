@@ -46,16 +46,16 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking or not _wandb(trainer):
-            return
         loader = trainer.val_dataloaders
+        if trainer.sanity_checking or not _wandb(trainer) or not isinstance(loader.dataset, PairDataset):
+            return
         rows = loader.sampler.batches[batch_idx]
         sampled = rows < SAMPLES
         lines = answered(loader.dataset, rows[sampled].tolist(), outputs, sampled, pl_module.tokenizer)
         self.samples += zip(rows[sampled].tolist(), lines, strict=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or not _wandb(trainer):
+        if trainer.sanity_checking or not _wandb(trainer) or not isinstance(trainer.val_dataloaders.dataset, PairDataset):
             return
         lines = [line for _, line in sorted(_gathered(trainer, self.samples), key=lambda sample: sample[0])]
         self.samples = []
@@ -77,6 +77,8 @@ class Predictions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         loader = trainer.test_dataloaders[dataloader_idx]
+        if not isinstance(loader.dataset, PairDataset):
+            return
         rows = loader.sampler.batches[batch_idx]
         name = trainer.datamodule.test_sets[dataloader_idx]
         lines = answered(loader.dataset, rows.tolist(), outputs, slice(None), pl_module.tokenizer)
@@ -94,7 +96,7 @@ class Predictions(Callback):
         for name, right in sorted(by_kind.items()):
             share = torch.tensor(right, device=pl_module.device).float().mean()
             pl_module.log(name, share, add_dataloader_idx=False, sync_dist=True)
-        if self.has_trained and trainer.loggers:
+        if self.has_trained and self.lines and trainer.loggers:
             path = Path(trainer.log_dir) / "predictions.jsonl"  # a broadcast: every process must ask
             if trainer.is_global_zero:
                 lines = (json.dumps({"set": name} | line, ensure_ascii=False) for name, _, line in self.lines)

@@ -16,6 +16,7 @@ from lightning_tfm.data.batches import (
 from lightning_tfm.data.download import Download
 from lightning_tfm.data.files import located, read_lines, read_text
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
+from lightning_tfm.data.text import TextDataModule, TextDataset
 
 __all__ = [
     "Batch",
@@ -28,6 +29,8 @@ __all__ = [
     "PairDataModule",
     "PairDataset",
     "TaskDataModule",
+    "TextDataModule",
+    "TextDataset",
     "TokenBatches",
     "TrainingBatches",
     "TrainingLoader",

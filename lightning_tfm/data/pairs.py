@@ -69,6 +69,8 @@ class PairDataModule(TaskDataModule, ABC):
         others: as in TaskDataModule.
     """
 
+    holds = "pairs of source and target"
+
     def __init__(
         self,
         tokenizer: Tokenizer,

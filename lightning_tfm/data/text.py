@@ -61,6 +61,8 @@ class TextDataModule(TaskDataModule):
         others: as in TaskDataModule.
     """
 
+    holds = "a text"
+
     def __init__(
         self,
         tokenizer: Tokenizer | SubwordTokenizer,

@@ -1,7 +1,8 @@
 """The LightningModules, one a task."""
 
+from lightning_tfm.modules.language_model import LanguageModel
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.seq2seq import Seq2SeqModule
 from lightning_tfm.modules.task import TaskModule
 
-__all__ = ["Optimization", "Seq2SeqModule", "TaskModule"]
+__all__ = ["LanguageModel", "Optimization", "Seq2SeqModule", "TaskModule"]

@@ -25,7 +25,7 @@ class LanguageModel(TaskModule):
         optimization: optimizer and schedule.
     """
 
-    data = TextDataModule
+    fits = TextDataModule
 
     def __init__(
         self, network: GPT, tokenizer: Tokenizer | SubwordTokenizer, optimization: Optimization = Optimization()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, PairDataModule
 from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
-from lightning_tfm.networks import Network
+from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
 
 Evaluation = dict[str, Tensor]
@@ -29,9 +29,11 @@ class Seq2SeqModule(TaskModule):
         bleu: whether to score the answers by BLEU as well, which makes sense for sentences.
     """
 
+    fits = PairDataModule
+
     def __init__(
         self,
-        network: Network,
+        network: Seq2SeqNetwork,
         tokenizer: Tokenizer | SubwordTokenizer,
         max_target_length: int,
         optimization: Optimization = Optimization(),
