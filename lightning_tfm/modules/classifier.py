@@ -1,0 +1,95 @@
+"""Classification: what is learned, and how it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+
+from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule
+from lightning_tfm.modules.optimization import Optimization
+from lightning_tfm.modules.task import TaskModule
+from lightning_tfm.networks import EncoderClassifier
+from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
+
+Prediction = dict[str, Tensor]
+"""What callbacks get of a batch: `probabilities` (B, C), and `nll` (B) of the right class, in nats."""
+
+
+class Classifier(TaskModule):
+    """Trains a network to say which class a text is of.
+
+    Logs the mean `loss` of a text, `accuracy` and the mean `f1` of the classes.
+
+    Args:
+        network: an EncoderClassifier.
+        tokenizer: the data's vocabulary.
+        labels: the names of the classes.
+        optimization: optimizer and schedule.
+        label_smoothing: of the training loss.
+    """
+
+    fits = LabelledDataModule
+
+    def __init__(
+        self,
+        network: EncoderClassifier,
+        tokenizer: Tokenizer | SubwordTokenizer,
+        labels: Sequence[str],
+        optimization: Optimization = Optimization(),
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(
+            network,
+            optimization,
+            tokenizer=tokenizer.to_dict(),
+            labels=list(labels),
+            label_smoothing=label_smoothing,
+        )
+        self.tokenizer = tokenizer
+        self.labels = list(labels)
+        self.label_smoothing = label_smoothing
+        self.metrics = nn.ModuleDict()
+        self.confusion = MulticlassConfusionMatrix(len(labels))
+
+    def setup(self, stage: str) -> None:
+        for prefix in ("val", "test"):
+            if prefix not in self.metrics:
+                self.metrics[prefix] = nn.ModuleDict(
+                    {
+                        "loss": MeanMetric(),
+                        "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
+                        "f1": MulticlassF1Score(len(self.labels), average="macro"),
+                    }
+                )
+
+    def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
+        logits = self.network(batch.text)
+        loss = F.cross_entropy(logits.float(), batch.label, label_smoothing=self.label_smoothing, reduction="sum")
+        return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
+
+    def _evaluate(self, batch: LabelledBatch, prefix: str) -> Prediction:
+        logits = self.network(batch.text).float()
+        nll = F.cross_entropy(logits, batch.label, reduction="none")
+        metrics = self.metrics[prefix]
+        metrics["loss"].update(nll)
+        for name in ("accuracy", "f1"):
+            metrics[name].update(logits, batch.label)
+        self.log_dict(
+            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
+            add_dataloader_idx=False,
+            batch_size=len(batch.label),
+        )
+        return {"probabilities": logits.softmax(-1), "nll": nll}
+
+    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> Prediction:
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: LabelledBatch, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
+        prediction = self._evaluate(batch, "test")
+        self.confusion.update(prediction["probabilities"], batch.label)
+        return prediction
