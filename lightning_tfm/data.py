@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.memory import uncollected
 from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
 
 
@@ -248,9 +249,10 @@ class PairDataModule(LightningDataModule, ABC):
     def setup(self, stage: str) -> None:
         if self.datasets:
             return
-        datasets = {
-            split: PairDataset(self.pairs(split), self.tokenizer) for split in ("train", "val", *self.test_sets)
-        }
+        with uncollected():
+            datasets = {
+                split: PairDataset(self.pairs(split), self.tokenizer) for split in ("train", "val", *self.test_sets)
+            }
         seen: dict[str, str] = {}
         for split, dataset in datasets.items():
             for source in {pair.source for pair in dataset.pairs}:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks import decoding, framework, gpu, measure, peers, steps
-from benchmarks.__main__ import cells, markdown
+from benchmarks.__main__ import FOLDER, cells, markdown, publish
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 
@@ -65,13 +66,41 @@ def test_the_report_holds_every_row_and_counts_those_with_a_target():
         measure.ratio_row("limit: a / b", "tokens/s", "", [(1234.0, 1000.0)]),
         measure.Row("on a GPU", "tokens/s", "≥ 1 x", note="no GPU"),
     ]
-    results = {"rows": [row.as_dict() for row in rows], "minutes": 1.2, "commit": None, "dirty": None}
-    results |= {"hardware": {"cores": 2, "processor": "a processor"}, "versions": {"torch": "2"}}
+    results = {"rows": [replace(row, commit="abc1234").as_dict() for row in rows]}
+    results |= {"machine": {"cores": 2, "processor": "a processor"}, "versions": {"torch": "2"}}
     report = markdown(json.loads(json.dumps(results)))
     assert "1 of 2 targets held" in report
-    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes |  |" in report
-    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  |  |" in report
-    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | no GPU |" in report
+    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | abc1234 |  |" in report
+    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | abc1234 |  |" in report
+    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | abc1234 | no GPU |" in report
+
+
+def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path):
+    def published(name, *values):
+        rows = [measure.absolute_row(f"{name} {place}", "s", "≤ 4 s", [v]) for place, v in enumerate(values)]
+        publish([replace(row, benchmark=name, commit="abc1234") for row in rows], tmp_path)
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert (tmp_path / "RESULTS.md").read_text() == markdown(results)
+        return [(row["name"], row["ours"]) for row in results["rows"]]
+
+    published("saving", 3.0)
+    assert published("copying", 1.0, 2.0) == [("copying 0", 1.0), ("copying 1", 2.0), ("saving 0", 3.0)]
+    assert published("copying", 5.0) == [("copying 0", 5.0), ("saving 0", 3.0)]
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"cores": ', '"cores": 1'))
+    assert published("saving", 4.0) == [("saving 0", 4.0)], "those of another machine are dropped"
+
+
+def test_what_is_published_is_what_was_measured():
+    """RESULTS.md and README show the rows of results.json."""
+    results = json.loads((FOLDER / "results.json").read_text())
+    assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
+    lines = {row["name"]: "| " + " | ".join(cells(measure.Row(**row))) + " |" for row in results["rows"]}
+    readme = (FOLDER.parent / "README.md").read_text().splitlines()
+    shown = [line for line in readme if line.startswith("| ") and line.split(" | ")[0][2:] in lines]
+    assert len(shown) >= 8
+    for line in shown:
+        assert line == lines[line.split(" | ")[0][2:]]
 
 
 def test_two_sides_are_measured_in_processes_of_their_own():
