@@ -128,7 +128,9 @@ def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     right = [f"right  {line['source']} → {line['answer']}" for line in lines if line["right"]]
     assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
-    wrong = {f"wrong  {line['source']} → {line['answer']}, but it is {line['target']}" for line in lines if not line["right"]}
+    wrong = {
+        f"wrong  {line['source']} → {line['answer']}, but it is {line['target']}" for line in lines if not line["right"]
+    }
     shown = [line for line in out.splitlines() if line.startswith("wrong")]
     assert set(shown) <= wrong
     assert len(shown) == min(3, len(lines) - len(right))

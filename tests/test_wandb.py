@@ -195,7 +195,7 @@ def test_tensorboard_is_one_flag_away(tmp_path):
 
 # Sweeps and dashboards
 
-TELLING = '''
+TELLING = """
 import json
 from lightning import Callback
 
@@ -207,7 +207,7 @@ class Telling(Callback):
         }
         with open(f"rank_{trainer.global_rank}.json", "w") as file:
             json.dump(told, file)
-'''
+"""
 
 SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
 
@@ -284,4 +284,3 @@ def _names(panel):
         for name in value if isinstance(value, list | tuple) else [value]:
             if isinstance(name, str):
                 yield name
-

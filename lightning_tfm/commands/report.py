@@ -296,9 +296,7 @@ def _charts(runs: list[Json]) -> list[Json]:
         for name, curve in run["curves"].items():
             if "/alignment/" in name:
                 layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
-                scores.append(
-                    {"run": run["name"], "layer": layer, "head": head, "score": score, "value": curve[-1][1]}
-                )
+                scores.append({"run": run["name"], "layer": layer, "head": head, "score": score, "value": curve[-1][1]})
     if scores:
         score = choice(["accuracy", "error_rate", "entropy"], "score")
         heads = (
