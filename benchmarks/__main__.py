@@ -101,7 +101,7 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in rows if row.ratio is not None and not row.target.startswith("≤")][::-1]
-    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(rows) + 1.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
     for place, row in enumerate(rows):
         colour = "tab:orange" if row.held is False else "tab:blue"
         axes.plot([row.low, row.high], [place, place], color=colour, linewidth=3)
@@ -112,8 +112,9 @@ def plot(rows: list[Row], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_xlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)")
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    figure.supxlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 

@@ -5,6 +5,7 @@ The processes are forked from a server that has imported everything and computed
 
 from __future__ import annotations
 
+import atexit
 import csv
 import json
 import math
@@ -86,7 +87,10 @@ def _child(arguments, cwd, out, err, sabotage, environment):
     sys.argv = ["lightning-tfm", *arguments]
     if sabotage is not None:
         _arm(*sabotage)
-    main()
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # as at the end of any other process; W&B ends its run there
 
 
 def _arm(moment, call, fault="SIGKILL"):

@@ -8,8 +8,8 @@ from datetime import date
 
 import pytest
 import torch
-from conftest import DATA
 
+from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.inspection import looks

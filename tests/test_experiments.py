@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import fit, in_terminal
 
 from datamodules.date import FORMATS
 from lightning_tfm.__main__ import COMMANDS, main
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.modules import Seq2SeqModule
+from runs import fit, in_terminal
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 YAMLS = sorted(EXPERIMENTS.glob("*.yaml"))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import fit, folder, run
 
 from lightning_tfm.commands.report import report
 from lightning_tfm.errors import UserError
+from runs import fit, folder, run
 
 NASTY = "<script>document.title='broken'</script><b>&amp;</b>"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 
 from datamodules import Copy
 from lightning_tfm.callbacks.predictions import SAMPLES
+from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 
 SCRIPT = Path(sys.executable).with_name("lightning-tfm")
 
