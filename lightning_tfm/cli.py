@@ -247,7 +247,7 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Shows the loggers all settings, as they are nested in the file."""
-        settings = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for logger in trainer.loggers:
             logger.log_hyperparams(settings)
 

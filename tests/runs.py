@@ -5,7 +5,6 @@ The processes are forked from a server that has imported everything and computed
 
 from __future__ import annotations
 
-import atexit
 import csv
 import json
 import math
@@ -23,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import wandb
 
 from lightning_tfm.checkpoint import read
 
@@ -90,7 +90,9 @@ def _child(arguments, cwd, out, err, sabotage, environment):
     try:
         main()
     finally:
-        atexit._run_exitfuncs()  # as at the end of any other process; W&B ends its run there
+        if environment["WANDB_MODE"] == "offline":  # it ends its run where a process exits, which a forked one does not
+            with suppress(Exception):
+                wandb.teardown()
 
 
 def _arm(moment, call, fault="SIGKILL"):
