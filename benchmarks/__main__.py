@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -59,6 +60,7 @@ def cells(row: Row) -> list[str]:
     return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
 
 
+PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
 
 
@@ -140,6 +142,17 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     plot(rows, folder / "results.png")
 
 
+def state() -> str:
+    """The commit of the files that are run; ends with + where they differ from it, what is published here left out."""
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(FOLDER), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    published = [f":(exclude){name}" for name in PUBLISHED]
+    return ask("rev-parse", "--short=7", "HEAD") + ("+" if ask("status", "--porcelain", ":/", *published) else "")
+
+
 def main() -> None:
     """Runs the benchmarks and writes what they gave."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
@@ -151,8 +164,7 @@ def main() -> None:
     if unknown:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
 
-    console, rows, git = Console(stderr=True), [], provenance.git()
-    commit = str(git["commit"])[:7] + ("+" if git["dirty"] else "")
+    console, rows, commit = Console(stderr=True), [], state()
     chosen = [names[name] for name in options.names or names]
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed

@@ -27,11 +27,12 @@ def keep_freed_memory() -> None:
 def uncollected() -> Iterator[None]:
     """For work that makes many objects which stay, as imports and data sets do: no garbage is looked for among them.
 
-    Python would look at all of them again and again, which takes a fifth of such work; nor does it look at them later.
+    Python would look at all of them again and again, which takes a fifth of such work.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()

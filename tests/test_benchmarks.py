@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks import decoding, framework, gpu, measure, peers, steps
-from benchmarks.__main__ import FOLDER, cells, markdown, publish
+from benchmarks.__main__ import COLUMNS, FOLDER, cells, markdown, publish, state
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 
@@ -94,16 +95,22 @@ def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monke
     assert published("saving", 4.0) == [("saving 0", 4.0)], "those of another machine are dropped"
 
 
+def test_a_row_knows_the_commit_it_was_measured_at():
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FOLDER, capture_output=True, text=True).stdout
+    assert commit.startswith(state().removesuffix("+"))
+
+
 def test_what_is_published_is_what_was_measured():
     """RESULTS.md and README show the rows of results.json."""
     results = json.loads((FOLDER / "results.json").read_text())
     assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
-    lines = {row["name"]: "| " + " | ".join(cells(measure.Row(**row))) + " |" for row in results["rows"]}
-    readme = (FOLDER.parent / "README.md").read_text().splitlines()
-    shown = [line for line in readme if line.startswith("| ") and line.split(" | ")[0][2:] in lines]
+    lines = {"| " + " | ".join(cells(measure.Row(**row))) + " |" for row in results["rows"]}
+    readme = (FOLDER.parent / "README.md").read_text()
+    section = readme.partition("\n## Speed\n")[2].partition("\n## ")[0]
+    header, _, *shown = (line for line in section.splitlines() if line.startswith("|"))
+    assert header == "| " + " | ".join(COLUMNS) + " |"
     assert len(shown) >= 8
-    for line in shown:
-        assert line == lines[line.split(" | ")[0][2:]]
+    assert set(shown) <= lines
 
 
 def test_two_sides_are_measured_in_processes_of_their_own():
