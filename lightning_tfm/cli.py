@@ -282,6 +282,7 @@ def run() -> None:
         seed_everything_default=0,
         trainer_defaults={
             "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
+            "enable_model_summary": False,  # Summary says in a line what there is to know
             "enable_progress_bar": sys.stdout.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },

@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -242,6 +243,7 @@ def folder(cwd, model):
 def in_terminal(command, cwd, environment):
     """Runs a command where all its ends are a terminal; returns its status, and all that it has printed."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
     process = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
