@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def cells(row: Row) -> list[str]:
     return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
 
 
+PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
 
 
@@ -76,21 +78,20 @@ def markdown(results: dict[str, Any]) -> str:
     """RESULTS.md, from what results.json holds."""
     rows = [Row(**row) for row in results["rows"]]
     asked = [row for row in rows if row.held is not None]
-    hardware, versions = results["hardware"], results["versions"]
+    machine, versions = results["machine"], results["versions"]
     lines = [
         "# Results",
         "",
-        f"What `make bench` gave in {results['minutes']:.0f} minutes at commit {str(results['commit'])[:7]}, on "
-        f"{hardware['cores']} cores of {hardware['processor']}, torch {versions['torch']}: "
+        f"What `make bench` gave on {machine['cores']} cores of {machine['processor']}, torch {versions['torch']}: "
         f"{sum(row.held for row in asked)} of {len(asked)} targets held. "
         f"Medians of {ROUNDS} rounds, each ours, peer, peer, ours; the interval covers the median with 90 %.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
-        "| " + " | ".join((*COLUMNS, "what to know")) + " |",
-        "|" + "---|" * (len(COLUMNS) + 1),
+        "| " + " | ".join((*COLUMNS, "commit", "what to know")) + " |",
+        "|" + "---|" * (len(COLUMNS) + 2),
     ]
-    lines += ["| " + " | ".join((*cells(row), row.note)) + " |" for row in rows]
+    lines += ["| " + " | ".join((*cells(row), row.commit, row.note)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -102,7 +103,7 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     rows = [row for row in rows if row.ratio is not None and not row.target.startswith("≤")][::-1]
-    figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(rows) + 1.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
     for place, row in enumerate(rows):
         colour = "tab:orange" if row.held is False else "tab:blue"
         axes.plot([row.low, row.high], [place, place], color=colour, linewidth=3)
@@ -113,24 +114,43 @@ def plot(rows: list[Row], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_xlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)")
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    figure.supxlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 
-def publish(rows: list[Row], minutes: float, git: dict[str, Any]) -> None:
-    """Writes results.json, and RESULTS.md and results.png from it; `git` is the state of the files that were run."""
-    results = {
-        "rows": [row.as_dict() for row in rows],
-        "minutes": round(minutes, 1),
-        "commit": git["commit"],
-        "dirty": git["dirty"],
-        "hardware": provenance.hardware(),
+def publish(rows: list[Row], folder: Path = FOLDER) -> None:
+    """Puts the rows of a benchmark into results.json, and writes RESULTS.md and results.png from it.
+
+    The rows of the other benchmarks stay, unless they are of another machine or other versions.
+    """
+    hardware = provenance.hardware()
+    made = {
+        "machine": {name: hardware[name] for name in ("processor", "cores", "gpus")},
         "versions": provenance.versions() | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
     }
-    write_text(FOLDER / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_text(FOLDER / "RESULTS.md", markdown(results))
-    plot(rows, FOLDER / "results.png")
+    path = folder / "results.json"
+    earlier = json.loads(path.read_text()) if path.exists() else made | {"rows": []}
+    kept = [Row(**row) for row in earlier["rows"]] if all(earlier[name] == made[name] for name in made) else []
+    names = [benchmark.__name__ for benchmark in BENCHMARKS]
+    by_name = {name: [row for row in kept if row.benchmark == name] for name in names} | {rows[0].benchmark: rows}
+    rows = [row for measured in by_name.values() for row in measured]
+    results = made | {"rows": [row.as_dict() for row in rows]}
+    write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "RESULTS.md", markdown(results))
+    plot(rows, folder / "results.png")
+
+
+def state() -> str:
+    """The commit of the files that are run; ends with + where they differ from it, what is published here left out."""
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(FOLDER), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    published = [f":(exclude){name}" for name in PUBLISHED]
+    return ask("rev-parse", "--short=7", "HEAD") + ("+" if ask("status", "--porcelain", ":/", *published) else "")
 
 
 def main() -> None:
@@ -144,24 +164,22 @@ def main() -> None:
     if unknown:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
 
-    console, rows, begun, git = Console(stderr=True), [], time.time(), provenance.git()
+    console, rows, commit = Console(stderr=True), [], state()
     chosen = [names[name] for name in options.names or names]
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed
         bar = progress.add_task("", total=len(chosen))
         for place, benchmark in enumerate(chosen, start=1):
             progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__doc__}")
+            measured = []
             for row in benchmark(options.full):
-                rows.append(row)
+                measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
                 progress.console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
             progress.advance(bar)
-            if not options.names:
-                publish(rows, (time.time() - begun) / 60, git)
+            publish(measured)
+            rows += measured
     Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
-    if options.names:
-        print("results.json and results.png are written where all are measured")
-    else:
-        print("written: results.json, RESULTS.md and results.png in benchmarks/")
+    print("written: results.json, RESULTS.md and results.png in benchmarks/")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def limits(full: bool) -> Iterator[Row]:
             rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
     for side, note in (
-        ("without attention", "no decoder that attends step by step can be faster: this one does not, and has no loop"),
+        ("without attention", "a decoder that attends step by step does more: this one does not, and has no loop"),
         ("compiled", "torch.compile takes a minute before"),
     ):
         rounds = compare(

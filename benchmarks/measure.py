@@ -68,6 +68,8 @@ class Row:
         held: whether the median reaches it.
         status: "measured" or "not measured".
         note: what a reader must know to believe it.
+        benchmark: what has measured it.
+        commit: at which it did; ends with + where files differed from it.
     """
 
     name: str
@@ -81,6 +83,8 @@ class Row:
     held: bool | None = None
     status: str = "not measured"
     note: str = ""
+    benchmark: str = ""
+    commit: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For results.json: four significant digits, which is more than a shared machine can give; null for never."""

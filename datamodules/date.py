@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
-from functools import lru_cache
+from functools import cache
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import DateTimeFormat, DateTimePattern, get_date_format, parse_pattern
@@ -138,7 +138,7 @@ def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, t
     return text, tuple(spans)
 
 
-@lru_cache(maxsize=None)  # few are different, and a pair's own would be larger than its texts
+@cache  # few are different, and a pair's own would be larger than its texts
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     """The alignment of a text with these fields: digit by digit from the right; a name, and what is not written of a
     number, with all characters of the field."""

@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentError
 
 from lightning_tfm.errors import Interrupted, UserError, explain
+from lightning_tfm.memory import uncollected
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
@@ -40,20 +41,20 @@ def main() -> None:
         if command in ("--help", "-h"):
             print(USAGE, end="")
         elif command == "generate":
-            from lightning_tfm.commands.generate import generate
-
+            with uncollected():
+                from lightning_tfm.commands.generate import generate
             sys.exit(generate(arguments[1:]))
         elif command == "report":
-            from lightning_tfm.commands.report import report
-
+            with uncollected():
+                from lightning_tfm.commands.report import report
             sys.exit(report(arguments[1:]))
         elif command == "reproduce":
-            from lightning_tfm.commands.reproduce import reproduce
-
+            with uncollected():
+                from lightning_tfm.commands.reproduce import reproduce
             sys.exit(reproduce(arguments[1:]))
         elif command in ("fit", "validate", "test"):
-            from lightning_tfm.cli import run
-
+            with uncollected():
+                from lightning_tfm.cli import run
             run()
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")

@@ -249,7 +249,7 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Shows the loggers all settings, as they are nested in the file."""
-        settings = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for logger in trainer.loggers:
             logger.log_hyperparams(settings)
 
@@ -284,6 +284,7 @@ def run() -> None:
         seed_everything_default=0,
         trainer_defaults={
             "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
+            "enable_model_summary": False,  # Summary says in a line what there is to know
             "enable_progress_bar": sys.stdout.isatty(),
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },

@@ -53,8 +53,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                 try:
                     import wandb
 
-                    self._wandb_init["settings"] = wandb.Settings(init_timeout=PATIENCE, finish_timeout=FINISH)
-                    self._wandb_init["mode"] = mode()
+                    self._wandb_init["mode"] = chosen = mode()
+                    offline = (chosen or wandb.setup().settings.mode) != "online"
+                    # Offline it has nothing to say that the end of a run does not, see `upload_command`.
+                    self._wandb_init["settings"] = wandb.Settings(
+                        init_timeout=PATIENCE, finish_timeout=FINISH, silent=offline
+                    )
                     return super().experiment
                 except Exception as error:  # whatever it is, training matters more
                     _warn(f"does not start: {error}")

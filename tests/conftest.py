@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-from runs import fit, run
 
 from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.tokenizer import BOS, EOS, PAD
+from runs import fit, run
 
 VOCAB_SIZE = 11
 

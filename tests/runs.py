@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import wandb
 
 from lightning_tfm.checkpoint import read
 
@@ -86,7 +88,12 @@ def _child(arguments, cwd, out, err, sabotage, environment):
     sys.argv = ["lightning-tfm", *arguments]
     if sabotage is not None:
         _arm(*sabotage)
-    main()
+    try:
+        main()
+    finally:
+        if environment["WANDB_MODE"] == "offline":  # it ends its run where a process exits, which a forked one does not
+            with suppress(Exception):
+                wandb.teardown()
 
 
 def _arm(moment, call, fault="SIGKILL"):
@@ -236,6 +243,7 @@ def folder(cwd, model):
 def in_terminal(command, cwd, environment):
     """Runs a command where all its ends are a terminal; returns its status, and all that it has printed."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
     process = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )

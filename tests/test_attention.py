@@ -8,10 +8,10 @@ from datetime import date
 
 import pytest
 import torch
-from conftest import DATA
 
+from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
-from lightning_tfm.data import Batch, Pair, PairDataset
+from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.pictures import draw_attention, draw_positions
@@ -99,6 +99,16 @@ def test_to_look_at_the_end_is_to_link_with_nothing():
     assert score.found.item() == 0
 
 
+def said(pair, digits):
+    """What of the source is linked with these digits of the target."""
+    links = {digit: {i for i, j in pair.alignment if j == digit} for digit in digits}
+    for digit, places in links.items():
+        if len(places) == 1:  # a number, digit by digit, of which the leading 0 may not be written
+            (place,) = places
+            assert pair.source[place] == pair.target[digit] or pair.target[digit] == "0", pair
+    return "".join(pair.source[i] for i in sorted(set().union(*links.values())))
+
+
 def test_dates_are_linked_with_the_characters_that_say_them():
     """What is linked with the digits of the day is the day, in all formats; so with month and year."""
     kinds = set()
@@ -106,17 +116,9 @@ def test_dates_are_linked_with_the_characters_that_say_them():
         day = date.fromisoformat(pair.target)
         kinds.add(pair.kind)
 
-        def said(digits):
-            links = {digit: {i for i, j in pair.alignment if j == digit} for digit in digits}
-            for digit, places in links.items():
-                if len(places) == 1:  # a number, digit by digit, of which the leading 0 may not be written
-                    (place,) = places
-                    assert pair.source[place] == pair.target[digit] or pair.target[digit] == "0", pair
-            return "".join(pair.source[i] for i in sorted(set().union(*links.values())))
-
-        assert int(said((8, 9))) == day.day, pair
-        assert said((0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
-        month = said((5, 6))
+        assert int(said(pair, (8, 9))) == day.day, pair
+        assert said(pair, (0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
+        month = said(pair, (5, 6))
         names = (calendar.month_name[day.month], calendar.month_abbr[day.month])
         assert month in names or int(month) == day.month, pair
         assert not {j for _, j in pair.alignment} & {4, 7}
@@ -148,7 +150,7 @@ def test_looks_are_labelled_by_what_stands_there(network):
     assert any(look.gold for look in found)
     for look in found:
         heads, T, S = look.weights.shape
-        assert (T, S) == (len(look.queries), len(look.keys)), look.layer
+        assert (len(look.queries), len(look.keys)) == (T, S), look.layer
         for column, row in look.gold:
             assert (look.keys[column], look.queries[row]) in (("b", "b"), ("a", "a"))
         figure = draw_attention(look.weights, look.queries, look.keys, look.layer, look.gold)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks import decoding, framework, gpu, measure, peers, steps
-from benchmarks.__main__ import cells, markdown
+from benchmarks.__main__ import COLUMNS, FOLDER, cells, markdown, publish, state
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 
@@ -65,13 +67,50 @@ def test_the_report_holds_every_row_and_counts_those_with_a_target():
         measure.ratio_row("limit: a / b", "tokens/s", "", [(1234.0, 1000.0)]),
         measure.Row("on a GPU", "tokens/s", "≥ 1 x", note="no GPU"),
     ]
-    results = {"rows": [row.as_dict() for row in rows], "minutes": 1.2, "commit": None, "dirty": None}
-    results |= {"hardware": {"cores": 2, "processor": "a processor"}, "versions": {"torch": "2"}}
+    results = {"rows": [replace(row, commit="abc1234").as_dict() for row in rows]}
+    results |= {"machine": {"cores": 2, "processor": "a processor"}, "versions": {"torch": "2"}}
     report = markdown(json.loads(json.dumps(results)))
     assert "1 of 2 targets held" in report
-    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes |  |" in report
-    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  |  |" in report
-    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | no GPU |" in report
+    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | abc1234 |  |" in report
+    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | abc1234 |  |" in report
+    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | abc1234 | no GPU |" in report
+
+
+def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.__main__.version", lambda peer: "1")  # peers and plots are for `make bench`
+    monkeypatch.setattr("benchmarks.__main__.plot", lambda rows, path: None)
+
+    def published(name, *values):
+        rows = [measure.absolute_row(f"{name} {place}", "s", "≤ 4 s", [v]) for place, v in enumerate(values)]
+        publish([replace(row, benchmark=name, commit="abc1234") for row in rows], tmp_path)
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert (tmp_path / "RESULTS.md").read_text() == markdown(results)
+        return [(row["name"], row["ours"]) for row in results["rows"]]
+
+    published("saving", 3.0)
+    assert published("copying", 1.0, 2.0) == [("copying 0", 1.0), ("copying 1", 2.0), ("saving 0", 3.0)]
+    assert published("copying", 5.0) == [("copying 0", 5.0), ("saving 0", 3.0)]
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"cores": ', '"cores": 1'))
+    assert published("saving", 4.0) == [("saving 0", 4.0)], "those of another machine are dropped"
+
+
+def test_a_row_knows_the_commit_it_was_measured_at():
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FOLDER, capture_output=True, text=True).stdout
+    assert commit.startswith(state().removesuffix("+"))
+
+
+def test_what_is_published_is_what_was_measured():
+    """RESULTS.md and README show the rows of results.json."""
+    results = json.loads((FOLDER / "results.json").read_text())
+    assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
+    lines = {"| " + " | ".join(cells(measure.Row(**row))) + " |" for row in results["rows"]}
+    readme = (FOLDER.parent / "README.md").read_text()
+    section = readme.partition("\n## Speed\n")[2].partition("\n## ")[0]
+    header, _, *shown = (line for line in section.splitlines() if line.startswith("|"))
+    assert header == "| " + " | ".join(COLUMNS) + " |"
+    assert len(shown) >= 8
+    assert set(shown) <= lines
 
 
 def test_two_sides_are_measured_in_processes_of_their_own():

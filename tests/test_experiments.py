@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import fit, in_terminal
 
 from datamodules.date import FORMATS
 from lightning_tfm.__main__ import COMMANDS, main
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.modules import Seq2SeqModule
+from runs import fit, in_terminal
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 YAMLS = sorted(EXPERIMENTS.glob("*.yaml"))
@@ -128,7 +128,9 @@ def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     right = [f"right  {line['source']} → {line['answer']}" for line in lines if line["right"]]
     assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
-    wrong = {f"wrong  {line['source']} → {line['answer']}, but it is {line['target']}" for line in lines if not line["right"]}
+    wrong = {
+        f"wrong  {line['source']} → {line['answer']}, but it is {line['target']}" for line in lines if not line["right"]
+    }
     shown = [line for line in out.splitlines() if line.startswith("wrong")]
     assert set(shown) <= wrong
     assert len(shown) == min(3, len(lines) - len(right))
@@ -441,11 +443,11 @@ def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "the command must be one of fit, validate, test, generate, reproduce and come first, but is 'train'",
+            "one of fit, validate, test, generate, report, reproduce and come first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],
-            "the command must be one of fit, validate, test, generate, reproduce and come first, but is '--config'",
+            "one of fit, validate, test, generate, report, reproduce and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),

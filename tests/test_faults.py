@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
 
 from lightning_tfm.checkpoint import is_whole, read, write
 from lightning_tfm.errors import UserError
+from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
 
 
 def last_line(child):

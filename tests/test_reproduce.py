@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import EXPERIMENTS, SETTINGS, run, start
 
 from lightning_tfm.commands.reproduce import Claim, Experiment, Run, compared, read_experiment
+from runs import EXPERIMENTS, SETTINGS, run, start
 
 README = Path(__file__).parent.parent / "README.md"
 YAMLS = sorted(EXPERIMENTS.glob("*.yaml"))

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import NETWORKS, assert_same_run, fit, folder, run, start
 
 from lightning_tfm.checkpoint import read
+from runs import NETWORKS, assert_same_run, fit, folder, run, start
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 
 from datamodules import Copy
 from lightning_tfm.callbacks.predictions import SAMPLES
+from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 
 SCRIPT = Path(sys.executable).with_name("lightning-tfm")
 
@@ -122,8 +122,9 @@ def test_wandb_has_pictures_and_the_best_checkpoint(cwd):
     left = folder(cwd, "transformer")
     assert item["test/attention.count"] == len(list((left / "attention").glob("*.png")))
     models = [record for record in records(path, "artifact") if record["type"] == "model"]
-    assert [record["aliases"] for record in models] == [["best"]]
-    (content,) = models[0]["manifest"]["contents"]
+    (record,) = models
+    assert "best" in record["aliases"]
+    (content,) = record["manifest"]["contents"]
     assert content["path"] == "best.ckpt"
     assert int(content["size"]) == (left / "checkpoints/best.ckpt").stat().st_size
 
@@ -136,7 +137,7 @@ def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
 
 
 def test_to_go_on_is_to_continue_the_same_run(tmp_path):
-    for sabotage in (("in a training step", 20), ("in a training step", 20), None):
+    for sabotage in (("in a training step", 20, "SIGTERM"), ("in a training step", 20, "SIGTERM"), None):
         run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage, WANDB_MODE="offline")
     paths = left_by(tmp_path)
     assert len(paths) == 3
@@ -195,7 +196,7 @@ def test_tensorboard_is_one_flag_away(tmp_path):
 
 # Sweeps and dashboards
 
-TELLING = '''
+TELLING = """
 import json
 from lightning import Callback
 
@@ -207,7 +208,7 @@ class Telling(Callback):
         }
         with open(f"rank_{trainer.global_rank}.json", "w") as file:
             json.dump(told, file)
-'''
+"""
 
 SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
 
@@ -284,4 +285,3 @@ def _names(panel):
         for name in value if isinstance(value, list | tuple) else [value]:
             if isinstance(name, str):
                 yield name
-

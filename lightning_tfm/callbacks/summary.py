@@ -14,7 +14,7 @@ from lightning_tfm.files import write_text
 
 
 class Summary(Callback):
-    """Writes `summary.json` into the run's folder once the trained model has been tested.
+    """Says in a line what is trained, and writes `summary.json` into the run's folder once that has been tested.
 
     It holds: `test`, the test metrics by name; `train_seconds`, validation included, over all starts of the run;
     `samples_per_second`, over those; `steps`; `parameters`; `seed`.
@@ -38,6 +38,13 @@ class Summary(Callback):
             self.earlier_seconds = state["train_seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+            data = trainer.datamodule
+            print(
+                f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
+                f"{len(data.datasets['train']):,} training pairs, on {pl_module.device}, {trainer.precision}"
+            )
         self.started = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,8 +19,8 @@ class Telemetry(Callback):
 
     - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
     - `tokens_per_second`: target tokens that are scored, over all processes, since the last time, validations left out.
-    - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al. 2022):
-      what a step's products need, as torch counts them in the first batch, over what the device could do in that time.
+    - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al.
+      2022): what the products of a step need, as torch counts them in the first batch, over what the device could do.
     """
 
     def __init__(self) -> None:

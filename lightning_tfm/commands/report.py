@@ -132,7 +132,9 @@ def _facts(folder: Path) -> dict[str, str]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """A nested configuration by dotted names."""
+    """A nested configuration by dotted names; what a list holds, by its place."""
+    if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        value = dict(enumerate(value))
     if isinstance(value, dict) and value:
         return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}".strip(".")).items()}
     return {prefix: json.dumps(value, ensure_ascii=False)}
@@ -296,9 +298,8 @@ def _charts(runs: list[Json]) -> list[Json]:
         for name, curve in run["curves"].items():
             if "/alignment/" in name:
                 layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
-                scores.append(
-                    {"run": run["name"], "layer": layer, "head": head, "score": score, "value": curve[-1][1]}
-                )
+                layer = f"{run['name']}: {layer}" if len(runs) > 1 else layer
+                scores.append({"layer": layer, "head": head, "score": score, "value": curve[-1][1]})
     if scores:
         score = choice(["accuracy", "error_rate", "entropy"], "score")
         heads = (
@@ -306,10 +307,9 @@ def _charts(runs: list[Json]) -> list[Json]:
             .mark_rect()
             .encode(
                 x=altair.X("head:N", title=None),
-                y=altair.Y("layer:N", title=None),
-                row=altair.Row("run:N", sort=order, title=None),
+                y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=0)),
                 color=altair.Color("value:Q", title=None, scale=altair.Scale(scheme="blues")),
-                tooltip=["run:N", "layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
+                tooltip=["layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
             )
             .add_params(score)
             .transform_filter("datum.score == score")

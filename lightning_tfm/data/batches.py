@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.memory import uncollected
 from lightning_tfm.tokenizer import PAD, Tokenizer
 
 
@@ -310,7 +311,8 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def setup(self, stage: str) -> None:
         if not self.datasets:
-            self.datasets = {split: self.examples(split) for split in ("train", "val", *self.test_sets)}
+            with uncollected():
+                self.datasets = {split: self.examples(split) for split in ("train", "val", *self.test_sets)}
 
     def training_batches(self, rank: int, world_size: int) -> BatchStream:
         """The rows of the training batches, for a process of so many."""
