@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
@@ -192,8 +192,26 @@ class WholeCheckpointIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
-def load(path: str | Path) -> tuple[Network, Tokenizer | SubwordTokenizer, int]:
-    """The trained network in evaluation mode, its tokenizer, and where its answers end at the latest, in tokens.
+class Trained(NamedTuple):
+    """What a checkpoint holds for use.
+
+    Attributes:
+        network: in evaluation mode.
+        tokenizer: of its inputs and outputs.
+        task: "seq2seq", "language modelling" or "classification".
+        max_target_length: of a sequence-to-sequence network, where its answers end at the latest, in tokens.
+        labels: of a classifier, the names of its classes.
+    """
+
+    network: Network
+    tokenizer: Tokenizer | SubwordTokenizer
+    task: str
+    max_target_length: int = 0
+    labels: tuple[str, ...] = ()
+
+
+def load(path: str | Path) -> Trained:
+    """A trained network, and what is needed to use it.
 
     Raises:
         UserError: as `read`, and if the network is none of lightning_tfm.networks.
@@ -211,7 +229,8 @@ def load(path: str | Path) -> tuple[Network, Tokenizer | SubwordTokenizer, int]:
     try:
         network = cls(**saved["network"]["init_args"])
         network.load_state_dict({key.removeprefix(PREFIX): value for key, value in weights if key.startswith(PREFIX)})
-        return network.eval(), restored(saved["tokenizer"]), saved["max_target_length"]
+        own = {name: saved[name] for name in ("max_target_length", "labels") if name in saved}
+        return Trained(network.eval(), restored(saved["tokenizer"]), saved["task"], **own)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "

@@ -96,6 +96,39 @@ def decode(step: Step, state: State, max_length: int, choose: Choose = greedy) -
     return torch.stack(tokens, dim=1) if tokens else token.new_empty(batch, 0)
 
 
+def go_on(
+    encode: Callable[[Tensor], State],
+    step: Step,
+    tokens: Tensor,
+    number: int,
+    max_length: int,
+    choose: Choose = greedy,
+) -> Tensor:
+    """What follows a text, token after token: tokens (B, S) -> (B, number).
+
+    The network sees the last max_length tokens at most: where its positions end, it reads the last half of them anew.
+
+    Args:
+        encode: a network's, to which a text is a source.
+        step: the network's decode_step.
+        tokens: of the text, at least one; no padding.
+        number: how many tokens to write.
+        max_length: where the network's positions end.
+        choose: how a token is chosen.
+    """
+    text, end = tokens, tokens.size(1) + number
+    while text.size(1) < end:
+        seen = text if text.size(1) < max_length else text[:, -max(1, max_length // 2) :]
+        state, token = encode(seen[:, :-1]), seen[:, -1]
+        for _ in range(min(max_length - seen.size(1) + 1, end - text.size(1))):
+            logits, state = step(token, state)
+            logits = _drop_never(logits)
+            logits[:, EOS] = -math.inf  # a text has no end
+            token = choose(logits)
+            text = torch.cat((text, token.unsqueeze(1)), dim=1)
+    return text[:, tokens.size(1) :]
+
+
 def beam_search(
     step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0
 ) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ class Classifier(TaskModule):
         label_smoothing: of the training loss.
     """
 
+    task = "classification"
     fits = LabelledDataModule
 
     def __init__(

@@ -25,6 +25,7 @@ class LanguageModel(TaskModule):
         optimization: optimizer and schedule.
     """
 
+    task = "language modelling"
     fits = TextDataModule
 
     def __init__(

@@ -29,6 +29,7 @@ class Seq2SeqModule(TaskModule):
         bleu: whether to score the answers by BLEU as well, which makes sense for sentences.
     """
 
+    task = "seq2seq"
     fits = PairDataModule
 
     def __init__(

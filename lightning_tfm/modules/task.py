@@ -37,6 +37,7 @@ class TaskModule(LightningModule):
         self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.save_hyperparameters(
             {
+                "task": self.task,
                 "network": {
                     "class_path": f"{type(network).__module__}.{type(network).__qualname__}",
                     "init_args": network.hyper_parameters,
