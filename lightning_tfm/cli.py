@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import gc
 import logging
 import os
 import shlex
@@ -255,6 +256,7 @@ class SaveConfig(SaveConfigCallback):
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
     keep_freed_memory()
+    gc.freeze()  # what is imported stays: no garbage is looked for in it again
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
     # A configuration is data: what it names is imported only from here, and from what `--allow` names.
