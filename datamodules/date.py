@@ -61,7 +61,7 @@ class Date(GeneratedDataModule):
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
         # Looked up once: to look them up again for each date would take longer than to write it.
-        self.patterns: list[tuple[DateTimePattern, Locale, str]] = []
+        self.patterns: list[tuple[tuple[str, ...], Locale, str]] = []
         for name in locales:
             try:
                 locale = Locale.parse(name)
@@ -69,7 +69,8 @@ class Date(GeneratedDataModule):
                 raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
             for format in FORMATS:
                 pattern = get_date_format(format, locale) if format.isalpha() else parse_pattern(format)
-                self.patterns.append((pattern, locale, format if len(locales) == 1 else f"{name} {format}"))
+                kind = format if len(locales) == 1 else f"{name} {format}"
+                self.patterns.append((split_pattern(pattern), locale, kind))
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
                 "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
@@ -93,7 +94,7 @@ class Date(GeneratedDataModule):
 
     def _texts(self, day: date) -> list[str]:
         """A date in every format and locale."""
-        return [pattern.apply(day, locale) for pattern, locale, _ in self.patterns]
+        return [written(day, parts, locale)[0] for parts, locale, _ in self.patterns]
 
     def _ambiguous(self) -> set[str]:
         """The texts that stand for more than one date: March 4 here is April 3 there."""
@@ -115,8 +116,8 @@ class Date(GeneratedDataModule):
         ambiguous = self._ambiguous()
         while True:
             day = faker.date_time_between_dates(start, end - timedelta(seconds=1), tzinfo=UTC).date()
-            pattern, locale, kind = faker.random.choice(self.patterns)
-            text, spans = written(day, pattern, locale)
+            parts, locale, kind = faker.random.choice(self.patterns)
+            text, spans = written(day, parts, locale)
             if text not in ambiguous:
                 yield Pair(text, day.isoformat(), links(spans), kind)
 
@@ -125,16 +126,19 @@ Span = tuple[str, int, int, bool]
 """A field's letter, where what it says begins and ends, and whether it is a number."""
 
 
-def written(day: date, pattern: DateTimePattern, locale: Locale) -> tuple[str, tuple[Span, ...]]:
-    """A date as the pattern has it, and where in it year, month and day stand."""
-    fields, text, spans = DateTimeFormat(day, locale), "", []
-    for place, part in enumerate(re.split(r"%\((\w+)\)s", pattern.format)):  # text, field, text, field, ..., text
-        if place % 2:
-            begin, text = len(text), text + fields[part]
-            if part[0] in DIGITS:  # weekdays say nothing that is asked for
-                spans.append((part[0], begin, len(text), fields[part].isdigit()))
-        else:
-            text += part.replace("%%", "%")
+def split_pattern(pattern: DateTimePattern) -> tuple[str, ...]:
+    """Text, field, text, field, ..., text."""
+    return tuple(part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", pattern.format))
+
+
+def written(day: date, parts: tuple[str, ...], locale: Locale) -> tuple[str, tuple[Span, ...]]:
+    """A date as a pattern of these parts has it, and where in it year, month and day stand."""
+    fields, text, spans = DateTimeFormat(day, locale), parts[0], []
+    for field, after in zip(parts[1::2], parts[2::2], strict=True):
+        begin, said = len(text), fields[field]
+        if field[0] in DIGITS:  # weekdays say nothing that is asked for
+            spans.append((field[0], begin, begin + len(said), said.isdigit()))
+        text += said + after
     return text, tuple(spans)
 
 

@@ -48,7 +48,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 
 def report(entity: str, project: str) -> wr.Report:
     """The nine experiments, task by task: each model's curve and its result."""
-    told = "The newest runs of the nine experiments, three models for each of three tasks."
+    told = "The runs of the nine experiments, three models for each of three tasks."
     blocks = [wr.P(told), wr.TableOfContents()]
     for task in TASKS:
         names = [f"{task}_{model}" for model in MODELS]

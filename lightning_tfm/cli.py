@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import gc
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import warnings
@@ -33,7 +35,7 @@ from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, explain, interrupt
-from lightning_tfm.loggers import WandbLogger
+from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 
@@ -104,7 +106,8 @@ class TfmCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         _check_pair(config.model.class_path, config.data.class_path)
         if self.config.subcommand == "fit" and config.trainer.logger is not False:
-            config.trainer.logger = _with_csv(config.trainer.logger)
+            names = [Path(str(path)).stem for path in config.config or []]
+            config.trainer.logger = _with_csv(config.trainer.logger, names[-1] if names else "unnamed")
         if config.ckpt_path != "last":
             return
         loggers = _as_list(config.trainer.logger)
@@ -206,9 +209,8 @@ class TfmCLI(LightningCLI):
         path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation none is the best
         self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
-            for logger in self.trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.log_checkpoint(path)
+            for logger in wandb_loggers(self.trainer):
+                logger.log_checkpoint(path)
             _tell(self.trainer, os.path.relpath(path))
 
 
@@ -231,12 +233,17 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     folder = os.path.relpath(Path(checkpoint).parents[1])
     asked = shlex.quote(lines[0]["source"]) if lines else "TEXT"
     console.print(Text(f"\nThe run lies in {folder}. Ask it, look at it:\n"))
-    console.print(Text(f"  lightning-tfm generate {shlex.quote(checkpoint)} {asked}"))
+    console.print(Text(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}"))
     if Path(folder, "config.yaml").is_file():
-        console.print(Text(f"  lightning-tfm report {shlex.quote(folder)}"))
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger) and logger.upload_command:
-            console.print(Text(f"  {logger.upload_command}"))
+        console.print(Text(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}"))
+    for logger in wandb_loggers(trainer):
+        if pattern := logger.offline_pattern:
+            console.print(Text(f"  {_typed('wandb')} sync {pattern}"))
+
+
+def _typed(command: str) -> str:
+    """What one types for a command of this environment, activated or not."""
+    return command if shutil.which(command) else shlex.quote(os.path.relpath(Path(sys.executable).with_name(command)))
 
 
 class SaveConfig(SaveConfigCallback):
@@ -257,6 +264,7 @@ class SaveConfig(SaveConfigCallback):
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
     keep_freed_memory()
+    gc.freeze()  # what is imported stays: no garbage is looked for in it again
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
     # A configuration is data: what it names is imported only from here, and from what `--allow` names.
@@ -318,13 +326,16 @@ def _check_pair(model: str, data: str) -> None:
     )
 
 
-def _with_csv(logger: Any) -> list[Namespace]:
-    """The loggers, the first of which writes a run's folder."""
+def _with_csv(logger: Any, name: str) -> list[Namespace]:
+    """The loggers, the first of which writes a run's folder, `runs/NAME` where none is named."""
     loggers = [] if logger is True else _as_list(logger)
-    if any(other.class_path.rpartition(".")[2] == "CSVLogger" for other in loggers[:1]):
-        return loggers
-    settings = Namespace(save_dir="runs", name="unnamed", version=None, prefix="", flush_logs_every_n_steps=100)
-    return [Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=settings), *loggers]
+    writes_csv = [other.class_path.rpartition(".")[2] == "CSVLogger" for other in loggers]
+    if any(writes_csv):
+        first = loggers.pop(writes_csv.index(True))
+    else:
+        settings = Namespace(save_dir="runs", name=name, version=None, prefix="", flush_logs_every_n_steps=100)
+        first = Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=settings)
+    return [first, *loggers]
 
 
 def _as_list(value: Any) -> list[Any]:

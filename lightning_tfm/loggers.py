@@ -16,6 +16,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import lightning.pytorch.loggers
+from lightning import Trainer
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
@@ -25,7 +26,7 @@ PATIENCE = 2.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
 
 FINISH = 60.0
-"""Seconds that uploading may take when a run ends. What is not uploaded by then lies in the run's folder."""
+"""Seconds that uploading may take when a run ends. What is not uploaded by then lies in W&B's folder."""
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
@@ -97,15 +98,15 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         return self._experiment.id if isinstance(self._experiment, wandb.Run) and not self.failed else None
 
     @property
-    def upload_command(self) -> str | None:
-        """What uploads the run, all its starts, if it is offline."""
+    def offline_pattern(self) -> str | None:
+        """Where the run's starts lie until `wandb sync` uploads them, if it is offline."""
         import wandb
 
         run = self._experiment
         if self.failed or not isinstance(run, wandb.Run) or not run.settings._offline or run.disabled:
             return None
         folder = Path(run.settings.sync_dir)
-        return f"wandb sync {shlex.quote(os.path.relpath(folder.parent))}/offline-run-*-{run.id}"
+        return f"{shlex.quote(os.path.relpath(folder.parent))}/offline-run-*-{run.id}"
 
     @rank_zero_only
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
@@ -140,6 +141,11 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             _warn(f"has failed and is left out: {error}")
             with suppress(Exception):
                 wandb.teardown()  # or it would fail again when the process ends
+
+
+def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
+    """A trainer's."""
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):

@@ -155,9 +155,10 @@ def test_looks_are_labelled_by_what_stands_there(network):
             assert (look.keys[column], look.queries[row]) in (("b", "b"), ("a", "a"))
         figure = draw_attention(look.weights, look.queries, look.keys, look.layer, look.gold)
         panels = [axes for axes in figure.axes if axes.images]
-        assert len(panels) >= heads
-        assert len(panels[0].patches) == len(look.gold)
-        torch.testing.assert_close(torch.tensor(panels[0].images[0].get_array().data), look.weights[0])
+        assert len(panels) == heads
+        for panel, weights in zip(panels, look.weights, strict=True):
+            assert len(panel.patches) == len(look.gold)
+            torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
 
 
 def test_positions_are_drawn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -9,10 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from lightning_tfm.commands.report import report
+from lightning_tfm.checkpoint import load
+from lightning_tfm.commands.report import LIMIT, report
+from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
+from lightning_tfm.inspection import looks
 from runs import fit, folder, run
 
 NASTY = "<script>document.title='broken'</script><b>&amp;</b>"
@@ -47,7 +52,7 @@ def embedded(html: Path) -> dict:
 
 def test_a_report_is_one_small_file_that_loads_nothing(html):
     text = html.read_text()
-    assert len(text.encode()) <= 5 * 2**20
+    assert len(text.encode()) <= LIMIT <= 5_000_000
     loads = []
 
     class Tags(HTMLParser):
@@ -75,8 +80,13 @@ def test_a_report_shows_what_the_runs_left(html, two_runs):
         assert losses == sorted(losses, reverse=True)
         assert losses[0] == max(line["nll"] for line in lines)
         assert shown["attention"]
+        network, tokenizer, _ = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
-            assert {layer["name"] for layer in example["layers"]}
+            found = {look.layer: look for look in looks(network, tokenizer, Pair(example["source"], example["target"]))}
+            assert {layer["name"] for layer in example["layers"]} == set(found)
+            for layer in example["layers"]:
+                weights = torch.tensor(list(base64.b64decode(layer["weights"]))) / 255
+                torch.testing.assert_close(weights, found[layer["name"]].weights.flatten(), atol=1 / 255, rtol=0)
 
 
 def test_settings_that_differ_are_listed(html, two_runs):

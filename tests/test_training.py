@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from datamodules import Copy, Date, ToyTranslation
-from lightning_tfm.callbacks.telemetry import step_flops
+from lightning_tfm.callbacks.telemetry import Telemetry, step_flops
 from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
@@ -203,6 +203,27 @@ def test_operations_of_a_step_are_those_of_its_products():
     attention = layers * 2 * 2 * B * T**2 * D  # queries with keys, weights with values
     flops = step_flops(network, Batch(tokens[:, :0], tokens, tokens))
     assert 3 * products <= flops <= 3 * (products + attention)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_utilisation_is_what_was_computed_over_what_could_be(model, monkeypatch):
+    """On a device of a thousand operations a second."""
+    monkeypatch.setattr("lightning_tfm.callbacks.telemetry.peak_flops", lambda device, half: 1000.0)
+    data = small_copy(batch_size=16)
+    module = make_module(data, model)
+    telemetry = Telemetry()
+    trainer = make_trainer(max_steps=4, log_every_n_steps=4, callbacks=[telemetry])
+    trainer.fit(module, data)
+    metrics = trainer.callback_metrics
+    assert metrics["samples"].item() == 64
+    if model == "attention_lstm":  # what its kernels do, torch does not count
+        assert "mfu" not in metrics
+    else:
+        used = metrics["tokens_per_second"].item() * telemetry.flops_per_token / 1000
+        assert metrics["mfu"].item() == pytest.approx(used, rel=1e-4)
+        assert (
+            telemetry.flops_per_token > 2 * 3 * sum(p.numel() for p in module.network.parameters() if p.dim() > 1) / 4
+        )
 
 
 # Optimization

@@ -131,9 +131,9 @@ def test_wandb_has_pictures_and_the_best_checkpoint(cwd):
 
 def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
     (path,) = left_by(cwd)
-    last = (cwd / "stdout").read_text().splitlines()[-1].split()
-    assert last[:2] == ["wandb", "sync"]
-    assert list(cwd.glob(last[2])) == [path.parent]
+    command, sync, pattern = (cwd / "stdout").read_text().splitlines()[-1].split()
+    assert (Path(command).name, sync) == ("wandb", "sync")
+    assert list(cwd.glob(pattern)) == [path.parent]
 
 
 def test_to_go_on_is_to_continue_the_same_run(tmp_path):
@@ -173,11 +173,20 @@ def test_two_processes_are_one_run_with_the_same_samples(cwd, tmp_path):
     assert child.stdout.count("The run lies in") == 1
 
 
-@pytest.mark.parametrize("logger", ["lightning_tfm.loggers.WandbLogger", "true"])
+@pytest.mark.parametrize(
+    "logger",
+    [
+        "lightning_tfm.loggers.WandbLogger",
+        "true",
+        "[lightning_tfm.loggers.WandbLogger, {class_path: lightning.pytorch.loggers.CSVLogger, "
+        "init_args: {save_dir: runs, name: copy_gpt}}]",
+    ],
+)
 def test_csv_is_always_written(logger, tmp_path):
     child = run(*fit("gpt", f"--trainer.logger={logger}"), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    (path,) = tmp_path.glob("runs/unnamed/version_0/metrics.csv")
+    (path,) = tmp_path.rglob("metrics.csv")
+    assert path == tmp_path / "runs/copy_gpt/version_0/metrics.csv"
     assert "val/exact_match" in path.read_text().splitlines()[0]
 
 

@@ -14,7 +14,7 @@ from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Batch, PairDataset
 from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
-from lightning_tfm.loggers import WandbLogger
+from lightning_tfm.loggers import wandb_loggers
 
 DRAWN = 2
 """Pairs of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
@@ -91,7 +91,6 @@ class Attention(Callback):
                 path = folder / "attention" / f"{name}.png"
                 draw_positions(module(count)).savefig(path, dpi=100)
                 pictures.append(path)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                captions = [path.stem for path in pictures]
-                logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
+        for logger in wandb_loggers(trainer):
+            captions = [path.stem for path in pictures]
+            logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)

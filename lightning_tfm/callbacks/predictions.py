@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lightning_tfm.data import Batch, PairDataset
 from lightning_tfm.files import write_text
-from lightning_tfm.loggers import WandbLogger
-from lightning_tfm.modules.seq2seq import Evaluation
+from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.modules.seq2seq import Evaluation, test_prefix
 from lightning_tfm.tokenizer import Tokenizer
 
 SAMPLES = 16
@@ -47,7 +47,7 @@ class Predictions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         loader = trainer.val_dataloaders
-        if trainer.sanity_checking or not _wandb(trainer) or not isinstance(loader.dataset, PairDataset):
+        if trainer.sanity_checking or not wandb_loggers(trainer) or not isinstance(loader.dataset, PairDataset):
             return
         rows = loader.sampler.batches[batch_idx]
         sampled = rows < SAMPLES
@@ -55,12 +55,12 @@ class Predictions(Callback):
         self.samples += zip(rows[sampled].tolist(), lines, strict=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or not _wandb(trainer) or not isinstance(trainer.val_dataloaders.dataset, PairDataset):
+        if trainer.sanity_checking or not wandb_loggers(trainer) or not isinstance(trainer.val_dataloaders.dataset, PairDataset):
             return
         lines = [line for _, line in sorted(_gathered(trainer, self.samples), key=lambda sample: sample[0])]
         self.samples = []
         columns = ["source", "target", "answer", "right"]
-        for logger in _wandb(trainer):
+        for logger in wandb_loggers(trainer):
             rows = [[line[name] for name in columns] for line in lines]
             logger.log_table("val/samples", columns, rows, step=trainer.global_step - 1)  # as Lightning counts them
 
@@ -91,8 +91,7 @@ class Predictions(Callback):
         by_kind = defaultdict(list)
         for name, _, line in self.lines:
             if line["kind"] is not None:
-                prefix = "test" if name == "test" else f"test/{name}"
-                by_kind[f"{prefix}/exact_match/{line['kind']}"].append(line["right"])
+                by_kind[f"{test_prefix(name)}/exact_match/{line['kind']}"].append(line["right"])
         for name, right in sorted(by_kind.items()):
             share = torch.tensor(right, device=pl_module.device).float().mean()
             pl_module.log(name, share, add_dataloader_idx=False, sync_dist=True)
@@ -101,10 +100,6 @@ class Predictions(Callback):
             if trainer.is_global_zero:
                 lines = (json.dumps({"set": name} | line, ensure_ascii=False) for name, _, line in self.lines)
                 write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def _wandb(trainer: Trainer) -> list[WandbLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 def _gathered(trainer: Trainer, lines: list[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.files import write_text
-from lightning_tfm.loggers import WandbLogger
+from lightning_tfm.loggers import wandb_loggers
 
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel")
 
@@ -52,7 +52,7 @@ class Provenance(Callback):
             "versions": versions(),
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
-            "wandb": next((logger.run_id for logger in trainer.loggers if isinstance(logger, WandbLogger)), None),
+            "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
         write_text(path, json.dumps([*starts, start], indent=2) + "\n")
 

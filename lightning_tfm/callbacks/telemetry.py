@@ -20,7 +20,8 @@ class Telemetry(Callback):
     - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
     - `tokens_per_second`: target tokens that are scored, over all processes, since the last time, validations left out.
     - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al.
-      2022): what the products of a step need, as torch counts them in the first batch, over what the device could do.
+      2022): what the products of a step need, as torch counts them in the first batch, over what the device could do;
+      not of recurrent networks, whose kernels torch does not count.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,8 @@ class Telemetry(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
+        if any(isinstance(module, torch.nn.RNNBase) for module in pl_module.network.modules()):
+            self.peak = None  # torch does not count what its kernels for these do
         self.flops_per_token: float | None = None
         self._begin(trainer.global_step)
 

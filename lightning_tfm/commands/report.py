@@ -124,8 +124,8 @@ def _facts(folder: Path) -> dict[str, str]:
         first, last = starts[0], starts[-1]
         facts |= {
             "begun": first["time"],
-            "commit": str(last["git"]["commit"])[:10] + (" and changes" if last["git"].get("dirty") else ""),
-            "processor": last["hardware"]["processor"],
+            "commit": (last["git"]["commit"] or "unknown")[:10] + (" and changes" if last["git"].get("dirty") else ""),
+            "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
             "torch": last["versions"]["torch"],
         }
     return facts
@@ -144,13 +144,13 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
     """Metric -> (step, value), about so many of them, the last one always."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     if path.is_file():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                for name, value in row.items():
-                    if name in ("step", "epoch") or name.startswith("test/"):
-                        continue
-                    if value and math.isfinite(float(value)):
-                        curves[name].append((int(row["step"]), float(value)))
+        *lines, _ = path.read_text().split("\n")  # a run that goes on may have written a part of a line
+        for row in csv.DictReader(lines):
+            for name, value in row.items():
+                if name in ("step", "epoch") or name.startswith("test/"):
+                    continue
+                if value and math.isfinite(float(value)):
+                    curves[name].append((int(row["step"]), float(value)))
     return {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
 
 

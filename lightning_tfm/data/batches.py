@@ -366,9 +366,10 @@ def _ignore_signals(worker: int) -> None:
 
 def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N)."""
-    lengths = [len(row) for row in rows]
-    longest = max(lengths)
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]), torch.tensor(lengths)
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), PAD)
+    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = torch.tensor([*itertools.chain.from_iterable(rows)])
+    return ids, lengths
 
 
 def stable_hash(text: str) -> int:

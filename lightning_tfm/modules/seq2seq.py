@@ -60,7 +60,7 @@ class Seq2SeqModule(TaskModule):
         self.metrics = nn.ModuleDict()
 
     def setup(self, stage: str) -> None:
-        prefixes = ["val"] if stage in ("fit", "validate") else [_prefix(name) for name in self._test_sets()]
+        prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:
                 self.metrics[prefix] = SequenceMetrics(self.tokenizer, self.bleu)
@@ -86,12 +86,12 @@ class Seq2SeqModule(TaskModule):
         return self._evaluate(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(batch, _prefix(self._test_sets()[dataloader_idx]))
+        return self._evaluate(batch, test_prefix(self._test_sets()[dataloader_idx]))
 
     def _test_sets(self) -> tuple[str, ...]:
         return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)
 
 
-def _prefix(test_set: str) -> str:
+def test_prefix(test_set: str) -> str:
     """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
