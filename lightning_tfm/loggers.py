@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
@@ -18,7 +19,7 @@ from urllib.request import Request, urlopen
 import lightning.pytorch.loggers
 from lightning import Trainer
 from lightning.fabric.loggers.logger import _DummyExperiment
-from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.errors import UserError
 
@@ -33,7 +34,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     """Lightning's, but W&B cannot hurt the training: it never asks, and a run goes on as if it were not there.
 
     Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE decides where it is set.
-    Where W&B fails, at the start or later, it is left out with a warning.
+    Where W&B fails, at the start or later, it is left out, and that is said.
 
     Args:
         log_best: whether the best checkpoint is kept as an artifact.
@@ -188,4 +189,5 @@ def _answers(address: str) -> bool:
 
 
 def _warn(text: str) -> None:
-    rank_zero_warn(f"W&B {text}")
+    if rank_zero_only.rank == 0:
+        print(f"lightning-tfm: W&B {text}", file=sys.stderr)
