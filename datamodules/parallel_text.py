@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_tfm.data import BatchStream, Download, Pair, PairDataModule, TokenBatches, located, read_lines
+from lightning_tfm.data import (
+    BatchStream,
+    Download,
+    Pair,
+    PairDataModule,
+    TokenBatches,
+    located,
+    read_lines,
+    read_table,
+)
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import NUM_SPECIAL, SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import UNKNOWN, SubwordTokenizer, Tokenizer, commonest
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 FILES = {
@@ -26,9 +33,6 @@ FILES = {
 }
 """What can be downloaded: Multi30k, descriptions of photographs in German and English (Elliott et al. 2016)."""
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Stands for what the training part does not hold."""
-
 
 class ParallelText(PairDataModule):
     """Sentences and their translations, from two files, line by line, or from a TSV of two columns.
@@ -40,7 +44,7 @@ class ParallelText(PairDataModule):
         encoding: of the files, as Python calls it.
         tokens: characters, words between spaces, or byte-level subwords; learned from the training part.
         vocab_size: how many different tokens there are: the commonest.
-        max_length: tokens of a source or a target, EOS included.
+        max_source_length, max_target_length: the longest, in tokens, EOS included.
         drop_longer: whether training pairs that are longer are left out, instead of refused.
         batch_tokens: tokens of a batch on the longer side, padding among them; instead of batch_size.
         batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
@@ -54,7 +58,8 @@ class ParallelText(PairDataModule):
         encoding: str = "utf-8",
         tokens: Literal["character", "word", "subword"] = "subword",
         vocab_size: int = 6_000,
-        max_length: int = 128,
+        max_source_length: int = 128,
+        max_target_length: int = 128,
         drop_longer: bool = False,
         batch_tokens: int | None = None,
         batch_size: int = 64,
@@ -65,23 +70,23 @@ class ParallelText(PairDataModule):
         parts = {"train": train, "val": val, "test": test or val}
         self.parts = {split: read_pairs(files, encoding) for split, files in parts.items()}
         tokenizer = learned(itertools.chain.from_iterable(self.parts["train"]), tokens, vocab_size)
-        self.drop_longer = drop_longer
-        if batch_tokens is not None and batch_tokens < max_length:
-            raise UserError(f"batch_tokens must be at least max_length ({max_length}), but is {batch_tokens}")
+        longest = max(max_source_length, max_target_length)
+        if batch_tokens is not None and batch_tokens < longest:
+            raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")
         self.batch_tokens = batch_tokens
-        super().__init__(tokenizer, max_length, max_length, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(
+            tokenizer,
+            max_source_length=max_source_length,
+            max_target_length=max_target_length,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+            drop_longer=drop_longer,
+        )
 
     def pairs(self, split: str) -> list[Pair]:
-        pairs = [Pair(source, target) for source, target in self.parts[split]]
-        if split != "train" or not self.drop_longer:
-            return pairs
-        kept = [pair for pair in pairs if max(map(self._length, pair[:2])) <= self.max_source_length]
-        if len(kept) < len(pairs):
-            rank_zero_info(f"{len(pairs) - len(kept)} of {len(pairs)} training pairs are longer than max_length, and left out")
-        return kept
-
-    def _length(self, text: str) -> int:
-        return len(self.tokenizer.encode(text)) + 1
+        return [Pair(source, target) for source, target in self.parts[split]]
 
     def training_batches(self, rank: int, world_size: int) -> BatchStream:
         if self.batch_tokens is None:
@@ -101,15 +106,12 @@ def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
         raise UserError(f"a part must be two files or a TSV, but is {len(names)} files")
     paths = [located(name, FILES) for name in names]
     if len(paths) == 1:
-        pairs = []
-        for number, line in enumerate(read_lines(paths[0], encoding), start=1):
-            fields = line.split("\t")
-            if len(fields) != 2:
-                raise UserError(
-                    f"{str(paths[0])!r} must hold a source, a tab and a target in each line, but line {number} has "
-                    f"{len(fields) - 1} tabs"
-                )
-            pairs.append((fields[0].strip(), fields[1].strip()))
+        rows = read_table(paths[0], encoding)
+        if len(rows[0]) != 2:
+            raise UserError(
+                f"{str(paths[0])!r} must hold two columns, source and target, but has {len(rows[0])}; "
+                "let data.class_path be datamodules.Tsv, which can choose among them"
+            )
     else:
         sources, targets = (read_lines(path, encoding) for path in paths)
         if len(sources) != len(targets):
@@ -117,7 +119,8 @@ def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
                 f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {len(sources)} and "
                 f"{len(targets)}"
             )
-        pairs = [(source.strip(), target.strip()) for source, target in zip(sources, targets, strict=True)]
+        rows = [list(pair) for pair in zip(sources, targets, strict=True)]
+    pairs = [(source.strip(), target.strip()) for source, target in rows]
     for number, pair in enumerate(pairs, start=1):
         if not all(pair):
             side = paths[0] if not pair[0] else paths[-1]
@@ -130,7 +133,5 @@ def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer | S
     if tokens == "subword":
         return SubwordTokenizer.learned(texts, vocab_size)
     separator = {"character": "", "word": " "}[tokens]
-    counts = Counter(symbol for text in texts for symbol in (text.split() if separator else text))
-    counts.pop(UNKNOWN, None)
-    commonest = sorted(counts.items(), key=lambda count: (-count[1], count[0]))[: vocab_size - NUM_SPECIAL - 1]
-    return Tokenizer([UNKNOWN, *(symbol for symbol, _ in commonest)], separator, UNKNOWN)
+    symbols = (symbol for text in texts for symbol in (text.split() if separator else text))
+    return Tokenizer([UNKNOWN, *commonest(symbols, vocab_size)], separator, UNKNOWN)

@@ -1,26 +1,161 @@
-"""'an engrossing story of survival' -> pos, from archives, folders and tables of labelled texts."""
+"""'an engrossing story of survival' -> pos, from archives, folders, tables and files of labelled texts."""
 
 from __future__ import annotations
 
-import re
 import tarfile
-from collections import Counter
+import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from lightning_tfm.data import Download, located, read_lines, read_text
+from lightning_tfm.data import Download, LabelledDataModule, LabelledText, located, read_lines, read_table, read_text
 from lightning_tfm.data.batches import stable_hash
-from lightning_tfm.data.labels import LabelledDataModule, LabelledText
+from lightning_tfm.data.files import decoded
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import NUM_SPECIAL, Tokenizer
+from lightning_tfm.tokenizer import WordTokenizer
 
 FILES = {
-    "aclImdb_v1.tar.gz": Download("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", ""),
+    "aclImdb_v1.tar.gz": Download(
+        "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
+    )
 }
-
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Stands for the words that are not among the commonest."""
+"""What can be downloaded: 50,000 reviews of the Internet Movie Database (Maas et al. 2011)."""
 
 
-def words(text: str) -> str:
-    """A text as its words and punctuation marks, in small letters, between spaces."""
-    return " ".join(re.findall(r"[\w']+|[^\w\s]", re.sub(r"<br\s*/?>", " ", text).lower()))
+class Sentiment(LabelledDataModule):
+    """Texts, and whether they are for or against; of any labels, in fact.
+
+    Data may be
+
+    - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; where it has
+      folders train/ and test/, these hold the labels' folders, and test/ is what is tested,
+    - a table: in each line a label, a tab and a text,
+    - several files of a text in each line, named NAME.LABEL.
+
+    What is not given is taken from the training data: a text belongs to one part by its hash, whatever the seed.
+
+    Args:
+        train: the data to train on: one name or, of files named by label, several.
+        val, test: others; where there are none, a share of the training data.
+        val_share, test_share: these shares, where they are needed.
+        encoding: of the texts, as Python calls it.
+        vocab_size: how many words are known: the commonest of the training part.
+        max_length: words of a text that are read: its last, which sum up.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+    """
+
+    def __init__(
+        self,
+        train: list[str],
+        val: list[str] | None = None,
+        test: list[str] | None = None,
+        val_share: float = 0.1,
+        test_share: float = 0.1,
+        encoding: str = "utf-8",
+        vocab_size: int = 20_000,
+        max_length: int = 200,
+        batch_size: int = 32,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        for name, share in (("val_share", val_share), ("test_share", test_share)):
+            if not 0 < share < 0.5:
+                raise UserError(f"{name} must be above 0 and below 0.5, but is {share}; try 0.1")
+        if max_length < 1:
+            raise UserError(f"max_length must be at least 1, but is {max_length}; try 200")
+        parts = read_labelled(train, encoding)
+        if test:
+            parts["test"] = [text for part in read_labelled(test, encoding).values() for text in part]
+        if val:
+            parts["val"] = [text for part in read_labelled(val, encoding).values() for text in part]
+        for split, share in (("test", test_share), ("val", val_share)):
+            if split not in parts:
+                parts["train"], parts[split] = shared_out(parts["train"], split, share)
+        labels = sorted({text.label for text in parts["train"]})
+        for split in ("val", "test"):
+            for text in parts[split]:
+                if text.label not in labels:
+                    raise UserError(
+                        f"each label must be one of the training part ({', '.join(labels)}), but that of "
+                        f"{text.text[:40]!r} in {split} is {text.label!r}"
+                    )
+        tokenizer = WordTokenizer.learned((text.text for text in parts["train"]), vocab_size)
+        self.parts = parts
+        super().__init__(tokenizer, labels, max_length, batch_size, eval_batch_size, num_workers, seed)
+
+    def texts(self, split: str) -> list[LabelledText]:
+        return self.parts[split]
+
+
+def shared_out(texts: list[LabelledText], split: str, share: float) -> tuple[list[LabelledText], list[LabelledText]]:
+    """The texts without a share, and the share, which is drawn by their hash: equal texts stay together."""
+    drawn = [stable_hash(f"{split} {text.text}") / 2**64 < share for text in texts]
+    parts = ([text for text, is_in in zip(texts, drawn, strict=True) if is_in is wanted] for wanted in (False, True))
+    kept, given = parts
+    if not kept or not given:
+        raise UserError(f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(given)}")
+    return kept, given
+
+
+def read_labelled(names: list[str], encoding: str) -> dict[str, list[LabelledText]]:
+    """The texts of an archive, a folder, a table or files: "train", and "test", where the data have it.
+
+    Raises:
+        UserError: if they cannot be read, or hold no labels.
+    """
+    if len(names) == 1 and Path(names[0]).is_dir():
+        return by_part(_of_folder(Path(names[0]), encoding), names[0])
+    paths = [located(name, FILES) for name in names]
+    if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
+        return by_part(_of_archive(paths[0], encoding), names[0])
+    if len(paths) == 1:
+        rows = read_table(paths[0], encoding)
+        if len(rows[0]) != 2:
+            raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
+        texts = [LabelledText(text.strip(), label.strip()) for label, text in rows]
+    else:
+        labels = [path.name.removesuffix(".gz").rpartition(".")[2] for path in paths]
+        if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
+            raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
+        texts = [
+            LabelledText(line.strip(), label)
+            for path, label in zip(paths, labels, strict=True)
+            for line in read_lines(path, encoding)
+        ]
+    for number, text in enumerate(texts, start=1):
+        if not text.text or not text.label:
+            raise UserError(f"each line must hold a text and its label, but text {number} of {names} lacks one")
+    return {"train": texts}
+
+
+def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[LabelledText]]:
+    """Texts by the folders they lie in: LABEL/FILE, or PART/LABEL/FILE."""
+    parts: dict[str, list[LabelledText]] = {}
+    for path, text in files:
+        if path.parent.name in ("", "unsup"):  # IMDB has reviews without a label, too
+            continue
+        part = path.parent.parent.name if path.parent.parent.name in ("train", "test") else "train"
+        parts.setdefault(part, []).append(LabelledText(text.strip(), path.parent.name))
+    if "train" not in parts:
+        raise UserError(f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file")
+    return parts
+
+
+def _of_folder(folder: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
+    for path in sorted(folder.rglob("*.txt")):
+        yield PurePosixPath(path.relative_to(folder).as_posix()), read_text(path, encoding)
+
+
+def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
+    """Read where they lie: nothing is unpacked, so that no name in it can lead anywhere."""
+    try:
+        with tarfile.open(archive) as tar:
+            files = {
+                member.name: tar.extractfile(member).read()
+                for member in tar
+                if member.isreg() and member.name.endswith(".txt")
+            }
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {error}") from None
+    for name in sorted(files):
+        yield PurePosixPath(name), decoded(files[name], f"{archive}:{name}", encoding)

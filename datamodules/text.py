@@ -27,6 +27,7 @@ class Text(TextDataModule):
         encoding: of the files, as Python calls it.
         tokens: characters, or byte-level subwords, which are learned from the training part.
         vocab_size: of subwords, how many there are.
+        tokenizer_file: a Hugging Face tokenizer.json, whose tokens are taken instead.
         val_share: of the text, for validation.
         test_share: of the text, its end, for the test; where it is 0, the validation part is tested.
         context: tokens of a window.
@@ -39,6 +40,7 @@ class Text(TextDataModule):
         encoding: str = "utf-8",
         tokens: Literal["character", "subword"] = "character",
         vocab_size: int = 6_000,
+        tokenizer_file: str | None = None,
         val_share: float = 0.1,
         test_share: float = 0.0,
         context: int = 64,
@@ -47,7 +49,7 @@ class Text(TextDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        if not (0 < val_share and 0 <= test_share and val_share + test_share < 1):
+        if not (val_share > 0 and test_share >= 0 and val_share + test_share < 1):
             raise UserError(
                 "val_share must be above 0, test_share at least 0, and both together below 1, but they are "
                 f"{val_share} and {test_share}; try 0.1 and 0"
@@ -57,7 +59,9 @@ class Text(TextDataModule):
         middle = round(len(text) * (1 - test_share - val_share))
         texts = {"train": text[:middle], "val": text[middle:end]}
         texts["test"] = text[end:] if test_share else texts["val"]
-        if tokens == "character":
+        if tokenizer_file is not None:
+            tokenizer = SubwordTokenizer.read(Path(tokenizer_file))
+        elif tokens == "character":
             tokenizer = Tokenizer(sorted(set(text)))
         else:
             tokenizer = SubwordTokenizer.learned([texts["train"]], vocab_size)

@@ -20,6 +20,8 @@ commands:
   validate   score a checkpoint on the validation data of a YAML
   test       score a checkpoint on the test data of a YAML
   generate   answer your own input with a checkpoint
+  average    one checkpoint with the mean weights of several
+  export     write a trained network for other programs: safetensors, torch_export, onnx
   report     show runs on a page of their own: settings, curves, errors, attention
   reproduce  run experiments over seeds, and compare them with what their YAMLs claim
 
@@ -29,7 +31,7 @@ commands:
 `lightning-tfm COMMAND --help` lists a command's settings.
 """
 
-COMMANDS = ("fit", "validate", "test", "generate", "report", "reproduce")
+COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report", "reproduce")
 
 
 def main() -> None:
@@ -44,6 +46,14 @@ def main() -> None:
             with uncollected():
                 from lightning_tfm.commands.generate import generate
             sys.exit(generate(arguments[1:]))
+        elif command == "average":
+            with uncollected():
+                from lightning_tfm.commands.average import average
+            sys.exit(average(arguments[1:]))
+        elif command == "export":
+            with uncollected():
+                from lightning_tfm.commands.export import export
+            sys.exit(export(arguments[1:]))
         elif command == "report":
             with uncollected():
                 from lightning_tfm.commands.report import report

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -236,6 +236,28 @@ def load(path: str | Path) -> Trained:
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
             "it is damaged, or of another version of lightning_tfm"
         ) from None
+
+
+def averaged(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """A checkpoint's content with the mean weights of several, without what training would need to go on.
+
+    Raises:
+        UserError: as `read`, and if they are not of one network and vocabulary.
+    """
+    first = read(paths[0])
+    total = {name: weight.double() for name, weight in first["state_dict"].items()}
+    for path in paths[1:]:
+        other = read(path)
+        for part in ("network", "tokenizer"):
+            if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
+                raise UserError(
+                    f"all checkpoints must have one {part}, but those of {str(paths[0])!r} and {str(path)!r} differ"
+                )
+        for name, weight in other["state_dict"].items():
+            total[name] += weight.double()
+    weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
+    kept = ("epoch", "global_step", "pytorch-lightning_version", "hyper_parameters", "hparams_name", "loops")
+    return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}
 
 
 def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[str, Size], goes_on: bool) -> None:

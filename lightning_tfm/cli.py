@@ -13,6 +13,7 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, Progres
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, explain, interrupt
+from lightning_tfm.errors import UserError, explain, interrupt, say
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
@@ -58,10 +59,12 @@ class TfmCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # What the model must know of the data, it gets from the data. The links are applied once the data module
         # is constructed, which makes its vocabulary but no data yet.
-        network = "model.init_args.network.init_args"
-        parser.link_arguments("data.vocab_size", f"{network}.vocab_size", apply_on="instantiate")
-        for name in ("tokenizer", "max_target_length"):
-            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        for name in ("vocab_size", "num_classes"):
+            target = f"model.init_args.network.init_args.{name}"
+            parser.link_arguments("data", target, compute_fn=_attribute(name), apply_on="instantiate")
+        for name in ("tokenizer", "max_target_length", "labels"):
+            target = f"model.init_args.{name}"
+            parser.link_arguments("data", target, compute_fn=_attribute(name), apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_argument(
@@ -120,14 +123,14 @@ class TfmCLI(LightningCLI):
         folder = Path(logger.save_dir) / str(logger.name)
         path, damaged = newest(folder.glob("*/checkpoints/*.ckpt"))
         for other in damaged:
-            _say(f"{other} is damaged, its checksum is wrong; it is left out")
+            say(f"{other} is damaged, its checksum is wrong; it is left out")
         if path is None:
             if damaged or self.config.subcommand != "fit":
                 raise UserError(f"--ckpt_path last needs a whole checkpoint below {str(folder)!r}, but there is none")
-            _say(f"no checkpoint below {folder} yet; the run begins anew")
+            say(f"no checkpoint below {folder} yet; the run begins anew")
             config.ckpt_path = None
             return
-        _say(f"goes on from {path}")
+        say(f"goes on from {path}")
         config.ckpt_path = str(path)
         if self.config.subcommand == "fit":
             logger.version = path.parents[1].name
@@ -308,21 +311,23 @@ def _allowed() -> list[str]:
     return [name for name in options.allow.split(",") if name]
 
 
-def _say(text: str) -> None:
-    if rank_zero_only.rank == 0:
-        print(f"lightning-tfm: {text}", file=sys.stderr)
+def _attribute(name: str) -> Callable[[TaskDataModule], Any]:
+    """What a data module knows by that name; those of other tasks know nothing of it."""
+    return lambda data: getattr(data, name, None)
 
 
 def _check_pair(model: str, data: str) -> None:
     """Raises UserError, with the models that fit, if a model cannot learn from data."""
-    (model_class, data_class) = (getattr(sys.modules[path.rpartition(".")[0]], path.rpartition(".")[2]) for path in (model, data))
+    paths = (path.rpartition(".") for path in (model, data))
+    model_class, data_class = (getattr(sys.modules[module], name) for module, _, name in paths)  # imported to be parsed
     if issubclass(data_class, model_class.fits):
         return
-    models = (getattr(modules, name) for name in modules.__all__)
-    fitting = [f"{other.__module__}.{other.__name__}" for other in models if issubclass(data_class, getattr(other, "fits", ()))]
+    models = {name: getattr(modules, name) for name in modules.__all__}
+    fitting = [name for name, other in models.items() if issubclass(data_class, getattr(other, "fits", ()))]
     raise UserError(
-        f"model.class_path must be of a model that learns from {data_class.holds}, for that is what {data_class.__name__} "
-        f"holds, but {model_class.__name__} learns from {model_class.fits.holds}; try {' or '.join(fitting)}"
+        f"model.class_path must be a module that learns from {data_class.holds}, which {data_class.__name__} holds, "
+        f"but {model_class.__name__} learns from {model_class.fits.holds}; "
+        f"try {' or '.join(f'lightning_tfm.modules.{name}' for name in fitting)}"
     )
 
 

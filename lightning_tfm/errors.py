@@ -1,9 +1,10 @@
-"""What ends a command early: a user's mistake, told in one line, or a signal."""
+"""What a command tells its user: a line beside its output, a mistake that ends it, a signal that does."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -27,6 +28,12 @@ class Interrupted(BaseException):
     def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str = "last") -> None:
         super().__init__(signum)
         self.signum, self.saved_step, self.ckpt_path = signum, saved_step, ckpt_path
+
+
+def say(text: str) -> None:
+    """A line on standard error, from one of all processes."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
+        print(f"lightning-tfm: {text}", file=sys.stderr)
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.layers import SelfAttention, attention_maps
-from lightning_tfm.networks import Network
+from lightning_tfm.networks import EncoderClassifier, Network
 from lightning_tfm.tokenizer import Tokenizer
 
 
@@ -33,12 +33,17 @@ class Look(NamedTuple):
 
 @torch.no_grad()
 def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
-    """The attention of all layers while the network, fed the target, answers the pair's source."""
+    """The attention of all layers while the network, fed the target, answers the pair's source, or reads it."""
+    device = next(network.parameters()).device
+    if isinstance(network, EncoderClassifier):
+        symbols = tokenizer.split(pair.source)[-network.max_length :]
+        with attention_maps(network) as maps:
+            network(torch.tensor([tokenizer.encode(pair.source)[-network.max_length :]], device=device))
+        return [Look(layer, weights[0].float().cpu(), symbols, symbols, []) for layer, weights in maps.items()]
     source = [*tokenizer.split(pair.source), "EOS"]
-    target = tokenizer.split(pair.target)
+    target = tokenizer.split_target(pair.target)
     read, written = ["BOS", *target], [*target, "EOS"]
     links = list(pair.alignment or ())
-    device = next(network.parameters()).device
     batch = PairDataset([pair], tokenizer)[torch.tensor([0])]
     with attention_maps(network) as maps:
         network(batch.source.to(device), batch.target_in.to(device))

@@ -1,15 +1,17 @@
-"""What is measured on a set of sequences, as torchmetrics: each counts its samples once, on any number of devices."""
+"""What is measured on a set of sequences: each counts its samples once, on any number of devices."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
-from torchmetrics.text import BLEUScore
 
 from lightning_tfm.data import Batch
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.tokenizer import PAD
 
 
 def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -50,12 +52,9 @@ class Perplexity(MeanMetric):
 
 
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy by token, exact match by sequence, and BLEU where it is asked for.
+    """Loss, perplexity and accuracy by token, exact match by sequence."""
 
-    BLEU is of the corpus, over the words between spaces, with one reference (Papineni et al. 2002).
-    """
-
-    def __init__(self, tokenizer: Tokenizer, bleu: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(
             {
                 "loss": MeanMetric(),
@@ -64,9 +63,6 @@ class SequenceMetrics(nn.ModuleDict):
                 "exact_match": MeanMetric(),
             }
         )
-        self.tokenizer = tokenizer
-        if bleu:
-            self["bleu"] = BLEUScore()
 
     def count(self, batch: Batch, logits: Tensor, decoded: Tensor) -> None:
         """Counts a batch.
@@ -83,8 +79,35 @@ class SequenceMetrics(nn.ModuleDict):
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
         self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
         self["exact_match"].update(sequences_equal(decoded, batch.target_out).float())
-        if "bleu" in self:
-            answers, references = (
-                [self.tokenizer.decode(row) for row in ids.tolist()] for ids in (decoded, batch.target_out)
-            )
-            self["bleu"].update(answers, [[reference] for reference in references])
+
+
+class SentenceScores:
+    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of all answers, from 0 to 100, by sacrebleu (Post 2018)."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.signatures: dict[str, str] = {}  # of the last ones: how they were computed
+
+    def count(self, answers: Sequence[str], references: Sequence[str]) -> None:
+        """Counts some answers, each with its one reference."""
+        self.lines += zip(answers, references, strict=True)
+
+    def compute(self) -> dict[str, float]:
+        """The scores of what all processes have counted since the last time."""
+        from sacrebleu.metrics import BLEU, CHRF  # takes a while to import
+
+        lines, self.lines = gathered(self.lines), []
+        answers, references = (list(side) for side in zip(*lines, strict=True))
+        metrics = {"bleu": BLEU(), "chrf": CHRF()}
+        scores = {name: metric.corpus_score(answers, [references]).score for name, metric in metrics.items()}
+        self.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+        return scores
+
+
+def gathered(lines: list[Any]) -> list[Any]:
+    """Those of all processes."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return lines
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, lines)
+    return [line for part in parts for line in part]

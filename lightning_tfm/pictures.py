@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -66,6 +67,25 @@ def draw_positions(encodings: Tensor) -> Figure:
         curves.plot(range(N), values[:, dimension].numpy(), label=f"dimension {dimension}")
     curves.set_xlabel("position")
     curves.legend(fontsize=8)
+    return figure
+
+
+def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
+    """How many examples of each label (a row) were taken for which (a column); counts are by (row, column)."""
+    values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
+    shares = values / values.sum(1, keepdim=True).clamp(min=1)
+    size = 1.8 + 0.8 * len(labels)
+    figure = Figure(figsize=(size + 0.8, size), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
+    for row, column in itertools.product(range(len(labels)), repeat=2):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(labels)), labels, parse_math=False)
+    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+    axes.set_xlabel("answered")
+    axes.set_ylabel("right")
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
     return figure
 
 

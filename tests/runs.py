@@ -198,6 +198,18 @@ MOMENTS = {
 """Where a fault may strike: a function by its owner and name, and whether after its call or before."""
 
 
+def in_process(monkeypatch, *arguments):
+    """A command as the console script runs it, in this process; returns its exit status."""
+    from lightning_tfm.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 NETWORKS = {
     "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32},
@@ -277,7 +289,11 @@ def equal(ours, theirs, where=""):
 
 def assert_same_run(cwd, reference, model, rows_lost=0, best=True):
     """Weights, optimizer, schedule, position in the data, the best checkpoint, every logged loss, the test metrics."""
-    ours, theirs = folder(cwd, model), folder(reference, model)
+    assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best)
+
+
+def assert_same_files(ours, theirs, rows_lost=0, best=True):
+    """As assert_same_run, of two runs' folders."""
     for name in ("last", "best") if best else ("last",):
         contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
         for content in contents:

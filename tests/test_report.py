@@ -80,7 +80,7 @@ def test_a_report_shows_what_the_runs_left(html, two_runs):
         assert losses == sorted(losses, reverse=True)
         assert losses[0] == max(line["nll"] for line in lines)
         assert shown["attention"]
-        network, tokenizer, _ = load(left / "checkpoints/best.ckpt")
+        network, tokenizer, *_ = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
             found = {look.layer: look for look in looks(network, tokenizer, Pair(example["source"], example["target"]))}
             assert {layer["name"] for layer in example["layers"]} == set(found)

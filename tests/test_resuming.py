@@ -73,6 +73,7 @@ VARIANTS = {
     "compiled": {
         "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.Compile, init_args: {backend: aot_eager}}]"
     },
+    "averaged weights": {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"},
     "two threads": {"trainer.enable_progress_bar": "false"},
     "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
 }

@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -22,19 +22,24 @@ from lightning_tfm.errors import Interrupted, UserError
 class Checkpoints(Checkpoint):
     """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
 
-    The best has the lowest val/loss. Both are saved where a step and the validation that belongs to it are over, so
+    The best has the best of a validation metric. Both are saved where a step and the validation that belongs to it are over, so
     that a run that goes on from either repeats nothing and leaves nothing out.
 
     SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
 
     Args:
         every_n_train_steps: how often last.ckpt is saved, in steps: the most that a killed run can lose.
+        monitor: the metric that the best checkpoint has the best of.
+        mode: whether its best is its lowest ("min") or its highest ("max").
     """
 
-    def __init__(self, every_n_train_steps: int = 200) -> None:
+    def __init__(
+        self, every_n_train_steps: int = 200, monitor: str = "val/loss", mode: Literal["min", "max"] = "min"
+    ) -> None:
         if every_n_train_steps < 1:
             raise UserError(f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200")
         self.every_n_train_steps = every_n_train_steps
+        self.monitor, self.sign = monitor, {"min": 1, "max": -1}[mode]
         self.best_score = math.inf
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # as this process was told
@@ -108,7 +113,13 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or trainer.fast_dev_run:
             return
         self.stopped = trainer.should_stop
-        score = trainer.callback_metrics["val/loss"].item()
+        if self.monitor not in trainer.callback_metrics:
+            metrics = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+            raise UserError(
+                f"checkpoint.monitor must be a metric of the validation, but is {self.monitor!r}; "
+                f"there are {', '.join(metrics)}"
+            )
+        score = self.sign * trainer.callback_metrics[self.monitor].item()
         if score < self.best_score:
             self.best_score = score  # first, for it is saved too
             self._save(trainer, self.best_model_path)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from torch import Tensor
 
-from lightning_tfm.data import Batch, PairDataset
+from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import wandb_loggers
-from lightning_tfm.modules.seq2seq import Evaluation, test_prefix
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.metrics import gathered
+from lightning_tfm.modules import Classifier
+from lightning_tfm.modules.task import Evaluation, test_prefix
 
 SAMPLES = 16
-"""The first pairs of the validation part."""
+"""The first examples of the validation part."""
 
 
 class Predictions(Callback):
     """Shows a few answers of each validation as a table in W&B, and keeps all answers of the test.
 
-    The test of a run writes `predictions.jsonl` into its folder, a line for each pair: `set`, `source`, `target`,
-    `answer`, `right`, `nll` of the target in nats, `kind` and `alignment` of the pair. Where pairs have a kind, each
-    kind's exact match is logged as `test/exact_match/KIND`.
+    The test of a run writes `predictions.jsonl` into its folder, a line for each example, see `TaskModule.answered`.
+    Where pairs have a kind, each kind's exact match is logged as `test/exact_match/KIND`. Where texts are gone on with,
+    there are no answers, and where they are classified, `confusion.png` counts them.
     """
 
     def __init__(self) -> None:
@@ -47,18 +47,22 @@ class Predictions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         loader = trainer.val_dataloaders
-        if trainer.sanity_checking or not wandb_loggers(trainer) or not isinstance(loader.dataset, PairDataset):
+        if trainer.sanity_checking or not wandb_loggers(trainer):
             return
         rows = loader.sampler.batches[batch_idx]
         sampled = rows < SAMPLES
-        lines = answered(loader.dataset, rows[sampled].tolist(), outputs, sampled, pl_module.tokenizer)
+        lines = pl_module.answered(loader.dataset, rows[sampled].tolist(), outputs, sampled)
+        if not lines:
+            return
         self.samples += zip(rows[sampled].tolist(), lines, strict=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or not wandb_loggers(trainer) or not isinstance(trainer.val_dataloaders.dataset, PairDataset):
+        if trainer.sanity_checking or not wandb_loggers(trainer):
             return
-        lines = [line for _, line in sorted(_gathered(trainer, self.samples), key=lambda sample: sample[0])]
+        lines = [line for _, line in sorted(gathered(self.samples), key=lambda sample: sample[0])]
         self.samples = []
+        if not lines:
+            return
         columns = ["source", "target", "answer", "right"]
         for logger in wandb_loggers(trainer):
             rows = [[line[name] for name in columns] for line in lines]
@@ -77,15 +81,15 @@ class Predictions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         loader = trainer.test_dataloaders[dataloader_idx]
-        if not isinstance(loader.dataset, PairDataset):
-            return
         rows = loader.sampler.batches[batch_idx]
         name = trainer.datamodule.test_sets[dataloader_idx]
-        lines = answered(loader.dataset, rows.tolist(), outputs, slice(None), pl_module.tokenizer)
+        lines = pl_module.answered(loader.dataset, rows.tolist(), outputs, slice(None))
+        if not lines:
+            return
         self.lines += [(name, row, line) for row, line in zip(rows.tolist(), lines, strict=True)]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.lines = _gathered(trainer, self.lines)
+        self.lines = gathered(self.lines)
         order = {name: place for place, name in enumerate(trainer.datamodule.test_sets)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_kind = defaultdict(list)
@@ -101,33 +105,15 @@ class Predictions(Callback):
                 lines = (json.dumps({"set": name} | line, ensure_ascii=False) for name, _, line in self.lines)
                 write_text(path, "".join(f"{line}\n" for line in lines))
 
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, Classifier) or not self.has_trained or not trainer.loggers:
+            return
+        path = Path(trainer.log_dir) / "confusion.png"  # a broadcast: every process must ask
+        if not trainer.is_global_zero:
+            return
+        from lightning_tfm.pictures import draw_confusion  # takes a while to import
 
-def _gathered(trainer: Trainer, lines: list[Any]) -> list[Any]:
-    """Those of all processes."""
-    if trainer.world_size == 1:
-        return lines
-    parts: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(parts, lines)
-    return [line for part in parts for line in part]
-
-
-def answered(
-    dataset: PairDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice, tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """What was answered to these rows of the data, which lie at these places of the batch."""
-    lines = []
-    answers, nlls = outputs["answers"].cpu()[places].tolist(), outputs["nll"].cpu()[places].tolist()
-    for row, ids, nll in zip(rows, answers, nlls, strict=True):
-        pair, answer = dataset.pairs[row], tokenizer.decode(ids)
-        lines.append(
-            {
-                "source": pair.source,
-                "target": pair.target,
-                "answer": answer,
-                "right": answer == pair.target,
-                "nll": round(nll, 4),
-                "kind": pair.kind,
-                "alignment": pair.alignment,
-            }
-        )
-    return lines
+        counts = Counter((line["target"], line["answer"]) for _, _, line in self.lines)
+        draw_confusion(pl_module.labels, counts).savefig(path, dpi=100)
+        for logger in wandb_loggers(trainer):
+            logger.log_image("test/confusion", [str(path)], trainer.global_step)

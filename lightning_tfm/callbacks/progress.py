@@ -7,7 +7,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-SHOWN = ("train/loss", "val/loss", "val/exact_match")
+SHOWN = ("train/loss", "val/loss", "val/exact_match", "val/bleu", "val/accuracy")
 """The metrics beside the bar."""
 
 

@@ -16,7 +16,7 @@ from lightning_tfm.files import write_text
 class Summary(Callback):
     """Says in a line what is trained, and writes `summary.json` into the run's folder once that has been tested.
 
-    It holds: `test`, the test metrics by name; `train_seconds`, validation included, over all starts of the run;
+    It holds: `test`, the test metrics by name; `signatures` of sacrebleu's scores, where there are any; `train_seconds`, validation included, over all starts of the run;
     `samples_per_second`, over those; `steps`; `parameters`; `seed`.
     """
 
@@ -43,7 +43,7 @@ class Summary(Callback):
             data = trainer.datamodule
             print(
                 f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
-                f"{len(data.datasets['train']):,} training pairs, on {pl_module.device}, {trainer.precision}"
+                f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
             )
         self.started = time.perf_counter()
 
@@ -61,8 +61,11 @@ class Summary(Callback):
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test/")
         }
+        scores = getattr(pl_module, "scores", {})
+        signatures = {"signatures": scores["test"].signatures} if "test" in scores else {}
         summary = {
             "test": test,
+            **signatures,
             "train_seconds": round(self.earlier_seconds, 2),
             "samples_per_second": round(self.samples / self.earlier_seconds, 1),
             "steps": trainer.global_step,

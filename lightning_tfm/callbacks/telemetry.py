@@ -11,14 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import Batch
 from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import PAD
 
 
 class Telemetry(Callback):
     """Logs, every `trainer.log_every_n_steps` steps, beside the metrics of the module.
 
     - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
-    - `tokens_per_second`: target tokens that are scored, over all processes, since the last time, validations left out.
+    - `tokens_per_second`: tokens that are scored, or read, where texts are classified, over all processes, since the last time, validations left out.
     - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al.
       2022): what the products of a step need, as torch counts them in the first batch, over what the device could do;
       not of recurrent networks, whose kernels torch does not count.
@@ -55,12 +54,12 @@ class Telemetry(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.peak and self.flops_per_token is None:
             # Before the module draws this batch's dropout: what is drawn here does not matter.
-            self.flops_per_token = step_flops(pl_module.network, batch) / int((batch.target_out != PAD).sum())
+            self.flops_per_token = step_flops(pl_module.network, batch) / int(batch.tokens)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Batch, batch_idx: int
     ) -> None:
-        self.tokens = self.tokens + (batch.target_out != PAD).sum()
+        self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
         tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # waits for the device
@@ -77,7 +76,7 @@ class Telemetry(Callback):
 def step_flops(network: Network, batch: Batch) -> int:
     """Floating-point operations of the products of a training step; backwards they are two for one."""
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-        network(batch.source, batch.target_in)
+        network(*batch.inputs)
     return 3 * counter.get_total_flops()
 
 

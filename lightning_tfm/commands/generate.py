@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from lightning_tfm.checkpoint import load
+from lightning_tfm.checkpoint import Trained, load
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import padded
-from lightning_tfm.decoding import State, Step, beam_search, decode, sampler
+from lightning_tfm.decoding import beam_search, decode, go_on, greedy, sampler
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import EOS, Tokenizer
+from lightning_tfm.tokenizer import EOS
 
 BATCH_SIZE = 256
 LONG = 1_000
@@ -29,19 +26,13 @@ LONG = 1_000
 
 
 def generate(arguments: list[str]) -> int:
-    """Answers each line of the input with one line; the exit status is 1 if a line could not be answered."""
+    """Answers each line of the input; the exit status is 1 if a line could not be answered."""
     options = _parse(arguments)
-    network, tokenizer, max_length = load(options.checkpoint)
+    trained = load(options.checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network.to(device)
-    if options.beam_size > 1:
-        search = partial(_beam_tokens, beam_size=options.beam_size)
-    elif options.temperature > 0:
-        generator = torch.Generator(device).manual_seed(options.seed)
-        search = partial(decode, choose=sampler(options.temperature, options.top_k, options.top_p, generator))
-    else:
-        search = decode
-
+    trained.network.to(device)
+    _check_options(options, trained.task)
+    generator = torch.Generator(device).manual_seed(options.seed)
     failures = 0
     with ExitStack() as files:
         lines, batch_size = _input(options, files)
@@ -49,31 +40,31 @@ def generate(arguments: list[str]) -> int:
         numbered = enumerate(lines, start=1)
         bar = files.enter_context(_bar(options))
         while batch := list(islice(numbered, batch_size)):
-            sources, errors = _encode(batch, network, tokenizer, max_length)
-            groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG}]
-            groups += [{number: ids} for number, ids in sources.items() if len(ids) > LONG]
+            sources, errors = _encode(batch, trained)
+            # A text is gone on with by itself: nothing stands before its beginning.
+            alone = trained.task == "language modelling"
+            groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG and not alone}]
+            groups += [{number: ids} for number, ids in sources.items() if len(ids) > LONG or alone]
             answers: dict[int, str] = {}
             for group in groups:
-                answers |= _answer(group, network, tokenizer, max_length, search)
+                answers |= _answer(group, trained, options, generator) if group else {}
             for number, _ in batch:
                 if number in errors:
                     bar.write(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
                 print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
+                if alone and len(batch) > 1:  # but here, where a text is of lines itself
+                    print("-" * 20, file=output)
             output.flush()
             failures += len(errors)
             bar.update(len(batch))
     return 1 if failures else 0
 
 
-def _beam_tokens(step: Step, state: State, max_length: int, beam_size: int) -> Tensor:
-    tokens, _ = beam_search(step, state, max_length, beam_size)
-    return tokens
-
-
 def _parse(arguments: list[str]) -> Namespace:
     parser = CommandParser(
         "lightning-tfm generate",
-        description="Answer each text with one line; read standard input where neither TEXT nor --input is given.",
+        description="Answer each text: with one line, go on with it, or say its label and the probability of that, as "
+        "the model was trained for. Reads standard input where neither TEXT nor --input is given.",
         allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
@@ -82,29 +73,58 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the answers to a file")
     parser.add_argument("--beam-size", type=int, default=1, metavar="N", help="search with N beams (1: greedy)")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="sample; below 1 is bolder (0: do not sample)"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sample; below 1 is bolder (0: do not sample, which is the default, but for texts that are gone on with: 0.8)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="how many tokens to go on with (default: 500), or an answer's most"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what samples are drawn from")
     options = parser.parse_intermixed_args(arguments)
     if options.texts and options.input:
         raise UserError("the input must be TEXT or --input, but both are given; leave one out")
     if options.beam_size < 1:
         raise UserError(f"--beam-size must be at least 1, but is {options.beam_size}; try 4")
-    if options.temperature != 0 and not 0.01 <= options.temperature <= 100:
+    if options.temperature and not 0.01 <= options.temperature <= 100:
         raise UserError(f"--temperature must be 0 or from 0.01 to 100, but is {options.temperature}; try 0.8")
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise UserError(f"--max-tokens must be at least 1, but is {options.max_tokens}; try 500")
     if options.top_k is not None and options.top_k < 1:
         raise UserError(f"--top-k must be at least 1, but is {options.top_k}; try 10")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, but is {options.top_p}; try 0.9")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         raise UserError(f"--output must be another file than --input, but both are {str(options.input)!r}")
+    return options
+
+
+def _check_options(options: Namespace, task: str) -> None:
+    """Gives options that are not given the task's defaults; raises UserError if one does not suit it."""
+    searched = {"--beam-size": options.beam_size > 1, "--max-tokens": options.max_tokens is not None}
+    sampled = {"--top-k": options.top_k is not None, "--top-p": options.top_p is not None}
+    if options.temperature is None:
+        options.temperature = 0.8 if task == "language modelling" else 0.0
+        sampled["--temperature"] = False
+    else:
+        sampled["--temperature"] = options.temperature > 0
+    if task == "classification":
+        for name, given in (searched | sampled).items():
+            if given:
+                raise UserError(
+                    f"{name} must not be given, for this model says which class a text is of, and writes none"
+                )
+    if task == "language modelling" and options.beam_size > 1:
+        raise UserError(
+            "--beam-size must be 1, for a text that is gone on with has no end to search for; sample instead"
+        )
     if options.beam_size > 1 and options.temperature > 0:
         raise UserError("--beam-size and --temperature exclude each other: a beam search does not sample")
     if options.temperature == 0 and (options.top_k is not None or options.top_p is not None):
         raise UserError("--top-k and --top-p need --temperature above 0, but it is 0; try --temperature 1")
-    return options
 
 
 def _open(path: Path, mode: str) -> TextIO:
@@ -137,9 +157,7 @@ def _bar(options: Namespace) -> tqdm:
     return tqdm(total=total, desc="answering", unit=" lines", leave=False, disable=not shown)
 
 
-def _encode(
-    batch: list[tuple[int, str]], network: Network, tokenizer: Tokenizer, max_length: int
-) -> tuple[dict[int, list[int]], dict[int, UserError]]:
+def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, list[int]], dict[int, UserError]]:
     """Of the numbered lines: the ids of those that can be answered, and what is wrong with the others."""
     sources: dict[int, list[int]] = {}
     errors: dict[int, UserError] = {}
@@ -148,8 +166,12 @@ def _encode(
         if not line.strip():
             continue
         try:
-            ids = [*tokenizer.encode(line), EOS]
-            network.check_lengths(len(ids), max_length)
+            ids = trained.tokenizer.encode(line)
+            if trained.task == "seq2seq":
+                ids = [*ids, EOS]
+                trained.network.check_lengths(len(ids), trained.max_target_length)
+            elif trained.task == "classification":
+                ids = ids[-trained.network.max_length :]  # as in training
             sources[number] = ids
         except UserError as error:
             errors[number] = error
@@ -158,16 +180,31 @@ def _encode(
 
 @torch.inference_mode()
 def _answer(
-    sources: dict[int, list[int]],
-    network: Network,
-    tokenizer: Tokenizer,
-    max_length: int,
-    search: Callable[[Step, State, int], Tensor],
+    sources: dict[int, list[int]], trained: Trained, options: Namespace, generator: torch.Generator
 ) -> dict[int, str]:
     """The answers to the encoded lines, all in one batch."""
-    if not sources:
-        return {}
+    network, tokenizer = trained.network, trained.tokenizer
     source, _ = padded(list(sources.values()))
-    source = source.to(next(network.parameters()).device)
-    tokens = search(network.decode_step, network.encode(source), max_length).tolist()
-    return {number: tokenizer.decode(row) for number, row in zip(sources, tokens, strict=True)}
+    source = source.to(generator.device)
+    if trained.task == "classification":
+        probabilities, labels = network(source).float().softmax(-1).max(1)
+        told = zip(labels.tolist(), probabilities.tolist(), strict=True)
+        return {
+            number: f"{trained.labels[label]}\t{probability:.4f}"
+            for number, (label, probability) in zip(sources, told, strict=True)
+        }
+    choose = greedy
+    if options.temperature > 0:
+        choose = sampler(options.temperature, options.top_k, options.top_p, generator)
+    if trained.task == "language modelling":
+        length = options.max_tokens or 500
+        more = go_on(network.encode, network.decode_step, source, length, network.max_length, choose)
+        tokens = torch.cat((source, more), dim=1)
+    else:
+        state = network.encode(source)
+        length = min(options.max_tokens or trained.max_target_length, trained.max_target_length)
+        if options.beam_size > 1:
+            tokens, _ = beam_search(network.decode_step, state, length, options.beam_size)
+        else:
+            tokens = decode(network.decode_step, state, length, choose)
+    return {number: tokenizer.decode(row) for number, row in zip(sources, tokens.tolist(), strict=True)}

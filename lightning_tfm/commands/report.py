@@ -187,7 +187,7 @@ def _attention(checkpoint: Path | None, predictions: list[Json]) -> Iterator[Jso
     if checkpoint is None or not predictions:
         return
     try:
-        network, tokenizer, _ = load(checkpoint)
+        network, tokenizer, *_ = load(checkpoint)
     except UserError as error:  # a network of the user's own, or a damaged file: the rest can be shown
         print(f"lightning-tfm: no attention of {checkpoint}: {error}", file=sys.stderr)
         return

@@ -76,7 +76,7 @@ class Run:
 def reproduce(arguments: list[str]) -> int:
     """Runs, compares, and writes reproduce.json and RESULTS.md; the exit status is 1 if a claim does not hold."""
     options = _parse(arguments)
-    experiments = [read_experiment(_path(name)) for name in options.names or sorted(_stems())]
+    experiments = [read_experiment(_path(name)) for name in options.names or _claiming()]
     if len({experiment.name for experiment in experiments}) < len(experiments):
         raise UserError("NAME must name each experiment once, but one comes twice; leave it out")
     source = _source()
@@ -132,11 +132,12 @@ def _parse(arguments: list[str]) -> Namespace:
     return options
 
 
-def _stems() -> list[str]:
-    names = [path.stem for path in Path("experiments").glob("*.yaml")]
-    if not names:
+def _claiming() -> list[str]:
+    """The experiments of the project that claim something."""
+    paths = sorted(Path("experiments").glob("*.yaml"))
+    if not paths:
         raise UserError("there is no experiments/*.yaml below the current folder; go to the project's, or name a YAML")
-    return names
+    return [path.stem for path in paths if "\n# claims:\n" in path.read_text(encoding="utf-8")]
 
 
 def _path(name: str) -> Path:

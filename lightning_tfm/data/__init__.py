@@ -13,8 +13,9 @@ from lightning_tfm.data.batches import (
     padded,
     stable_hash,
 )
-from lightning_tfm.data.download import Download
-from lightning_tfm.data.files import located, read_lines, read_text
+from lightning_tfm.data.download import Download, download
+from lightning_tfm.data.files import located, read_lines, read_table, read_text
+from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset, LabelledText
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 from lightning_tfm.data.text import TextDataModule, TextDataset
 
@@ -25,6 +26,10 @@ __all__ = [
     "EvaluationBatches",
     "Examples",
     "GeneratedDataModule",
+    "LabelledBatch",
+    "LabelledDataModule",
+    "LabelledDataset",
+    "LabelledText",
     "Pair",
     "PairDataModule",
     "PairDataset",
@@ -35,9 +40,11 @@ __all__ = [
     "TrainingBatches",
     "TrainingLoader",
     "WindowBatches",
+    "download",
     "located",
     "padded",
     "read_lines",
+    "read_table",
     "read_text",
     "stable_hash",
 ]

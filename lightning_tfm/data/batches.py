@@ -33,6 +33,11 @@ class Batch(NamedTuple):
     target_out: Tensor
 
     @property
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """What a network's forward takes."""
+        return self.source, self.target_in
+
+    @property
     def tokens(self) -> Tensor:
         """How many tokens are scored."""
         return (self.target_out != PAD).sum()

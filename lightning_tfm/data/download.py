@@ -8,9 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pooch
-import requests
-from filelock import FileLock
 from tqdm import tqdm
 
 from lightning_tfm.errors import UserError
@@ -23,10 +20,10 @@ PATIENCE = 30.0
 
 
 class Download(NamedTuple):
-    """Where a file lies, where there is no mirror, and the SHA-256 of its content."""
+    """Where a file lies, where there is no mirror, and the sum of its content: SHA-256, or another: "md5:..."."""
 
     address: str
-    sha256: str
+    checksum: str
 
 
 def download(name: str, file: Download) -> Path:
@@ -39,14 +36,19 @@ def download(name: str, file: Download) -> Path:
     Raises:
         UserError: if it cannot be had, or is another file.
     """
-    address, sha256 = file
+    import pooch  # takes a while to import, which most runs need not wait for
+    import requests
+    from filelock import FileLock
+
+    address, checksum = file
     mirror = os.environ.get(MIRROR, "")
     if mirror and "://" not in mirror:
         path = Path(mirror) / name
         if not path.is_file():
             raise UserError(f"{MIRROR} must name a folder that holds {name!r}, but {mirror!r} does not")
-        if pooch.file_hash(str(path)) != sha256:
-            raise UserError(_another(str(path), sha256))
+        kind, _, wanted = checksum.rpartition(":")
+        if pooch.file_hash(str(path), alg=kind or "sha256") != wanted:
+            raise UserError(_another(str(path), checksum))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
     cache = Path(pooch.os_cache("lightning_tfm"))
@@ -55,7 +57,7 @@ def download(name: str, file: Download) -> Path:
     pooch.get_logger().setLevel("ERROR")
     try:
         with FileLock(f"{part}.lock"):  # one process of those that train together downloads it
-            return Path(pooch.retrieve(source, f"sha256:{sha256}", name, cache, downloader=partial(_go_on, part)))
+            return Path(pooch.retrieve(source, checksum, name, cache, downloader=partial(_go_on, part)))
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "there is no answer"
         raise UserError(
@@ -63,15 +65,17 @@ def download(name: str, file: Download) -> Path:
             f"{MIRROR} may name a mirror: an address, or a folder that holds the file"
         ) from None
     except ValueError:
-        raise UserError(_another(source, sha256)) from None
+        raise UserError(_another(source, checksum)) from None
 
 
-def _another(place: str, sha256: str) -> str:
-    return f"{place} must be the file of SHA-256 {sha256[:16]}..., but is another one, and is not used"
+def _another(place: str, checksum: str) -> str:
+    return f"{place} must be the file of checksum {checksum[:20]}..., but is another one, and is not used"
 
 
-def _go_on(part: Path, address: str, output: str, _: pooch.Pooch) -> None:
+def _go_on(part: Path, address: str, output: str, _: object) -> None:
     """Downloads what `part` lacks, and moves it to `output`, where pooch looks at its sum."""
+    import requests
+
     begin = part.stat().st_size if part.exists() else 0
     headers = {"Range": f"bytes={begin}-"} if begin else {}
     with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import os
 import zlib
 from pathlib import Path
 
-from lightning_tfm.data.download import Download, download
+from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError
 
 
 def located(name: str, known: dict[str, Download]) -> Path:
-    """A file of the user, or one of those that can be downloaded.
+    """A file of the user, in the current folder or that of the mirror, or one of those that can be downloaded.
 
     Raises:
         UserError: if it is neither.
@@ -21,9 +22,10 @@ def located(name: str, known: dict[str, Download]) -> Path:
         return Path(name)
     if name in known:
         return download(name, known[name])
-    raise UserError(
-        f"there is no file {name!r}" + (f", nor is it one of {', '.join(known)}, which can be downloaded" if known else "")
-    )
+    if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():
+        return Path(mirror, name)
+    others = f", nor is it one of {', '.join(known)}, which can be downloaded" if known else ""
+    raise UserError(f"there is no file {name!r}{others}")
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -33,26 +35,47 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         UserError: if it is empty, binary or of another encoding.
     """
     try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise UserError(f"encoding must be one that Python knows, but is {encoding!r}; try utf-8 or latin-1") from None
-    try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"the file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return decoded(data, str(path), encoding)
+
+
+def decoded(data: bytes, name: str, encoding: str) -> str:
+    """What a file of that name holds, as text; raises as `read_text` does."""
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise UserError(f"encoding must be one that Python knows, but is {encoding!r}; try utf-8 or latin-1") from None
     if not data.strip():
-        raise UserError(f"the file {str(path)!r} must hold text, but is empty")
+        raise UserError(f"the file {name!r} must hold text, but is empty")
     if b"\0" in data and not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32")):
-        raise UserError(f"the file {str(path)!r} must hold text, but is binary: it holds zero bytes")
+        raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(
-            f"the file {str(path)!r} must be in encoding {encoding}, but its line {line} is not; name its encoding"
+            f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; name its encoding"
         ) from None
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def read_table(path: Path, encoding: str = "utf-8") -> list[list[str]]:
+    """The fields of a file's lines, which tabs set apart.
+
+    Raises:
+        UserError: as `read_text`, and if the lines have no tab, or not equally many.
+    """
+    rows = [line.split("\t") for line in read_lines(path, encoding)]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]) or len(row) == 1:
+            wanted = (
+                "a tab between its fields" if len(rows[0]) == 1 else f"as many tabs as the first ({len(rows[0]) - 1})"
+            )
+            raise UserError(f"{str(path)!r} must have {wanted} in each line, but line {number} has {len(row) - 1}")
+    return rows
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:

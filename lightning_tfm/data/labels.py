@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_tfm.data.batches import TaskDataModule, fingerprint, padded
-from lightning_tfm.errors import UserError
+from lightning_tfm.data.pairs import Pair
+from lightning_tfm.errors import UserError, say
 from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
 
 
@@ -21,6 +22,11 @@ class LabelledText(NamedTuple):
 
     text: str
     label: str
+
+    @property
+    def pair(self) -> Pair:
+        """The text as a source, its label as what answers it."""
+        return Pair(self.text, self.label)
 
 
 class LabelledBatch(NamedTuple):
@@ -35,13 +41,18 @@ class LabelledBatch(NamedTuple):
     label: Tensor
 
     @property
+    def inputs(self) -> tuple[Tensor]:
+        """What a network's forward takes."""
+        return (self.text,)
+
+    @property
     def tokens(self) -> Tensor:
         """How many tokens are read."""
         return (self.text != PAD).sum()
 
 
 class LabelledDataset(Dataset):
-    """Encoded texts: `dataset[rows]` is a LabelledBatch. What a text has above max_length is left out."""
+    """Encoded texts: `dataset[rows]` is a LabelledBatch. Of a text above max_length, its end is kept."""
 
     def __init__(
         self,
@@ -50,16 +61,18 @@ class LabelledDataset(Dataset):
         labels: Sequence[str],
         max_length: int,
     ) -> None:
-        self.texts = texts
-        self.ids, self.lengths = padded([tokenizer.encode(text.text)[:max_length] for text in texts])
+        self.pairs = [text.pair for text in texts]
+        ids = tokenizer.encode_all([text.text for text in texts])
+        self.cut = sum(len(row) > max_length for row in ids)  # how many
+        self.ids, self.lengths = padded([row[-max_length:] for row in ids])
         self.labels = torch.tensor([labels.index(text.label) for text in texts])
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(f"{text.label}\t{text.text}" for text in self.texts)
+        return fingerprint(f"{pair.target}\t{pair.source}" for pair in self.pairs)
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> LabelledBatch:
         return LabelledBatch(self.ids[rows, : self.lengths[rows].max()], self.labels[rows])
@@ -71,7 +84,7 @@ class LabelledDataModule(TaskDataModule, ABC):
     Args:
         tokenizer: the vocabulary.
         labels: the names of the classes.
-        max_length: tokens of a text that are read.
+        max_length: tokens of a text that are read: its last.
         others: as in TaskDataModule.
     """
 
@@ -100,4 +113,10 @@ class LabelledDataModule(TaskDataModule, ABC):
         """All texts of "train", "val" or a test set, the same at every call and on every machine."""
 
     def examples(self, split: str) -> LabelledDataset:
-        return LabelledDataset(self.texts(split), self.tokenizer, self.labels, self.max_length)
+        texts = self.texts(split)
+        examples = LabelledDataset(texts, self.tokenizer, self.labels, self.max_length)
+        if examples.cut:
+            say(
+                f"{examples.cut} of {len(texts)} texts of {split} are cut, for they are longer than {self.max_length} tokens"
+            )
+        return examples

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from lightning_tfm.data.batches import Batch, TaskDataModule, fingerprint, padded, stable_hash
-from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
+from lightning_tfm.errors import UserError, say
+from lightning_tfm.tokenizer import BOS, EOS, PAD, SubwordTokenizer, Tokenizer
 
 
 class Pair(NamedTuple):
@@ -34,10 +35,12 @@ class Pair(NamedTuple):
 class PairDataset(Dataset):
     """Encoded pairs, cut into batches by one index operation: `dataset[rows]` is a Batch."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer | SubwordTokenizer) -> None:
         self.pairs = pairs
-        self.sources, self.source_lengths = padded([[*tokenizer.encode(pair.source), EOS] for pair in pairs])
-        self.targets, self.target_lengths = padded([[BOS, *tokenizer.encode(pair.target), EOS] for pair in pairs])
+        sources = tokenizer.encode_all([pair.source for pair in pairs])
+        targets = tokenizer.encode_all_targets([pair.target for pair in pairs])
+        self.sources, self.source_lengths = padded([[*ids, EOS] for ids in sources])
+        self.targets, self.target_lengths = padded([[BOS, *ids, EOS] for ids in targets])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -66,6 +69,7 @@ class PairDataModule(TaskDataModule, ABC):
         tokenizer: the vocabulary of sources and targets.
         max_source_length: the longest source in tokens, EOS included.
         max_target_length: the longest target in tokens, EOS included.
+        drop_longer: whether training pairs that are longer are left out, instead of refused.
         others: as in TaskDataModule.
     """
 
@@ -73,7 +77,7 @@ class PairDataModule(TaskDataModule, ABC):
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | SubwordTokenizer,
         max_source_length: int,
         max_target_length: int,
         batch_size: int,
@@ -81,10 +85,12 @@ class PairDataModule(TaskDataModule, ABC):
         num_workers: int,
         seed: int,
         test_sets: tuple[str, ...] = ("test",),
+        drop_longer: bool = False,
     ) -> None:
         super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed, test_sets)
         self.max_source_length = max_source_length
         self.max_target_length = max_target_length
+        self.drop_longer = drop_longer
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
@@ -92,13 +98,28 @@ class PairDataModule(TaskDataModule, ABC):
 
     def examples(self, split: str) -> PairDataset:
         examples = PairDataset(self.pairs(split), self.tokenizer)
-        for side, length, limit in (
-            ("source", int(examples.source_lengths.max()), self.max_source_length),
-            ("target", int(examples.target_lengths.max()) - 1, self.max_target_length),
-        ):
-            if length > limit:
-                raise UserError(f"max_{side}_length must be at least {length} for {split}, but is {limit}")
-        return examples
+        sides = (
+            ("source", examples.source_lengths, self.max_source_length),
+            ("target", examples.target_lengths - 1, self.max_target_length),
+        )
+        fits = torch.ones(len(examples), dtype=torch.bool)
+        for side, lengths, limit in sides:
+            fits &= lengths <= limit
+            longest = int(lengths.max())
+            if longest > limit and not (self.drop_longer and split == "train"):
+                pair = examples.pairs[int(lengths.argmax())]
+                raise UserError(
+                    f"max_{side}_length must be at least {longest} for {split}, but is {limit}; the longest begins "
+                    f"with {getattr(pair, side)[:40]!r}"
+                )
+        if fits.all():
+            return examples
+        left_out = int((~fits).sum())
+        if left_out == len(examples):
+            raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
+        say(f"{left_out} of {len(examples)} training pairs are too long, and left out")
+        kept = [pair for pair, fit in zip(examples.pairs, fits.tolist(), strict=True) if fit]
+        return PairDataset(kept, self.tokenizer)
 
 
 class GeneratedDataModule(PairDataModule):

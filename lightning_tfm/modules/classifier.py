@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule
+from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset
+from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import TaskModule
+from lightning_tfm.modules.task import Evaluation, TaskModule
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
-
-Prediction = dict[str, Tensor]
-"""What callbacks get of a batch: `probabilities` (B, C), and `nll` (B) of the right class, in nats."""
 
 
 class Classifier(TaskModule):
@@ -44,6 +43,8 @@ class Classifier(TaskModule):
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
     ) -> None:
+        if not 0 <= label_smoothing < 1:
+            raise UserError(f"label_smoothing must be at least 0 and below 1, but is {label_smoothing}; try 0.1")
         super().__init__(
             network,
             optimization,
@@ -55,7 +56,6 @@ class Classifier(TaskModule):
         self.labels = list(labels)
         self.label_smoothing = label_smoothing
         self.metrics = nn.ModuleDict()
-        self.confusion = MulticlassConfusionMatrix(len(labels))
 
     def setup(self, stage: str) -> None:
         for prefix in ("val", "test"):
@@ -73,7 +73,8 @@ class Classifier(TaskModule):
         loss = F.cross_entropy(logits.float(), batch.label, label_smoothing=self.label_smoothing, reduction="sum")
         return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
 
-    def _evaluate(self, batch: LabelledBatch, prefix: str) -> Prediction:
+    def _evaluate(self, batch: LabelledBatch, prefix: str) -> Evaluation:
+        """`probabilities` (B, C) of the classes, and `nll` (B) of the right one, in nats."""
         logits = self.network(batch.text).float()
         nll = F.cross_entropy(logits, batch.label, reduction="none")
         metrics = self.metrics[prefix]
@@ -87,10 +88,30 @@ class Classifier(TaskModule):
         )
         return {"probabilities": logits.softmax(-1), "nll": nll}
 
-    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> Prediction:
+    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> Evaluation:
         return self._evaluate(batch, "val")
 
-    def test_step(self, batch: LabelledBatch, batch_idx: int, dataloader_idx: int = 0) -> Prediction:
-        prediction = self._evaluate(batch, "test")
-        self.confusion.update(prediction["probabilities"], batch.label)
-        return prediction
+    def test_step(self, batch: LabelledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
+        return self._evaluate(batch, "test")
+
+    def answered(
+        self, examples: LabelledDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice
+    ) -> list[dict[str, Any]]:
+        lines = []
+        probabilities, labels = outputs["probabilities"].cpu()[places].max(1)
+        nlls = outputs["nll"].cpu()[places].tolist()
+        for row, label, probability, nll in zip(rows, labels.tolist(), probabilities.tolist(), nlls, strict=True):
+            pair, answer = examples.pairs[row], self.labels[label]
+            lines.append(
+                {
+                    "source": pair.source,
+                    "target": pair.target,
+                    "answer": answer,
+                    "right": answer == pair.target,
+                    "nll": round(nll, 4),
+                    "kind": None,
+                    "alignment": None,
+                    "probability": round(probability, 4),
+                }
+            )
+        return lines

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lightning_tfm.data import Batch, TextDataModule
+from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Perplexity, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import GPT
-from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import NUM_SPECIAL, SubwordTokenizer, Tokenizer
 
 
 class LanguageModel(TaskModule):
@@ -23,19 +26,28 @@ class LanguageModel(TaskModule):
         network: a GPT.
         tokenizer: the data's vocabulary.
         optimization: optimizer and schedule.
+        start_from: a folder of Hugging Face's GPT-2, of the network's size, whose weights training begins with; the
+            data's tokenizer must be that of the folder.
     """
 
     task = "language modelling"
     fits = TextDataModule
 
     def __init__(
-        self, network: GPT, tokenizer: Tokenizer | SubwordTokenizer, optimization: Optimization = Optimization()
+        self,
+        network: GPT,
+        tokenizer: Tokenizer | SubwordTokenizer,
+        optimization: Optimization = Optimization(),
+        start_from: str | None = None,
     ) -> None:
         super().__init__(network, optimization, tokenizer=tokenizer.to_dict())
         self.tokenizer = tokenizer
+        self.start_from = start_from
         self.metrics = nn.ModuleDict()
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self.start_from is not None:
+            self.network.load_state_dict(_gpt2(self.start_from, self.network).state_dict())
         for prefix in ("val", "test"):
             if prefix not in self.metrics:
                 self.metrics[prefix] = nn.ModuleDict(
@@ -66,3 +78,30 @@ class LanguageModel(TaskModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(batch, "test")
+
+
+def _gpt2(folder: str, network: GPT) -> GPT:
+    """The network with the weights of a folder.
+
+    Raises:
+        UserError: if they cannot be had, or do not fit.
+    """
+    if not Path(folder, "config.json").is_file():
+        raise UserError(f"start_from must be a folder of Hugging Face's GPT-2, but there is no {folder}/config.json")
+    try:
+        from transformers import GPT2LMHeadModel
+    except ImportError:
+        raise UserError("start_from needs the package transformers; pip install transformers") from None
+    try:
+        model = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"start_from must be a folder of Hugging Face's GPT-2, but {folder!r} is not: {reason}"
+        ) from None
+    gpt = GPT.from_huggingface(model, NUM_SPECIAL)
+    theirs = gpt.hyper_parameters | {"dropout": network.hyper_parameters["dropout"]}  # which has no weights
+    for name, value in network.hyper_parameters.items():
+        if theirs[name] != value:
+            raise UserError(f"{name} must be that of {folder!r} ({theirs[name]}), but is {value}; set it so")
+    return gpt

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
-from lightning_tfm.data import Batch, PairDataModule
-from lightning_tfm.decoding import decode
+from lightning_tfm.data import Batch, PairDataModule, PairDataset
+from lightning_tfm.decoding import beam_search, decode
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import SequenceMetrics, sequence_nll, token_nll
+from lightning_tfm.metrics import SentenceScores, SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import TaskModule
+from lightning_tfm.modules.task import Evaluation, TaskModule, test_prefix
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
-
-Evaluation = dict[str, Tensor]
-"""What callbacks get of a batch: `answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
 
 
 class Seq2SeqModule(TaskModule):
@@ -26,7 +26,8 @@ class Seq2SeqModule(TaskModule):
         max_target_length: where decoding stops, in tokens, EOS included.
         optimization: optimizer and schedule.
         label_smoothing: of the training loss; validation and test losses have none.
-        bleu: whether to score the answers by BLEU as well, which makes sense for sentences.
+        bleu: whether to score the answers by BLEU and chrF as well, which makes sense for sentences.
+        beam_size: of the search that is tested; validation is greedy.
     """
 
     task = "seq2seq"
@@ -40,10 +41,13 @@ class Seq2SeqModule(TaskModule):
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
         bleu: bool = False,
+        beam_size: int = 1,
     ) -> None:
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing must be at least 0 and below 1, but is {label_smoothing}; try 0.1")
-        if bleu and not tokenizer.has_words:
+        if beam_size < 1:
+            raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
+        if bleu and not tokenizer.writes_sentences:
             raise UserError("bleu must be false where symbols are characters, but is true; it scores words")
         super().__init__(
             network,
@@ -52,29 +56,42 @@ class Seq2SeqModule(TaskModule):
             max_target_length=max_target_length,
             label_smoothing=label_smoothing,
             bleu=bleu,
+            beam_size=beam_size,
         )
         self.tokenizer = tokenizer
         self.max_target_length = max_target_length
         self.label_smoothing = label_smoothing
         self.bleu = bleu
+        self.beam_size = beam_size
         self.metrics = nn.ModuleDict()
+        self.scores: dict[str, SentenceScores] = {}
 
     def setup(self, stage: str) -> None:
         prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:
-                self.metrics[prefix] = SequenceMetrics(self.tokenizer, self.bleu)
+                self.metrics[prefix] = SequenceMetrics()
+            if self.bleu:
+                self.scores[prefix] = SentenceScores()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self.network(batch.source, batch.target_in)
         loss = token_nll(logits, batch.target_out, self.label_smoothing)
         return self.summed(loss, (batch.target_out != PAD).sum())
 
-    def _evaluate(self, batch: Batch, prefix: str) -> Evaluation:
+    def _evaluate(self, batch: Batch, prefix: str, beam_size: int) -> Evaluation:
+        """`answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
         metrics = self.metrics[prefix]
         logits = self.network(batch.source, batch.target_in)
-        answers = decode(self.network.decode_step, self.network.encode(batch.source), self.max_target_length)
+        state = self.network.encode(batch.source)
+        if beam_size > 1:
+            answers, _ = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)
+        else:
+            answers = decode(self.network.decode_step, state, self.max_target_length)
         metrics.count(batch, logits, answers)
+        if self.bleu:
+            texts = ([self.tokenizer.decode(row) for row in ids.tolist()] for ids in (answers, batch.target_out))
+            self.scores[prefix].count(*texts)
         self.log_dict(
             {f"{prefix}/{name}": metric for name, metric in metrics.items()},
             add_dataloader_idx=False,
@@ -82,16 +99,42 @@ class Seq2SeqModule(TaskModule):
         )
         return {"answers": answers, "nll": sequence_nll(logits, batch.target_out)}
 
+    def _log_scores(self) -> None:
+        for prefix, scores in self.scores.items():
+            for name, value in scores.compute().items():
+                self.log(f"{prefix}/{name}", torch.tensor(value, device=self.device), sync_dist=True)
+
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val")
+        return self._evaluate(batch, "val", beam_size=1)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_scores()
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(batch, test_prefix(self._test_sets()[dataloader_idx]))
+        return self._evaluate(batch, test_prefix(self._test_sets()[dataloader_idx]), self.beam_size)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_scores()
+
+    def answered(
+        self, examples: PairDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice
+    ) -> list[dict[str, Any]]:
+        lines = []
+        answers, nlls = outputs["answers"].cpu()[places].tolist(), outputs["nll"].cpu()[places].tolist()
+        for row, ids, nll in zip(rows, answers, nlls, strict=True):
+            pair, answer = examples.pairs[row], self.tokenizer.decode(ids)
+            lines.append(
+                {
+                    "source": pair.source,
+                    "target": pair.target,
+                    "answer": answer,
+                    "right": answer == pair.target,
+                    "nll": round(nll, 4),
+                    "kind": pair.kind,
+                    "alignment": pair.alignment,
+                }
+            )
+        return lines
 
     def _test_sets(self) -> tuple[str, ...]:
         return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)
-
-
-def test_prefix(test_set: str) -> str:
-    """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
-    return test_set if test_set == "test" else f"test/{test_set}"

@@ -9,10 +9,18 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 
-from lightning_tfm.data import stable_hash
+from lightning_tfm.data import Examples, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.networks import Network
+
+Evaluation = dict[str, Tensor]
+"""What callbacks get of a batch that is evaluated, each of B rows."""
+
+
+def test_prefix(test_set: str) -> str:
+    """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
+    return test_set if test_set == "test" else f"test/{test_set}"
 
 
 class TaskModule(LightningModule):
@@ -21,11 +29,18 @@ class TaskModule(LightningModule):
     A token weighs the same whatever the number of processes and of accumulated batches. A subclass sums the loss of
     a batch in `training_step` and hands it to `summed`.
 
+    Attributes:
+        task: the name of the task.
+        fits: the data modules whose data it can be trained on.
+
     Args:
         network: what is trained.
         optimization: optimizer and schedule.
         hyper_parameters: the subclass's own arguments, as plain values, for the checkpoint.
     """
+
+    task: str
+    fits: type[TaskDataModule]
 
     def __init__(self, network: Network, optimization: Optimization, **hyper_parameters: Any) -> None:
         super().__init__()
@@ -63,6 +78,16 @@ class TaskModule(LightningModule):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, each time
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+    def answered(
+        self, examples: Examples, rows: list[int], outputs: Evaluation | None, places: Tensor | slice
+    ) -> list[dict[str, Any]]:
+        """What was answered to these rows of the data, which lie at these places of the batch; nothing, at first.
+
+        Of each: `source`, `target`, `answer`, `right`, `nll` of the target in nats, and `kind` and `alignment` of the
+        pair, or None.
+        """
+        return []
 
     def summed(self, loss: Tensor, tokens: Tensor) -> Tensor:
         """The loss to back-propagate: the sum, for what it is divided by is known at the end of the step."""

@@ -80,8 +80,11 @@ class GPT(Seq2SeqNetwork):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_huggingface(cls, model: GPT2LMHeadModel) -> GPT:
+    def from_huggingface(cls, model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
         """A GPT with the weights of a Hugging Face GPT-2: the same logits.
+
+        Args:
+            num_special: ids that come before those of the model; it has not learned them.
 
         Raises:
             UserError: if the model computes something that this network does not.
@@ -101,7 +104,12 @@ class GPT(Seq2SeqNetwork):
             if theirs != value and not (name == "n_inner" and theirs is None):  # None stands for 4 x the width
                 raise UserError(f"{name} must be {value} for GPT-2 weights to mean the same here, but is {theirs}")
         gpt = cls(
-            config.vocab_size, config.n_embd, config.n_head, config.n_layer, max_length=config.n_positions, gelu="tanh"
+            num_special + config.vocab_size,
+            config.n_embd,
+            config.n_head,
+            config.n_layer,
+            max_length=config.n_positions,
+            gelu="tanh",
         )
         theirs = model.transformer
 
@@ -111,7 +119,7 @@ class GPT(Seq2SeqNetwork):
                 ours.bias.copy_(their.bias)
 
         with torch.no_grad():
-            copy(gpt.embedding, theirs.wte)
+            gpt.embedding.weight[num_special:] = theirs.wte.weight
             copy(gpt.positions, theirs.wpe)
             copy(gpt.norm, theirs.ln_f)
             for layer, block in zip(gpt.layers, theirs.h, strict=True):

@@ -1,0 +1,31 @@
+"""The moving average of a run's weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_tfm.errors import UserError
+
+
+class WeightAveraging(EMAWeightAveraging):
+    """Keeps the exponential moving average of the weights, by Lightning, which validation and checkpoints have.
+
+    What is trained goes on beside it, and lies in checkpoints too, for a run to go on from.
+
+    Args:
+        decay: what the average keeps of itself at each step.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise UserError(f"decay must be above 0 and below 1, but is {decay}; try 0.999")
+        super().__init__(decay=decay, use_buffers=False)  # tables of positions, which never change
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning 2.6 would test the weights that were trained, not their average.
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)

@@ -1,0 +1,28 @@
+"""`lightning-tfm average`: one checkpoint with the mean weights of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_tfm.checkpoint import averaged, write
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.errors import UserError
+
+
+def average(arguments: list[str]) -> int:
+    """Writes a checkpoint for use; no training goes on from it."""
+    parser = CommandParser(
+        "lightning-tfm average",
+        description="Average the weights of several checkpoints of one model, as Vaswani et al. (2017, 6.1) do.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="files that fit has written")
+    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the average")
+    options = parser.parse_args(arguments)
+    if options.output.exists():
+        raise UserError(
+            f"--output must be a file that is not there yet, but {str(options.output)!r} is; choose another"
+        )
+    write(averaged(options.checkpoints), options.output)
+    print(f"{options.output}: the mean of {len(options.checkpoints)} checkpoints")
+    return 0

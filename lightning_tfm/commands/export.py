@@ -1,0 +1,158 @@
+"""`lightning-tfm export`: a trained network for other programs, compared with itself before it is believed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.checkpoint import Trained, load
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import BOS, EOS, NUM_SPECIAL, PAD
+
+TOLERANCE = 1e-4
+"""Of the logits: what another program may sum in another order."""
+
+FILES = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+
+Inputs = dict[str, Tensor]
+"""Of a network's forward, by name."""
+
+
+def export(arguments: list[str]) -> int:
+    """Writes a folder: the network in a format, its tokenizer and its hyper-parameters."""
+    options = _parse(arguments)
+    trained = load(options.checkpoint)
+    output = options.output or Path(options.checkpoint).with_suffix("").with_name(
+        f"{Path(options.checkpoint).stem}_{options.format}"
+    )
+    if output.exists():
+        raise UserError(f"--output must be a folder that is not there yet, but {str(output)!r} is; choose another")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent) as folder:
+            path = Path(folder) / "export" / FILES[options.format]
+            path.parent.mkdir()
+            difference = WRITERS[options.format](trained, path)
+            if not difference <= TOLERANCE:
+                raise UserError(
+                    f"the exported network must give the logits of the checkpoint within {TOLERANCE:g}, but differs by "
+                    f"{difference:g}; nothing was written; try another --format"
+                )
+            settings = {
+                "task": trained.task,
+                "network": _network(trained.network),
+                "tokenizer": trained.tokenizer.to_dict(),
+            }
+            settings |= {"max_target_length": trained.max_target_length, "labels": list(trained.labels)}
+            settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
+            (path.parent / "config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+            shutil.move(path.parent, output)
+    except OSError as error:
+        raise UserError(f"{str(output)!r} cannot be written: {error.strerror}; choose another --output") from None
+    print(f"{output / FILES[options.format]}: the checkpoint's logits, within {difference:.1g}")
+    return 0
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    parser = CommandParser(
+        "lightning-tfm export",
+        description="Write a trained network for other programs, and compare what both compute.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_argument("--format", choices=sorted(FILES), default="safetensors", help="default: safetensors")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: beside the checkpoint")
+    return parser.parse_args(arguments)
+
+
+def _network(network: nn.Module) -> dict[str, Any]:
+    return {"class": type(network).__name__, "hyper_parameters": network.hyper_parameters}
+
+
+def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
+    """Drawn inputs of a network's forward, padded on the right as batches are."""
+    generator = torch.Generator().manual_seed(rows)
+    size = trained.network.hyper_parameters["vocab_size"]
+
+    def drawn(length: int) -> Tensor:
+        ids = torch.randint(NUM_SPECIAL, size, (rows, length), generator=generator)
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+        return ids.masked_fill(torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1), PAD)
+
+    if trained.task == "classification":
+        return {"text": drawn(length)}
+    source = drawn(length)[:, : 0 if trained.task == "language modelling" else None]
+    return {"source": source, "target_in": drawn(length)}
+
+
+@torch.no_grad()
+def difference(trained: Trained, other: Callable[[Inputs], Tensor]) -> float:
+    """The largest difference of logits, over inputs of several sizes."""
+    largest = 0.0
+    limit = trained.network.hyper_parameters.get("max_length", 32)
+    for rows, length in ((2, 5), (1, 3), (3, min(limit // 2, 12))):
+        inputs = inputs_of(trained, rows, length)
+        largest = max(largest, (trained.network(**inputs) - other(inputs)).abs().max().item())
+    return largest
+
+
+def _safetensors(trained: Trained, path: Path) -> float:
+    from safetensors.torch import load_model, save_model
+
+    save_model(trained.network, str(path))  # tied weights once
+    again = type(trained.network)(**trained.network.hyper_parameters).eval()
+    load_model(again, str(path))
+    return difference(trained, lambda inputs: again(**inputs))
+
+
+def _exported(trained: Trained) -> torch.export.ExportedProgram:
+    inputs = inputs_of(trained, 2, 5)
+    rows = torch.export.Dim("rows", min=1)
+    shapes = {name: {0: rows, 1: torch.export.Dim(f"{name}_length", min=1)} for name in inputs}
+    if trained.task == "language modelling":
+        shapes["source"] = {0: rows}
+    with warnings.catch_warnings(action="ignore"):
+        return torch.export.export(trained.network, (), inputs, dynamic_shapes=shapes)
+
+
+def _torch_export(trained: Trained, path: Path) -> float:
+    torch.export.save(_exported(trained), path)
+    program = torch.export.load(path).module()
+    return difference(trained, lambda inputs: program(**inputs))
+
+
+def _onnx(trained: Trained, path: Path) -> float:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401, torch.onnx needs it
+    except ImportError as error:
+        raise UserError(f"--format onnx needs the package {error.name!r}; pip install onnxruntime onnxscript") from None
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        torch.onnx.export(_exported(trained), f=str(path), dynamo=True, external_data=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = {one.name for one in session.get_inputs()}
+
+    def logits(inputs: Inputs) -> Tensor:
+        (found,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
+        return torch.from_numpy(found)
+
+    return difference(trained, logits)
+
+
+WRITERS: dict[str, Callable[[Trained, Path], float]] = {
+    "safetensors": _safetensors,
+    "torch_export": _torch_export,
+    "onnx": _onnx,
+}

@@ -1,0 +1,545 @@
+"""Data that are read from files: parallel text, tables, plain text, labelled texts."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import itertools
+import random
+import tarfile
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from datamodules import ParallelText, Sentiment, Text, Tsv
+from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches
+from lightning_tfm.data.files import read_lines, read_text
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer, restored
+
+WORDS = {
+    "ein": "a", "der": "the", "Hund": "dog", "Mann": "man", "Baum": "tree", "läuft": "runs", "schläft": "sleeps",
+    "groß": "big", "rot": "red", "und": "and", "Kind": "child", "spielt": "plays",
+}  # fmt: skip
+
+
+def sentences(number, seed=0, longest=9):
+    """German and English, word for word."""
+    draw = random.Random(seed)
+    rows = [draw.choices(list(WORDS), k=draw.randint(1, longest)) for _ in range(number)]
+    return [(" ".join(row), " ".join(WORDS[word] for word in row)) for row in rows]
+
+
+def write_lines(path, lines, encoding="utf-8"):
+    content = "".join(f"{line}\n" for line in lines).encode(encoding)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """300 and 40 sentences, as two files and as a TSV, plain, packed and in another encoding."""
+    for split, number in (("train", 300), ("val", 40)):
+        pairs = sentences(number, seed=len(split))
+        german, english = zip(*pairs, strict=True)
+        write_lines(tmp_path / f"{split}.de", german)
+        write_lines(tmp_path / f"{split}.en", english)
+        write_lines(tmp_path / f"{split}.de.gz", german)
+        write_lines(tmp_path / f"{split}.en.gz", english)
+        write_lines(tmp_path / f"{split}.tsv", map("\t".join, pairs))
+        write_lines(tmp_path / f"{split}.latin1.tsv", map("\t".join, pairs), "latin-1")
+    return tmp_path
+
+
+def parallel(corpus, endings=("de", "en"), **settings):
+    parts = {split: [str(corpus / f"{split}.{ending}") for ending in endings] for split in ("train", "val")}
+    return ParallelText(**{"vocab_size": 300, "batch_size": 16} | parts | settings)
+
+
+@pytest.mark.parametrize("tokens", ["character", "word", "subword"])
+@pytest.mark.parametrize(
+    ("endings", "encoding"),
+    [(("de", "en"), "utf-8"), (("de.gz", "en.gz"), "utf-8"), (("tsv",), "utf-8"), (("latin1.tsv",), "latin-1")],
+)
+def test_parallel_text_is_what_the_files_hold(endings, encoding, tokens, corpus):
+    data = parallel(corpus, endings, encoding=encoding, tokens=tokens)
+    data.setup("fit")
+    assert [pair[:2] for pair in data.datasets["train"].pairs] == sentences(300, seed=5)
+    assert [pair[:2] for pair in data.datasets["val"].pairs] == sentences(40, seed=3)
+    again = restored(data.tokenizer.to_dict())
+    for pair in data.datasets["val"].pairs:
+        for text in pair[:2]:
+            ids = data.tokenizer.encode(text)
+            assert min(ids) >= NUM_SPECIAL
+            assert data.tokenizer.decode([*ids, EOS]) == text
+            assert again.encode(text) == ids
+            assert "".join(data.tokenizer.split(text)).replace(" ", "") == text.replace(" ", "")
+    assert data.vocab_size == data.tokenizer.vocab_size <= 300
+
+
+def test_without_test_files_the_validation_part_is_tested(corpus):
+    ours, other = parallel(corpus), parallel(corpus, test=[str(corpus / "train.de"), str(corpus / "train.en")])
+    for data in (ours, other):
+        data.setup("fit")
+    assert ours.fingerprint["test"] == ours.fingerprint["val"] != ours.fingerprint["train"]
+    assert other.fingerprint["test"] == other.fingerprint["train"]
+
+
+def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
+    write_lines(corpus / "val.de", ["Zebra", *(german for german, _ in sentences(39))])
+    write_lines(corpus / "val.en", ["Zebra", *(english for _, english in sentences(39))])
+    for tokens in ("character", "word"):
+        data = parallel(corpus, tokens=tokens)
+        assert UNKNOWN in data.tokenizer.decode(data.tokenizer.encode("Zebra"))
+    data = parallel(corpus, tokens="subword")
+    assert data.tokenizer.decode(data.tokenizer.encode("Zebra über \u4e2d")) == "Zebra über \u4e2d", "bytes write all"
+    few = parallel(corpus, tokens="word", vocab_size=8)
+    assert few.vocab_size == 8
+    counts = [sum(text.split().count(symbol) for pair in sentences(300, seed=5) for text in pair) for symbol in WORDS]
+    kept = set(few.tokenizer.symbols[1:]) & set(WORDS)
+    assert all(
+        count <= min(counts[list(WORDS).index(word)] for word in kept)
+        for word, count in zip(WORDS, counts, strict=True)
+        if word not in kept
+    )
+
+
+def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted(corpus, capsys):
+    with pytest.raises(
+        UserError, match="max_source_length must be at least 10 for train, but is 8; the longest begins"
+    ):
+        parallel(corpus, tokens="word", max_source_length=8).setup("fit")
+    write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
+    write_lines(corpus / "val.en", [english for _, english in sentences(40, longest=5)])
+    data = parallel(corpus, tokens="word", max_source_length=8, drop_longer=True)
+    data.setup("fit")
+    kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
+    assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
+    told = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long, and left out\n"
+    assert capsys.readouterr().err == told
+
+
+def test_batches_hold_as_many_tokens_as_they_may(corpus):
+    data = parallel(corpus, tokens="word", max_source_length=16, max_target_length=16, batch_tokens=64)
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    stream = data.training_batches(0, 1)
+    rows = torch.cat(list(stream.batches(0)))
+    assert sorted(rows.tolist()) == list(range(300))
+    sizes = []
+    for batch_rows in stream.batches(0):
+        batch = dataset[batch_rows]
+        tokens = max(batch.source.numel(), batch.target_in.numel())
+        assert tokens <= 64
+        sizes.append(tokens)
+    assert sum(sizes) / len(sizes) > 0.75 * 64
+    assert len({len(batch_rows) for batch_rows in stream.batches(0)}) > 3
+
+
+STREAMS = {
+    "rows": lambda seed=0, **share: TrainingBatches(torch.arange(100) % 7 + 1, 16, seed, **share),
+    "tokens": lambda seed=0, **share: TokenBatches(torch.arange(100) % 7 + 1, 40, seed, **share),
+    "windows": lambda seed=0, **share: WindowBatches(2000, 16, 8, seed, **share),
+}
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_every_stream_is_the_same_from_any_place_and_shared_out_by_any_number(make):
+    whole = [rows.tolist() for rows in itertools.islice(make(), 50)]
+    assert whole == [rows.tolist() for rows in itertools.islice(make(), 50)]
+    assert whole != [rows.tolist() for rows in itertools.islice(make(seed=1), 50)]
+    for start in (1, 7, 33):
+        stream = make()
+        stream.start = start
+        assert whole[start:] == [rows.tolist() for rows in itertools.islice(stream, 50 - start)]
+        assert make().rows_before(start) == sum(map(len, whole[:start]))
+    for number in (2, 3):
+        parts = [itertools.islice(make(rank=rank, world_size=number), 50) for rank in range(number)]
+        for batch, *shares in zip(whole, *parts, strict=True):
+            assert sorted(batch) == sorted(row for share in shares for row in share.tolist())
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    passes = make()
+    first, second = ([rows.tolist() for rows in passes.batches(number)] for number in (0, 1))
+    assert first != second
+
+
+# Tables
+
+
+def test_spelling_to_sound(tmp_path):
+    train = write_lines(tmp_path / "train.tsv", ["cat\tK AE T", "hat\tHH AE T", "tee\tT IY"])
+    val = write_lines(tmp_path / "val.tsv", ["tea\tT IY", "ox\tAA K S"])
+    data = Tsv(train, val, target_separator=" ", batch_size=2)
+    data.setup("fit")
+    tokenizer = restored(data.tokenizer.to_dict())
+    assert tokenizer.split("cat") == ["c", "a", "t"]
+    assert tokenizer.split_target("K AE T") == ["K", "AE", "T"]
+    assert tokenizer.decode(tokenizer.encode_target("HH AE T")) == "HH AE T"
+    assert len(tokenizer.encode("cat")) == len(tokenizer.encode_target("K AE T")) == 3
+    assert tokenizer.symbols[0] == UNKNOWN
+    assert set(tokenizer.symbols[1:]) == set("cathe") | {"K", "AE", "T", "HH", "IY"}
+    unknown = tokenizer.encode("ox")
+    assert unknown == [NUM_SPECIAL, NUM_SPECIAL]
+    batch = data.datasets["train"][torch.tensor([0, 2])]
+    assert batch.target_out.tolist()[1][2:] == [EOS, PAD]
+
+
+def test_inflection_has_columns_of_its_own(tmp_path):
+    train = write_lines(tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN"])
+    data = Tsv(train, train, features=3, batch_size=2)
+    data.setup("fit")
+    pairs = data.datasets["train"].pairs
+    assert pairs[0][:2] == ("run\tV;PST", "ran")
+    assert data.tokenizer.split("run\tV;PST") == ["r", "u", "n", "[V]", "[PST]"]
+    assert data.tokenizer.split("run") == ["r", "u", "n"]
+    assert restored(data.tokenizer.to_dict()).encode("run\tV;PST") == data.datasets["train"].sources[0, :5].tolist()
+    swapped = Tsv(train, train, source=2, target=1, batch_size=2)
+    assert swapped.pairs("train")[0][:2] == ("ran", "run")
+
+
+# Texts
+
+
+TEXT = "".join(random.Random(1).choices("abcdefgh \n", k=3000)) + "z"
+
+
+def text_file(tmp_path, content=TEXT, name="text.txt"):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    return str(path)
+
+
+@pytest.mark.parametrize("tokens", ["character", "subword"])
+def test_validation_scores_every_token_once(tokens, tmp_path):
+    data = Text(text_file(tmp_path), tokens=tokens, vocab_size=300, context=16, batch_size=4, eval_batch_size=3)
+    data.setup("fit")
+    assert data.texts["train"] + data.texts["val"] == TEXT
+    assert len(data.texts["val"]) == pytest.approx(300, abs=1)
+    ids = data.tokenizer.encode(data.texts["val"])
+    seen = torch.cat([batch.target_out.flatten() for batch in data.val_dataloader()])
+    assert sorted(seen[seen != PAD].tolist()) == sorted(ids[1:])
+    for batch in data.val_dataloader():
+        assert batch.source.shape == (batch.target_in.size(0), 0)
+        assert batch.target_in[:, 1:].equal(batch.target_out[:, :-1].where(batch.target_in[:, 1:] != PAD, PAD))
+
+
+def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
+    data = Text(text_file(tmp_path), context=16, batch_size=4)
+    data.setup("fit")
+    ids = data.datasets["train"].ids
+    begins = set()
+    for rows in itertools.islice(data.training_batches(0, 1), 500):
+        batch = data.datasets["train"][rows]
+        for begin, target_in, target_out in zip(rows.tolist(), *batch[1:], strict=True):
+            assert target_in.equal(ids[begin : begin + 16])
+            assert target_out.equal(ids[begin + 1 : begin + 17])
+            begins.add(begin % 16)
+    assert len(begins) > 5, "each pass begins elsewhere"
+
+
+def test_a_folder_is_one_text(tmp_path):
+    text_file(tmp_path, "first\n" * 40, "books/a.txt")
+    text_file(tmp_path, "second\n" * 40, "books/b.txt")
+    data = Text(str(tmp_path / "books"), context=8, batch_size=2, test_share=0.1)
+    assert "".join(data.texts.values()) == "first\n" * 40 + "\n" + "second\n" * 40
+    data.setup("fit")
+    assert set(data.fingerprint) == {"train", "val", "test"}
+    assert data.fingerprint["test"] != data.fingerprint["val"]
+
+
+def test_the_loss_of_a_language_model_is_of_the_whole_part(tmp_path):
+    """Against the sum over windows, one by one; a character's loss is a token's by how many it stands for."""
+    from lightning import Trainer
+
+    from lightning_tfm.modules import LanguageModel
+    from lightning_tfm.networks import GPT
+
+    data = Text(text_file(tmp_path), tokens="subword", vocab_size=300, context=16, batch_size=4, eval_batch_size=7)
+    module = LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=16), data.tokenizer)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    (logged,) = trainer.validate(module, data, verbose=False)
+    ids = torch.tensor(data.tokenizer.encode(data.texts["val"]))
+    total = 0.0
+    for begin in range(0, len(ids) - 1, 16):
+        window = ids[begin : begin + 17]
+        with torch.no_grad():
+            logits = module.network(window[None, :0], window[None, :-1])
+        total += F.cross_entropy(logits[0], window[1:], reduction="sum").item()
+    loss = total / (len(ids) - 1)
+    assert logged["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert logged["val/perplexity"] == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
+    assert logged["val/loss_per_character"] == pytest.approx(loss * len(ids) / len(data.texts["val"]), rel=1e-4)
+
+
+# Labelled texts
+
+
+def reviews(number=120, seed=0):
+    draw = random.Random(seed)
+    texts = []
+    for _ in range(number):
+        label = draw.choice(["neg", "pos"])
+        words = draw.choices(["the", "film", "plot", "actor"], k=draw.randint(3, 12))
+        words.insert(draw.randrange(len(words)), {"neg": "Awful", "pos": "Great!"}[label])
+        texts.append((label, " ".join(words)))
+    return texts
+
+
+def as_files(folder, texts, part=""):
+    for number, (label, text) in enumerate(texts):
+        path = folder / part / label / f"{number}_7.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def as_archive(path, texts, part="", others=()):
+    with tarfile.open(path, "w:gz") as tar:
+        for number, (label, text) in enumerate(texts):
+            content = text.encode()
+            member = tarfile.TarInfo(f"aclImdb/{part}/{label}/{number}_7.txt")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for member in others:
+            tar.addfile(member, io.BytesIO(b"bad") if member.isreg() else None)
+    return str(path)
+
+
+def sentiment(train, **settings):
+    return Sentiment(**{"train": train, "val_share": 0.2, "test_share": 0.2, "batch_size": 8} | settings)
+
+
+def held(data, splits=("train", "val", "test")):
+    return sorted((text.label, text.text) for split in splits for text in data.texts(split))
+
+
+def test_labelled_texts_are_the_same_from_a_folder_an_archive_a_table_and_files(tmp_path):
+    texts = reviews()
+    as_files(tmp_path / "folder", texts)
+    as_archive(tmp_path / "archive.tar.gz", texts)
+    write_lines(tmp_path / "table.tsv", map("\t".join, texts))
+    for label in ("neg", "pos"):
+        write_lines(tmp_path / f"part.{label}", [text for other, text in texts if other == label])
+    names = [["folder"], ["archive.tar.gz"], ["table.tsv"], ["part.pos", "part.neg"]]
+    fingerprints = set()
+    for some in names:
+        data = sentiment([str(tmp_path / name) for name in some])
+        assert data.labels == ["neg", "pos"]
+        assert held(data) == sorted(texts), some
+        data.setup("fit")
+        fingerprints.add(tuple(sorted(held(data, ["test"]))))
+    assert len(fingerprints) == 1, "a text belongs to its part by its hash"
+
+
+def test_splits_are_disjoint_whatever_the_seed(tmp_path):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(400)))]
+    data = [sentiment(train, seed=seed) for seed in (0, 1)]
+    assert held(data[0], ["test"]) == held(data[1], ["test"])
+    parts = [{text.text for text in data[0].texts(split)} for split in ("train", "val", "test")]
+    assert all(not ours & theirs for ours, theirs in itertools.combinations(parts, 2))
+    assert all(40 < len(data[0].texts(split)) < 130 for split in ("val", "test"))
+
+
+def test_the_archives_own_test_part_is_tested(tmp_path):
+    as_files(tmp_path / "imdb", reviews(60), "train")
+    as_files(tmp_path / "imdb", reviews(30, seed=1), "test")
+    as_files(tmp_path / "imdb", [("unsup", "no label")], "train")
+    with tarfile.open(tmp_path / "imdb.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "imdb", "aclImdb")
+    for name in ("imdb", "imdb.tar.gz"):
+        data = sentiment([str(tmp_path / name)])
+        assert held(data, ["test"]) == sorted(reviews(30, seed=1))
+        assert held(data, ["train", "val"]) == sorted(reviews(60))
+
+
+def test_nothing_in_an_archive_is_unpacked(tmp_path):
+    evil = [
+        tarfile.TarInfo("../../pos/evil.txt"),
+        tarfile.TarInfo("/tmp/pos/evil.txt"),
+        tarfile.TarInfo("a/pos/link.txt"),
+    ]
+    for member in evil[:2]:
+        member.size = 3
+    evil[2].type, evil[2].linkname = tarfile.SYMTYPE, "/etc/passwd"
+    folder = tmp_path / "inner/folder"
+    folder.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    data = sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=evil)])
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != "archive.tar.gz") == before
+    assert held(data) == sorted([*reviews(), ("pos", "bad"), ("pos", "bad")]), "no link is followed"
+
+
+def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
+    data = sentiment(train, max_length=5)
+    data.setup("fit")
+    examples = data.datasets["train"]
+    long = [index for index, pair in enumerate(examples.pairs) if len(data.tokenizer.encode(pair.source)) > 5]
+    assert long
+    row = long[0]
+    assert examples.ids[row].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
+    assert (
+        f"{len(long)} of {len(examples)} texts of train are cut, for they are longer than 5 tokens"
+        in capsys.readouterr().err
+    )
+
+
+def test_words_are_read_in_small_letters_apart_from_their_marks():
+    tokenizer = WordTokenizer.learned(["It's great<br />GREAT film!", "great"], vocab_size=7)
+    assert tokenizer.split("It's great<br />GREAT!") == ["it's", "great", "great", "!"]
+    assert tokenizer.vocab_size == 7
+    assert tokenizer.symbols[:2] == (UNKNOWN, "great")
+    again = restored(tokenizer.to_dict())
+    assert type(again) is WordTokenizer
+    assert again.encode("Great nonsense") == tokenizer.encode("great NONSENSE") == [4, 3]
+
+
+# Bad input
+
+
+BAD_FILES = {
+    "an empty file": (b"", "must hold text, but is empty"),
+    "blank lines alone": (b"\n \n", "must hold text, but is empty"),
+    "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
+    "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_file_that_is_no_text_is_named(content, message, tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_bytes(content)
+    for make in (
+        lambda: Text(str(path)),
+        lambda: ParallelText([str(path)], [str(path)]),
+        lambda: Tsv(str(path), str(path)),
+        lambda: Sentiment([str(path)]),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            make()
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_packed_file_that_is_cut_is_named(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"text\n" * 100)[:-9])
+    with pytest.raises(UserError, match=r"text.gz' cannot be read"):
+        read_text(path)
+    path.write_bytes(b"no gzip")
+    with pytest.raises(UserError, match=r"text.gz' cannot be read"):
+        read_text(path)
+
+
+def test_lines_end_with_line_feeds_alone(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
+    assert read_lines(path) == ["eins", "zwei\x85\u2028drei\x0cvier"]
+    with pytest.raises(UserError, match="encoding must be one that Python knows, but is 'utf-9'; try utf-8 or latin-1"):
+        read_text(path, "utf-9")
+
+
+def pair_files(tmp_path, left, right):
+    return [write_lines(tmp_path / "left", left), write_lines(tmp_path / "right", right)]
+
+
+BAD_DATA = {
+    "files of unequal length": (
+        lambda p: ParallelText(files := pair_files(p, "abc", "ab"), files),
+        r"left' and .*right' must have equally many lines, but have 3 and 2",
+    ),
+    "an empty line of a pair": (
+        lambda p: ParallelText(files := pair_files(p, "abc", ["a", " ", "c"]), files),
+        r"line 2 of .*right' is empty; delete the pair",
+    ),
+    "a line without its tab": (
+        lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb", "c d"])], files),
+        r"t.tsv' must have as many tabs as the first \(1\) in each line, but line 2 has 0",
+    ),
+    "a table without tabs": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a b"]), name),
+        "must have a tab between its fields in each line, but line 1 has 0",
+    ),
+    "three columns of parallel text": (
+        lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb\tc"])], files),
+        r"must hold two columns, source and target, but has 3; let data.class_path be datamodules.Tsv",
+    ),
+    "three files": (
+        lambda p: ParallelText(files := [write_lines(p / "t", ["a\tb"])] * 3, files),
+        "a part must be two files or a TSV, but is 3 files",
+    ),
+    "no such column": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, target=3),
+        "target must be a column of .*t.tsv', from 1 to 2, but is 3",
+    ),
+    "an empty field": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb", "a\t "]), name),
+        "each line must hold a target, but column 2 of line 2 of .* is empty",
+    ),
+    "too few subwords": (
+        lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, vocab_size=100),
+        "vocab_size must be at least 259, for every byte has an id, but is 100",
+    ),
+    "fewer tokens in a batch than in a text": (
+        lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, batch_tokens=100),
+        r"batch_tokens must be at least the longest text \(128\), but is 100",
+    ),
+    "no file": (lambda p: Text(str(p / "none")), "there is no file '.*none', nor is it one of tinyshakespeare"),
+    "a text that is shorter than the context": (
+        lambda p: Text(text_file(p, "short text"), context=64).setup("fit"),
+        r"each part of the text must be longer than context \(64 tokens\), but one has 9; try context 4",
+    ),
+    "more windows in a batch than there are": (
+        lambda p: (data := Text(text_file(p), context=64, batch_size=100)).setup("fit") or data.training_batches(0, 1),
+        "batch_size must be at most the 41 windows of the training part, but is 100",
+    ),
+    "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
+    "no share for validation": (lambda p: Text(text_file(p), val_share=0.0), "val_share must be above 0"),
+    "a label never seen": (
+        lambda p: sentiment(
+            [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
+        ),
+        r"each label must be one of the training part \(neg, pos\), but that of 'so so' in test is 'meh'",
+    ),
+    "one label": (
+        lambda p: sentiment([write_lines(p / "t.tsv", [f"pos\tgreat {n}" for n in range(50)])]),
+        "there must be at least two labels, but there is pos",
+    ),
+    "files without labels": (
+        lambda p: sentiment([write_lines(p / "a", ["x"]), write_lines(p / "b", ["y"])]),
+        "several files must end with their labels, NAME.LABEL, but are",
+    ),
+    "a folder without labels": (
+        lambda p: text_file(p, "text", "folder/a.txt") and sentiment([str(p / "folder")]),
+        "must hold folders named by their labels",
+    ),
+    "no archive": (
+        lambda p: (p / "a.tar.gz").write_bytes(b"no archive") and sentiment([str(p / "a.tar.gz")]),
+        "must be an archive of texts, but cannot be read as one",
+    ),
+    "no tokenizer": (
+        lambda p: Text(text_file(p), tokenizer_file=text_file(p, "{}", "tokenizer.json")),
+        "must be a Hugging Face tokenizer.json, but is not",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_DATA.values(), ids=BAD_DATA)
+def test_data_that_cannot_be_used_are_refused_in_one_line(make, message, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        make(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_subwords_are_those_of_a_tokenizer_file(tmp_path):
+    learned = SubwordTokenizer.learned([TEXT], 300)
+    data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, learned.to_dict()["model"], "tokenizer.json"))
+    assert data.tokenizer.encode(TEXT) == learned.encode(TEXT)

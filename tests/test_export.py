@@ -1,0 +1,102 @@
+"""A trained network elsewhere: in Python, and in the formats of other programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import lightning_tfm
+from lightning_tfm.commands.export import inputs_of
+from lightning_tfm.decoding import decode
+from lightning_tfm.networks import EncoderClassifier
+from lightning_tfm.tokenizer import EOS
+from runs import in_process
+from test_tasks import TASKS, trained_run
+
+FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+
+
+@pytest.fixture(scope="session", params=TASKS)
+def checkpoint(request, tmp_path_factory):
+    """Of a short run of each task and network."""
+    return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+def test_three_lines_of_python_use_it(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    assert not trained.network.training
+    if trained.task == "seq2seq":
+        source = torch.tensor([[*trained.tokenizer.encode("3 1 2"), EOS]])
+        tokens = decode(trained.network.decode_step, trained.network.encode(source), trained.max_target_length)
+        assert isinstance(trained.tokenizer.decode(tokens[0].tolist()), str)
+    network, tokenizer, *_ = lightning_tfm.load(checkpoint)
+    assert network.hyper_parameters["vocab_size"] == tokenizer.vocab_size
+    with pytest.raises(AttributeError, match="no attribute 'lead'"):
+        _ = lightning_tfm.lead
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_exported_network_computes_the_same(format, checkpoint, monkeypatch, tmp_path, capsys):
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    folder = tmp_path / "exported"
+    assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (
+        capsys.readouterr().err
+    )
+    assert {path.name for path in folder.iterdir()} == {FORMATS[format], "config.json"}
+    assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's logits, within ")
+    trained = lightning_tfm.load(checkpoint)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["task"] == trained.task
+    assert lightning_tfm.tokenizer.restored(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
+    for rows, length in ((1, 1), (4, 7)):
+        inputs = inputs_of(trained, rows, length)
+        with torch.no_grad():
+            expected = trained.network(**inputs)
+        torch.testing.assert_close(run_exported(format, folder, config, trained, inputs), expected, rtol=0, atol=1e-4)
+
+
+def run_exported(format, folder, config, trained, inputs):
+    if format == "safetensors":
+        from safetensors.torch import load_file
+
+        network = type(trained.network)(**config["network"]["hyper_parameters"]).eval()
+        missing, unexpected = network.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        assert not unexpected
+        weights = network.state_dict()
+        stored = {weights[name].data_ptr() for name in weights if name not in missing}
+        assert all(weights[name].data_ptr() in stored for name in missing), "only what is tied is stored once"
+        with torch.no_grad():
+            return network(**inputs)
+    if format == "torch_export":
+        return torch.export.load(folder / "model.pt2").module()(**inputs)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    names = {one.name for one in session.get_inputs()}
+    (logits,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
+    return torch.from_numpy(logits)
+
+
+def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
+    """As if the format had lost something."""
+    from lightning_tfm.commands import export
+
+    monkeypatch.setitem(export.WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
+    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path / "exported") == 2
+    assert "must give the logits of the checkpoint within 0.0001, but differs by 0.5" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
+    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path) == 2
+    assert "--output must be a folder that is not there yet" in capsys.readouterr().err
+
+
+def test_inputs_are_padded_as_batches_are(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    for ids in inputs_of(trained, 3, 6).values():
+        assert ((ids != 0).long().diff(dim=1) <= 0).all()
+    assert isinstance(trained.network, EncoderClassifier) == (trained.task == "classification")

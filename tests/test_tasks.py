@@ -1,0 +1,474 @@
+"""Every task from files to answers, by the commands, in a run that takes a second or two."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import re
+
+import pytest
+import sacrebleu
+import torch
+import yaml
+
+from lightning_tfm.checkpoint import load, read
+from runs import assert_same_files, in_process, run
+from test_corpora import TEXT, reviews, sentences, write_lines
+
+SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
+TASKS = {
+    "translation_transformer": ("Seq2SeqModule", "Transformer", SMALL | {"d_ff": 32, "tie_embeddings": True}),
+    "translation_attention_lstm": ("Seq2SeqModule", "AttentionLSTM", {"d_model": 16}),
+    "spelling_gpt": ("Seq2SeqModule", "GPT", SMALL),
+    "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16}),
+    "reviews_classifier": (
+        "Classifier",
+        "EncoderClassifier",
+        SMALL | {"d_ff": 32, "word_dropout": 0.1, "max_length": 12},
+    ),
+}
+"""By name: the module, the network, and how small that is."""
+
+
+def write_task(name, folder):
+    """The data of a task, and a YAML that trains it; returns the YAML."""
+    module, network, size = TASKS[name]
+    own = {}
+    if name.startswith("translation"):
+        files = {}
+        for split, number in (("train", 200), ("val", 30)):
+            german, english = zip(*sentences(number, seed=number), strict=True)
+            files[split] = [write_lines(folder / f"{split}.de", german), write_lines(folder / f"{split}.en", english)]
+        data = "ParallelText", files | {"vocab_size": 300, "batch_tokens": 400}
+        own = {"bleu": True, "beam_size": 2, "label_smoothing": 0.1}
+    elif name.startswith("spelling"):
+        words = ["".join(random.Random(number).choices("abcde", k=number % 6 + 1)) for number in range(120)]
+        rows = [f"{word}\t{' '.join(word.upper())}" for word in words]
+        files = {
+            "train": write_lines(folder / "train.tsv", rows[:100]),
+            "val": write_lines(folder / "val.tsv", rows[100:]),
+        }
+        data = (
+            "Tsv",
+            files | {"target_separator": " ", "max_source_length": 16, "max_target_length": 16, "batch_size": 20},
+        )
+    elif name.startswith("text"):
+        (folder / "text.txt").write_text(TEXT)
+        data = "Text", {"path": str(folder / "text.txt"), "context": 16, "batch_size": 8}
+    else:
+        table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
+        data = "Sentiment", {"train": [table], "max_length": 12, "batch_size": 20}
+    config = {
+        "seed_everything": 1,
+        "trainer": {
+            "accelerator": "cpu",
+            "max_steps": 40,
+            "val_check_interval": 10,
+            "check_val_every_n_epoch": None,
+            "log_every_n_steps": 1,
+            "gradient_clip_val": 1.0,
+        },
+        "checkpoint": {"every_n_train_steps": 5},
+        "model": {
+            "class_path": f"lightning_tfm.modules.{module}",
+            "init_args": own
+            | {
+                "network": {"class_path": f"lightning_tfm.networks.{network}", "init_args": size | {"dropout": 0.1}},
+                "optimization": {"learning_rate": 0.01, "warmup_steps": 5},
+            },
+        },
+        "data": {"class_path": f"datamodules.{data[0]}", "init_args": data[1]},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+FOLDERS = {}
+
+
+def trained_run(name, tmp_path_factory):
+    """The folder of the run that nothing has disturbed."""
+    if name not in FOLDERS:
+        cwd = tmp_path_factory.mktemp(name)
+        child = run("fit", "--config", write_task(name, cwd), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+        FOLDERS[name] = cwd / f"runs/{name}/version_0"
+    return FOLDERS[name]
+
+
+@pytest.fixture(params=TASKS)
+def task(request):
+    return request.param
+
+
+@pytest.fixture
+def trained(task, tmp_path_factory):
+    return trained_run(task, tmp_path_factory)
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def metrics_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_it_learns_and_says_what_it_reached(trained, task):
+    rows = list(csv.DictReader((trained / "metrics.csv").read_text().splitlines()))
+    losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(float(row["tokens_per_second"]) > 0 for row in rows if row["tokens_per_second"])
+    expected = {
+        "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf"},
+        "spelling": {"loss", "perplexity", "token_accuracy", "exact_match"},
+        "text": {"loss", "loss_per_character", "perplexity"},
+        "reviews": {"loss", "accuracy", "f1"},
+    }
+    summary = metrics_of(trained)
+    assert set(summary["test"]) == expected[task.partition("_")[0]]
+    assert summary["samples_per_second"] > 0
+
+
+def test_it_goes_on_to_the_bit_where_it_was_killed(task, trained, tmp_path):
+    path = trained.parents[2] / f"{task}.yaml"
+    for call in (7, 9, 23):
+        child = run(
+            "fit",
+            "--config",
+            path,
+            "--ckpt_path=last",
+            cwd=tmp_path,
+            sabotage=("before an update of the weights", call),
+        )
+        assert child.wait() == -9, child.err.read_text()
+    child = run("fit", "--config", path, "--ckpt_path=last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_files(tmp_path / f"runs/{task}/version_0", trained)
+
+
+def test_two_processes_reach_the_same_test_metrics_of_one_checkpoint(task, trained, tmp_path):
+    """Whoever answers an example, it is scored once; sums in another order may round otherwise."""
+    path = trained.parents[2] / f"{task}.yaml"
+    arguments = ["fit", "--config", path, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=1"]
+    arguments += ["--model.init_args.optimization.learning_rate=1e-12"]
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    (tmp_path / "one").mkdir()
+    child = run(*arguments[:3], *arguments[5:], cwd=tmp_path / "one")
+    assert child.wait() == 0, child.err.read_text()
+    two, one = (metrics_of(folder / f"runs/{task}/version_0")["test"] for folder in (tmp_path, tmp_path / "one"))
+    assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
+
+
+def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
+    if not task.startswith("translation"):
+        pytest.skip("its targets are no sentences")
+    lines, summary = lines_of(trained), metrics_of(trained)
+    answers, references = [line["answer"] for line in lines], [[line["target"] for line in lines]]
+    for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
+        assert summary["test"][name] == pytest.approx(metric.corpus_score(answers, references).score, abs=1e-3)
+        assert summary["signatures"][name] == str(metric.get_signature())
+    assert 0 < summary["test"]["chrf"] < 100
+
+
+def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
+    if not task.startswith("reviews"):
+        pytest.skip("it has no classes")
+    lines, test = lines_of(trained), metrics_of(trained)["test"]
+    assert test["accuracy"] == pytest.approx(sum(line["right"] for line in lines) / len(lines))
+    scores = []
+    for label in ("neg", "pos"):
+        hits = sum(line["answer"] == line["target"] == label for line in lines)
+        scores.append(2 * hits / sum((line["answer"] == label) + (line["target"] == label) for line in lines))
+    assert test["f1"] == pytest.approx(sum(scores) / 2)
+    assert all(0.5 <= line["probability"] <= 1 for line in lines)
+    assert (trained / "confusion.png").stat().st_size > 5_000
+    assert list((trained / "attention").glob("*encoder*.png"))
+
+
+# Asking
+
+
+def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path, capsys):
+    asked = {
+        "translation": ["der Hund schläft", "ein Kind"],
+        "spelling": ["abc", "e"],
+        "text": ["abc", "def gh"],
+        "reviews": ["GREAT! film", "the plot is Awful"],
+    }[task.partition("_")[0]]
+    checkpoint = trained / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, *asked) == 0
+    out = capsys.readouterr().out
+    if task.startswith("text"):
+        texts = out.split("\n--------------------\n")
+        assert [text[: len(prompt)] for text, prompt in zip(texts, asked, strict=False)] == asked
+        assert [len(text) - len(prompt) for text, prompt in zip(texts, asked, strict=False)] == [500, 500]
+        return
+    answers = out.splitlines()
+    assert len(answers) == 2
+    (tmp_path / "asked").write_text("\n".join([*asked, "", asked[0]]) + "\n")
+    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
+    assert in_process(monkeypatch, "generate", checkpoint, *files) == 0
+    assert (tmp_path / "answers").read_text().splitlines() == [*answers, "", answers[0]]
+    if task.startswith("reviews"):
+        network, tokenizer, _, _, labels = load(checkpoint)
+        for line, text in zip(answers, asked, strict=True):
+            label, probability = line.split("\t")
+            with torch.no_grad():
+                probabilities = network(torch.tensor([tokenizer.encode(text)])).softmax(-1)[0]
+            assert label == labels[probabilities.argmax()]
+            assert float(probability) == pytest.approx(probabilities.max().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "reviews_classifier",
+            ["--temperature", "1"],
+            "--temperature must not be given, for this model says which class",
+        ),
+        ("reviews_classifier", ["--max-tokens", "9"], "--max-tokens must not be given"),
+        ("text_gpt", ["--beam-size", "3"], "--beam-size must be 1, for a text that is gone on with has no end"),
+        ("text_gpt", ["--max-tokens", "0"], "--max-tokens must be at least 1, but is 0"),
+        ("text_gpt", ["--temperature", "0", "--top-k", "3"], "--top-k and --top-p need --temperature above 0"),
+    ],
+)
+def test_an_option_that_does_not_suit_the_task_is_refused(
+    name, options, message, tmp_path_factory, monkeypatch, capsys
+):
+    checkpoint = trained_run(name, tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "abc", *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_text_is_gone_on_with_by_the_seed_and_greedily(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+
+    def told(*options):
+        assert in_process(monkeypatch, "generate", checkpoint, "abc", "--max-tokens", "40", *options) == 0
+        return capsys.readouterr().out
+
+    assert told() == told("--seed", "0") == told("--temperature", "0.8") != told("--seed", "1")
+    greedy = told("--temperature", "0")
+    network, tokenizer, *_ = load(checkpoint)
+    text = tokenizer.encode("abc")
+    while len(text) < 43:  # as long as all of it fits, token by token, over everything anew
+        if len(text) > network.max_length:
+            break
+        with torch.no_grad():
+            logits = network(torch.empty(1, 0, dtype=torch.long), torch.tensor([text]))[0, -1]
+        logits[:3] = -math.inf
+        text.append(int(logits.argmax()))
+    assert greedy.startswith(tokenizer.decode(text))
+    assert len(greedy) == 43 + 1
+
+
+def test_the_report_shows_it(task, trained, monkeypatch, tmp_path, capsys):
+    page = tmp_path / "report.html"
+    assert in_process(monkeypatch, "report", trained, "--output", page) == 0, capsys.readouterr().err
+    html = page.read_text()
+    assert "val/loss" in html
+    if not task.startswith("text"):
+        assert lines_of(trained)[0]["source"][:5] in html
+
+
+# Pairs that make no sense
+
+
+def change(path, **changes):
+    config = yaml.safe_load(path.read_text())
+    for name, value in changes.items():
+        if name == "network":
+            config["model"]["init_args"]["network"] = {"class_path": f"lightning_tfm.networks.{value}"}
+        elif name == "module":
+            config["model"]["class_path"] = f"lightning_tfm.modules.{value}"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "messages"),
+    [
+        (
+            "text_gpt",
+            {"module": "Seq2SeqModule", "network": "AttentionLSTM"},
+            ["learns from a text, which Text holds, but Seq2SeqModule learns from pairs of source and target",
+             "try lightning_tfm.modules.LanguageModel"],
+        ),
+        ("text_gpt", {"network": "AttentionLSTM"}, ["AttentionLSTM", "GPT"]),
+        (
+            "reviews_classifier",
+            {"module": "LanguageModel", "network": "GPT"},
+            ["learns from texts with labels, which Sentiment holds", "try lightning_tfm.modules.Classifier"],
+        ),
+        (
+            "spelling_gpt",
+            {"module": "Classifier", "network": "EncoderClassifier"},
+            ["learns from pairs of source and target, which Tsv holds", "try lightning_tfm.modules.Seq2SeqModule"],
+        ),
+        ("reviews_classifier", {"network": "Transformer"}, ["Transformer", "EncoderClassifier"]),
+    ],
+)  # fmt: skip
+def test_a_pair_that_makes_no_sense_is_refused_with_what_fits(name, changes, messages, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = change(write_task(name, tmp_path), **changes)
+    assert in_process(monkeypatch, "fit", "--config", path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for message in messages:
+        assert message in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_data_end_before_training_with_one_line(task, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_task(task, tmp_path)
+    for file in tmp_path.iterdir():
+        if file != path:
+            file.write_bytes(b"")
+    assert in_process(monkeypatch, "fit", "--config", path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"lightning-tfm: error: the file '.*' must hold text, but is empty", line)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_longer_than_the_models_positions_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_task("text_gpt", tmp_path)
+    assert in_process(monkeypatch, "fit", "--config", path, "--data.init_args.context=17") == 2
+    assert "max_length 16; try max_length 17" in capsys.readouterr().err
+
+
+# Weights that are averaged
+
+
+def test_averaged_weights_are_validated_tested_and_gone_on_with(tmp_path):
+    """The best checkpoint has the average, by its definition, of the weights of all steps."""
+    path = write_task("reviews_classifier", tmp_path)
+    averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
+    arguments = ["fit", "--config", path, averaging, "--trainer.max_steps=10", "--checkpoint.every_n_train_steps=1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for cwd in (whole, killed):
+        cwd.mkdir()
+    child = run(*arguments, cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    for call in (4, 5):
+        child = run(*arguments, "--ckpt_path=last", cwd=killed, sabotage=("before an update of the weights", call))
+        assert child.wait() == -9, child.err.read_text()
+    child = run(*arguments, "--ckpt_path=last", cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    folders = [cwd / "runs/reviews_classifier/version_0" for cwd in (whole, killed)]
+    assert_same_files(*folders)
+    last = read(folders[0] / "checkpoints/last.ckpt")
+    assert any(not weight.equal(last["current_model_state"][name]) for name, weight in last["state_dict"].items())
+    child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    accuracy = metrics_of(folders[0])["test"]["accuracy"]
+    assert re.search(rf"accuracy\D+{accuracy:.4f}"[:-1], child.out.read_text()), "the average is what is tested"
+
+
+def test_the_average_is_the_definitions(tmp_path):
+    path = write_task("reviews_classifier", tmp_path)
+    averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
+    expected = None
+    for steps in range(1, 5):  # the schedule must not depend on where a run ends
+        cwd = tmp_path / str(steps)
+        cwd.mkdir()
+        child = run(
+            "fit", "--config", path, averaging, "--trainer.max_steps=4", "--checkpoint.every_n_train_steps=1",
+            cwd=cwd, sabotage=("before an update of the weights", steps + 1),
+        )  # fmt: skip
+        assert child.wait() in (0, -9)
+        last = read(cwd / "runs/reviews_classifier/version_0/checkpoints/last.ckpt")
+        assert last["global_step"] == steps
+        trained = last["current_model_state"]
+        if expected is None:
+            expected = {name: weight.double() for name, weight in trained.items()}
+        else:
+            expected = {name: 0.8 * mean + 0.2 * trained[name].double() for name, mean in expected.items()}
+        for name, mean in expected.items():
+            torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsys):
+    folder = trained_run("spelling_gpt", tmp_path_factory)
+    paths = [folder / f"checkpoints/{name}.ckpt" for name in ("best", "last")]
+    child = run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--seed_everything=2", cwd=tmp_path)
+    assert child.wait() == 0
+    paths[1] = tmp_path / "runs/spelling_gpt/version_0/checkpoints/best.ckpt"
+    mean = tmp_path / "mean.ckpt"
+    assert in_process(monkeypatch, "average", *paths, "--output", mean) == 0, capsys.readouterr().err
+    weights = [read(path)["state_dict"] for path in (*paths, mean)]
+    for name, weight in weights[2].items():
+        torch.testing.assert_close(weight, (weights[0][name] + weights[1][name]) / 2)
+    assert in_process(monkeypatch, "generate", mean, "abc") == 0
+    child = run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    capsys.readouterr()
+    assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2
+    assert "all checkpoints must have one network" in capsys.readouterr().err
+    assert in_process(monkeypatch, "average", paths[0], "--output", mean) == 2
+    assert "--output must be a file that is not there yet" in capsys.readouterr().err
+
+
+# Fine-tuning
+
+
+@pytest.fixture
+def gpt2_folder(tmp_path):
+    """A GPT-2 of Hugging Face, small, with a tokenizer of its own."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from lightning_tfm.tokenizer import SubwordTokenizer
+
+    tokenizer = SubwordTokenizer.learned([TEXT], 290)
+    config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    folder = tmp_path / "gpt2"
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
+    return folder
+
+
+def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    path = write_task("text_gpt", tmp_path)
+    settings = [
+        f"--model.init_args.start_from={gpt2_folder}",
+        "--model.init_args.network.init_args.gelu=tanh",
+        f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}",
+        "--trainer.max_steps=1",
+        "--model.init_args.optimization.learning_rate=1e-12",
+    ]
+    child = run("fit", "--config", path, *settings, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    network, tokenizer, *_ = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
+    theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
+    ids = torch.tensor([tokenizer.encode(TEXT[:30])[:12]])
+    with torch.no_grad():
+        ours = network(ids[:, :0], ids)[..., 3:]
+        torch.testing.assert_close(ours, theirs(ids - 3).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 2}, r"num_layers must be that of '.*gpt2' \(1\), but is 2; set it so"),
+        ({"gelu": "exact"}, r"gelu must be that of '.*gpt2' \(tanh\), but is exact"),
+        ({"folder": "none"}, r"start_from must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
+    ],
+)
+def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_task("text_gpt", tmp_path)
+    settings = {"gelu": "tanh"} | {name: value for name, value in change.items() if name != "folder"}
+    arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
+    arguments.append(f"--model.init_args.start_from={change.get('folder', gpt2_folder)}")
+    arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
+    assert in_process(monkeypatch, "fit", "--config", path, *arguments) == 2
+    assert re.search(message, capsys.readouterr().err)
