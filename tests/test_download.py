@@ -83,7 +83,7 @@ def test_the_sum_may_be_of_another_kind(server, kind):
 
 def test_a_half_download_is_gone_on_with(server, tmp_path):
     server.faults = ["breaks off"]
-    with pytest.raises(UserError, match="'file.txt' cannot be downloaded from http.*; what has arrived is kept"):
+    with pytest.raises(UserError, match=r"'file.txt' cannot be downloaded from http.*; what has arrived is kept"):
         download("file.txt", file(server))
     (part,) = cached(tmp_path)
     assert part.name == "file.txt.part"
@@ -147,7 +147,7 @@ def test_a_mirror_may_be_an_address(server, monkeypatch):
 
 def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_TFM_DATA", str(tmp_path))
-    with pytest.raises(UserError, match="LIGHTNING_TFM_DATA must name a folder that holds 'folder/file.txt'"):
+    with pytest.raises(UserError, match=r"LIGHTNING_TFM_DATA must name a folder that holds 'folder/file.txt'"):
         download("folder/file.txt", file(server))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file.txt").write_bytes(CONTENT)

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from lightning_tfm.decoding import decode, select
+from lightning_tfm.decoding import decode, go_on, select
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
     AdditiveAttention,
@@ -24,7 +24,8 @@ from lightning_tfm.layers import (
     causal_mask,
 )
 from lightning_tfm.metrics import token_nll
-from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from conftest import VOCAB_SIZE
 from lightning_tfm.tokenizer import EOS, PAD
 
 
@@ -435,3 +436,76 @@ def test_label_smoothing_and_padding_in_the_loss():
     torch.testing.assert_close(token_nll(logits, target), expected)
     uniform = sum(-log_probs[b, t].mean() for b, t in [(0, 0), (0, 1), (0, 2), (1, 0)])
     torch.testing.assert_close(token_nll(logits, target, 0.1), 0.9 * expected + 0.1 * uniform)
+
+
+# A classifier
+
+
+@pytest.fixture(params=["pre", "post"])
+def classifier(request):
+    network = EncoderClassifier(VOCAB_SIZE, 3, 16, 4, 2, 32, dropout=0.1, word_dropout=0.2, max_length=9, norm=request.param)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network.eval()
+
+
+def test_a_classifier_does_not_see_padding(classifier):
+    text = torch.tensor([[3, 4, 5, 6, 7], [8, 9, PAD, PAD, PAD]])
+    alone = torch.cat([classifier(text[:1]), classifier(text[1:, :2])])
+    torch.testing.assert_close(classifier(text), alone, rtol=1e-5, atol=1e-5)
+    wider = torch.nn.functional.pad(text, (0, 3), value=PAD)
+    torch.testing.assert_close(classifier(wider), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_words_are_dropped_in_training_alone(classifier):
+    text = torch.arange(4, 10).repeat(200, 1)
+    read = []
+    classifier.embedding.register_forward_hook(lambda layer, args, output: read.append(args[0]))
+    classifier(text)
+    assert read[0].equal(text)
+    classifier.train()(text)
+    dropped = read[1] != text
+    assert (read[1][dropped] == 3).all(), "what is dropped is taken for unknown"
+    assert dropped.float().mean() == pytest.approx(0.2, abs=0.04)
+    padded = torch.nn.functional.pad(text[:, :2], (0, 4), value=PAD)
+    classifier(padded)
+    assert (read[2][:, 2:] == PAD).all()
+
+
+def test_a_classifier_learns_a_batch_by_heart(classifier):
+    text, label = torch.randint(3, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
+    network = EncoderClassifier(VOCAB_SIZE, 3, 32, 4, 1, 32, dropout=0.0, max_length=9, norm="pre")
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(150):
+        loss = torch.nn.functional.cross_entropy(network(text), label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert network(text).argmax(1).equal(label)
+
+
+def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
+    with pytest.raises(UserError, match="the longest text has 10 tokens, but the model's positions end at max_length 9"):
+        classifier(torch.full((1, 10), 3))
+
+
+# Going on with a text
+
+
+def test_going_on_with_a_text_reads_what_fits(network):
+    """Greedily, and against a computation of everything anew; where positions end, the last half is read again."""
+    if not isinstance(network, GPT):
+        pytest.skip("it answers a source")
+    network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()
+    tokens = torch.tensor([[3, 4, 5]])
+    more = go_on(network.encode, network.decode_step, tokens, 20, 8)
+    text = tokens
+    while text.size(1) < 23:
+        # all of nine tokens in turn; then the last four of them and five more, and so on
+        begin = 5 * ((text.size(1) - 9) // 5 + 1) if text.size(1) > 8 else 0
+        seen = text[:, begin:]
+        with torch.no_grad():
+            logits = network(seen[:, :0], seen)[:, -1].clone()
+        logits[:, :3] = -math.inf
+        text = torch.cat((text, logits.argmax(-1, keepdim=True)), dim=1)
+    assert more.equal(text[:, 3:])

@@ -22,8 +22,8 @@ from lightning_tfm.errors import Interrupted, UserError
 class Checkpoints(Checkpoint):
     """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
 
-    The best has the best of a validation metric. Both are saved where a step and the validation that belongs to it are over, so
-    that a run that goes on from either repeats nothing and leaves nothing out.
+    The best has the best of a validation metric. Both are saved where a step and the validation that belongs to it are
+    over, so that a run that goes on from either repeats nothing and leaves nothing out.
 
     SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
 

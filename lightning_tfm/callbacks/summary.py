@@ -16,8 +16,9 @@ from lightning_tfm.files import write_text
 class Summary(Callback):
     """Says in a line what is trained, and writes `summary.json` into the run's folder once that has been tested.
 
-    It holds: `test`, the test metrics by name; `signatures` of sacrebleu's scores, where there are any; `train_seconds`, validation included, over all starts of the run;
-    `samples_per_second`, over those; `steps`; `parameters`; `seed`.
+    It holds: `test`, the test metrics by name; `signatures` of sacrebleu's scores, where there are any;
+    `train_seconds`, validation included, over all starts of the run; `samples_per_second`, over those; `steps`;
+    `parameters`; `seed`.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,8 @@ class Telemetry(Callback):
     """Logs, every `trainer.log_every_n_steps` steps, beside the metrics of the module.
 
     - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
-    - `tokens_per_second`: tokens that are scored, or read, where texts are classified, over all processes, since the last time, validations left out.
+    - `tokens_per_second`: tokens that are scored, or read, where texts are classified, over all processes, since the
+      last time, validations left out.
     - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al.
       2022): what the products of a step need, as torch counts them in the first batch, over what the device could do;
       not of recurrent networks, whose kernels torch does not count.

@@ -117,6 +117,7 @@ class LabelledDataModule(TaskDataModule, ABC):
         examples = LabelledDataset(texts, self.tokenizer, self.labels, self.max_length)
         if examples.cut:
             say(
-                f"{examples.cut} of {len(texts)} texts of {split} are cut, for they are longer than {self.max_length} tokens"
+                f"{examples.cut} of {len(texts)} texts of {split} are cut, for they are longer than "
+                f"{self.max_length} tokens"
             )
         return examples
