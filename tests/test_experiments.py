@@ -43,13 +43,16 @@ def test_each_task_is_paired_with_each_model():
 
 def files_instead(data, folder):
     """Settings that name small files in the place of what is downloaded."""
-    if data.endswith("Text") and not data.endswith("ParallelText"):
-        (folder / "text.txt").write_text(TEXT)
-        return [f"--data.init_args.path={folder / 'text.txt'}", "--data.init_args.batch_size=2"]
-    if data.endswith("Sentiment"):
-        return [f"--data.init_args.train=[{write_lines(folder / 'table.tsv', map(TAB.join, reviews(400)))}]"]
-    table = write_lines(folder / "table.tsv", map(TAB.join, sentences(300)))
-    return [f"--data.init_args.train=[{table}]", f"--data.init_args.val=[{table}]", "--data.init_args.vocab_size=400"]
+    if data == "datamodules.Text":
+        (folder / "text.txt").write_text(10 * TEXT)
+        settings = {"path": folder / "text.txt", "batch_size": 2, "tokenizer_file": "null", "vocab_size": 300}
+    elif data == "datamodules.Sentiment":
+        settings = {"train": [write_lines(folder / "table.tsv", map(TAB.join, reviews(400)))]}
+    else:
+        table = write_lines(folder / "table.tsv", map(TAB.join, sentences(300)))
+        table = [table] if data == "datamodules.ParallelText" else table
+        settings = {"train": table, "val": table, "vocab_size": 400}
+    return [f"--data.init_args.{name}={value}" for name, value in settings.items()]
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
@@ -61,7 +64,10 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
     if path.stem in GENERATED:
         sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
     else:
-        sizes = files_instead(yaml.safe_load(path.read_text())["data"]["class_path"], tmp_path)
+        config = yaml.safe_load(path.read_text())
+        sizes = files_instead(config["data"]["class_path"], tmp_path)
+        if "start_from" in config["model"]["init_args"]:  # half a gigabyte of weights
+            sizes += ["--model.init_args.start_from=null", "--data.init_args.context=64"]
     assert in_process(monkeypatch, "fit", "--config", path, "--trainer.fast_dev_run=true", *sizes) == 0
     (module,) = tested
     assert module.network.hyper_parameters["vocab_size"] == module.tokenizer.vocab_size
