@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -19,7 +18,7 @@ from lightning_tfm.data import (
     read_table,
 )
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import UNKNOWN, SubwordTokenizer, Tokenizer, commonest
+from lightning_tfm.tokenizer import learned
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 FILES = {
@@ -58,8 +57,8 @@ class ParallelText(PairDataModule):
         encoding: str = "utf-8",
         tokens: Literal["character", "word", "subword"] = "subword",
         vocab_size: int = 6_000,
-        max_source_length: int = 128,
-        max_target_length: int = 128,
+        max_source_length: int = 64,
+        max_target_length: int = 64,
         drop_longer: bool = False,
         batch_tokens: int | None = None,
         batch_size: int = 64,
@@ -88,12 +87,23 @@ class ParallelText(PairDataModule):
     def pairs(self, split: str) -> list[Pair]:
         return [Pair(source, target) for source, target in self.parts[split]]
 
+    def check_processes(self, world_size: int) -> None:
+        """Checked where the batches are made, if they are of a number of tokens."""
+        if self.batch_tokens is None:
+            super().check_processes(world_size)
+
     def training_batches(self, rank: int, world_size: int) -> BatchStream:
         if self.batch_tokens is None:
             return super().training_batches(rank, world_size)
         examples = self.datasets["train"]
         lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
-        return TokenBatches(lengths, self.batch_tokens, self.seed, rank, world_size)
+        batches = TokenBatches(lengths, self.batch_tokens, self.seed, rank, world_size)
+        if batches.fewest_rows < world_size:
+            raise UserError(
+                f"batch_tokens must be enough for a row for each of {world_size} processes, but with "
+                f"{self.batch_tokens} a batch has {batches.fewest_rows}; raise it"
+            )
+        return batches
 
 
 def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
@@ -126,12 +136,3 @@ def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
             side = paths[0] if not pair[0] else paths[-1]
             raise UserError(f"each line must hold a text, but line {number} of {str(side)!r} is empty; delete the pair")
     return pairs
-
-
-def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer | SubwordTokenizer:
-    """The tokenizer of so many tokens that is learned from texts."""
-    if tokens == "subword":
-        return SubwordTokenizer.learned(texts, vocab_size)
-    separator = {"character": "", "word": " "}[tokens]
-    symbols = (symbol for text in texts for symbol in (text.split() if separator else text))
-    return Tokenizer([UNKNOWN, *commonest(symbols, vocab_size)], separator, UNKNOWN)

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from lightning_tfm.data import Download, LabelledDataModule, LabelledText, located, read_lines, read_table, read_text
+from lightning_tfm.data import Download, LabelledDataModule, Pair, located, read_lines, read_table, read_text
 from lightning_tfm.data.batches import stable_hash
 from lightning_tfm.data.files import decoded
 from lightning_tfm.errors import UserError
@@ -27,7 +27,7 @@ class Sentiment(LabelledDataModule):
     Data may be
 
     - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; where it has
-      folders train/ and test/, these hold the labels' folders, and test/ is what is tested,
+      folders train/, val/ or test/, these hold the labels' folders,
     - a table: in each line a label, a tab and a text,
     - several files of a text in each line, named NAME.LABEL.
 
@@ -39,7 +39,8 @@ class Sentiment(LabelledDataModule):
         val_share, test_share: these shares, where they are needed.
         encoding: of the texts, as Python calls it.
         vocab_size: how many words are known: the commonest of the training part.
-        max_length: words of a text that are read: its last, which sum up.
+        text_length: words of a text that are read.
+        cut_longer: whether of longer texts the end is read, which sums up, instead of their being refused.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
@@ -52,7 +53,8 @@ class Sentiment(LabelledDataModule):
         test_share: float = 0.1,
         encoding: str = "utf-8",
         vocab_size: int = 20_000,
-        max_length: int = 200,
+        text_length: int = 200,
+        cut_longer: bool = False,
         batch_size: int = 32,
         eval_batch_size: int = 256,
         num_workers: int = 0,
@@ -61,8 +63,6 @@ class Sentiment(LabelledDataModule):
         for name, share in (("val_share", val_share), ("test_share", test_share)):
             if not 0 < share < 0.5:
                 raise UserError(f"{name} must be above 0 and below 0.5, but is {share}; try 0.1")
-        if max_length < 1:
-            raise UserError(f"max_length must be at least 1, but is {max_length}; try 200")
         parts = read_labelled(train, encoding)
         if test:
             parts["test"] = [text for part in read_labelled(test, encoding).values() for text in part]
@@ -71,25 +71,25 @@ class Sentiment(LabelledDataModule):
         for split, share in (("test", test_share), ("val", val_share)):
             if split not in parts:
                 parts["train"], parts[split] = shared_out(parts["train"], split, share)
-        labels = sorted({text.label for text in parts["train"]})
+        labels = sorted({text.target for text in parts["train"]})
         for split in ("val", "test"):
             for text in parts[split]:
-                if text.label not in labels:
+                if text.target not in labels:
                     raise UserError(
                         f"each label must be one of the training part ({', '.join(labels)}), but that of "
-                        f"{text.text[:40]!r} in {split} is {text.label!r}"
+                        f"{text.source[:40]!r} in {split} is {text.target!r}"
                     )
-        tokenizer = WordTokenizer.learned((text.text for text in parts["train"]), vocab_size)
+        tokenizer = WordTokenizer.learned((text.source for text in parts["train"]), vocab_size)
         self.parts = parts
-        super().__init__(tokenizer, labels, max_length, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(tokenizer, labels, text_length, cut_longer, batch_size, eval_batch_size, num_workers, seed)
 
-    def texts(self, split: str) -> list[LabelledText]:
+    def pairs(self, split: str) -> list[Pair]:
         return self.parts[split]
 
 
-def shared_out(texts: list[LabelledText], split: str, share: float) -> tuple[list[LabelledText], list[LabelledText]]:
+def shared_out(texts: list[Pair], split: str, share: float) -> tuple[list[Pair], list[Pair]]:
     """The texts without a share, and the share, which is drawn by their hash: equal texts stay together."""
-    drawn = [stable_hash(f"{split} {text.text}") / 2**64 < share for text in texts]
+    drawn = [stable_hash(f"{split} {text.source}") / 2**64 < share for text in texts]
     parts = ([text for text, is_in in zip(texts, drawn, strict=True) if is_in is wanted] for wanted in (False, True))
     kept, given = parts
     if not kept or not given:
@@ -97,7 +97,7 @@ def shared_out(texts: list[LabelledText], split: str, share: float) -> tuple[lis
     return kept, given
 
 
-def read_labelled(names: list[str], encoding: str) -> dict[str, list[LabelledText]]:
+def read_labelled(names: list[str], encoding: str) -> dict[str, list[Pair]]:
     """The texts of an archive, a folder, a table or files: "train", and "test", where the data have it.
 
     Raises:
@@ -112,30 +112,30 @@ def read_labelled(names: list[str], encoding: str) -> dict[str, list[LabelledTex
         rows = read_table(paths[0], encoding)
         if len(rows[0]) != 2:
             raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
-        texts = [LabelledText(text.strip(), label.strip()) for label, text in rows]
+        texts = [Pair(text.strip(), label.strip()) for label, text in rows]
     else:
         labels = [path.name.removesuffix(".gz").rpartition(".")[2] for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
         texts = [
-            LabelledText(line.strip(), label)
+            Pair(line.strip(), label)
             for path, label in zip(paths, labels, strict=True)
             for line in read_lines(path, encoding)
         ]
     for number, text in enumerate(texts, start=1):
-        if not text.text or not text.label:
+        if not text.source or not text.target:
             raise UserError(f"each line must hold a text and its label, but text {number} of {names} lacks one")
     return {"train": texts}
 
 
-def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[LabelledText]]:
+def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[Pair]]:
     """Texts by the folders they lie in: LABEL/FILE, or PART/LABEL/FILE."""
-    parts: dict[str, list[LabelledText]] = {}
+    parts: dict[str, list[Pair]] = {}
     for path, text in files:
         if path.parent.name in ("", "unsup"):  # IMDB has reviews without a label, too
             continue
-        part = path.parent.parent.name if path.parent.parent.name in ("train", "test") else "train"
-        parts.setdefault(part, []).append(LabelledText(text.strip(), path.parent.name))
+        part = path.parent.parent.name if path.parent.parent.name in ("train", "val", "test") else "train"
+        parts.setdefault(part, []).append(Pair(text.strip(), path.parent.name))
     if "train" not in parts:
         raise UserError(f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file")
     return parts

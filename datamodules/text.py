@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_tfm.data import Download, TextDataModule, located, read_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import SubwordTokenizer, learned
 
 FILES = {
     "tinyshakespeare/input.txt": Download(
@@ -23,10 +23,11 @@ class Text(TextDataModule):
     """A text, to be gone on with. Its beginning is for training, what comes then for validation.
 
     Args:
-        path: a file, a folder, of which all files are read in the order of their names, or one of `FILES`.
+        path: a file, a folder, of which all files are read in the order of their names, or tiny_shakespeare, which is
+            downloaded.
         encoding: of the files, as Python calls it.
         tokens: characters, or byte-level subwords, which are learned from the training part.
-        vocab_size: of subwords, how many there are.
+        vocab_size: how many different tokens there are at most: the commonest.
         tokenizer_file: a Hugging Face tokenizer.json, whose tokens are taken instead.
         val_share: of the text, for validation.
         test_share: of the text, its end, for the test; where it is 0, the validation part is tested.
@@ -36,7 +37,7 @@ class Text(TextDataModule):
 
     def __init__(
         self,
-        path: str = "tinyshakespeare/input.txt",
+        path: str = "tiny_shakespeare",
         encoding: str = "utf-8",
         tokens: Literal["character", "subword"] = "character",
         vocab_size: int = 6_000,
@@ -61,14 +62,13 @@ class Text(TextDataModule):
         texts["test"] = text[end:] if test_share else texts["val"]
         if tokenizer_file is not None:
             tokenizer = SubwordTokenizer.read(Path(tokenizer_file))
-        elif tokens == "character":
-            tokenizer = Tokenizer(sorted(set(text)))
         else:
-            tokenizer = SubwordTokenizer.learned([texts["train"]], vocab_size)
+            tokenizer = learned([texts["train"]], tokens, vocab_size)
         super().__init__(tokenizer, texts, context, batch_size, eval_batch_size, num_workers, seed)
 
     @staticmethod
     def _read(path: str, encoding: str) -> str:
+        path = "tinyshakespeare/input.txt" if path == "tiny_shakespeare" else path
         folder = Path(path)
         if not folder.is_dir():
             return read_text(located(path, FILES), encoding)

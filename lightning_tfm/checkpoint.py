@@ -274,6 +274,7 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
     try:
         saved = checkpoint["hyper_parameters"]
         pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
+        pairs += [(name, saved.get(name), hyper_parameters.get(name)) for name in ("task", "labels")]
         groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
         if goes_on:
             groups.append((saved["optimization"], hyper_parameters["optimization"]))

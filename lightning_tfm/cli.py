@@ -13,9 +13,8 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
@@ -35,10 +34,13 @@ from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, Progres
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, explain, interrupt, say
+from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
+
+LONG = 100
+"""Characters of a source that are shown then."""
 
 ANSWERS = 3
 """Right ones, and wrong ones, that the end of a run shows."""
@@ -59,12 +61,10 @@ class TfmCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # What the model must know of the data, it gets from the data. The links are applied once the data module
         # is constructed, which makes its vocabulary but no data yet.
-        for name in ("vocab_size", "num_classes"):
-            target = f"model.init_args.network.init_args.{name}"
-            parser.link_arguments("data", target, compute_fn=_attribute(name), apply_on="instantiate")
+        for name in ("vocab_size", "num_classes", "text_length"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.network.init_args.{name}", apply_on="instantiate")
         for name in ("tokenizer", "max_target_length", "labels"):
-            target = f"model.init_args.{name}"
-            parser.link_arguments("data", target, compute_fn=_attribute(name), apply_on="instantiate")
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_argument(
@@ -177,6 +177,7 @@ class TfmCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """A run has its folder for itself, and keeps what was logged there when it goes on."""
+        self.datamodule.setup("fit")  # now: where the data cannot be used, no folder is left behind
         logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
             return
@@ -229,12 +230,12 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     lines = [line for name, _, line in lines if name == "test"]
     wrong = sorted((line for line in lines if not line["right"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["right"]][:ANSWERS]:
-        console.print(Text.assemble("right  ", line["source"], " → ", (line["answer"], "green")))
+        console.print(Text.assemble("right  ", _short(line["source"]), " → ", (line["answer"], "green")))
     for line in wrong[:ANSWERS]:
         answer = (line["answer"], "red")
-        console.print(Text.assemble("wrong  ", line["source"], " → ", answer, f", but it is {line['target']}"))
+        console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
     folder = os.path.relpath(Path(checkpoint).parents[1])
-    asked = shlex.quote(lines[0]["source"]) if lines else "TEXT"
+    asked = shlex.quote(_short(lines[0]["source"])) if lines else "TEXT"
     console.print(Text(f"\nThe run lies in {folder}. Ask it, look at it:\n"))
     console.print(Text(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}"))
     if Path(folder, "config.yaml").is_file():
@@ -242,6 +243,11 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
             console.print(Text(f"  {_typed('wandb')} sync {pattern}"))
+
+
+def _short(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= LONG else text[:LONG].rpartition(" ")[0] or text[:LONG]
 
 
 def _typed(command: str) -> str:
@@ -311,23 +317,21 @@ def _allowed() -> list[str]:
     return [name for name in options.allow.split(",") if name]
 
 
-def _attribute(name: str) -> Callable[[TaskDataModule], Any]:
-    """What a data module knows by that name; those of other tasks know nothing of it."""
-    return lambda data: getattr(data, name, None)
-
-
 def _check_pair(model: str, data: str) -> None:
     """Raises UserError, with the models that fit, if a model cannot learn from data."""
     paths = (path.rpartition(".") for path in (model, data))
     model_class, data_class = (getattr(sys.modules[module], name) for module, _, name in paths)  # imported to be parsed
     if issubclass(data_class, model_class.fits):
         return
-    models = {name: getattr(modules, name) for name in modules.__all__}
-    fitting = [name for name, other in models.items() if issubclass(data_class, getattr(other, "fits", ()))]
+    fitting = []
+    for name in modules.__all__:
+        other = getattr(modules, name)
+        if issubclass(data_class, getattr(other, "fits", ())):
+            networks = concrete(get_type_hints(other.__init__)["network"])
+            fitting.append(f"lightning_tfm.modules.{name}, whose network is {' or '.join(networks)}")
     raise UserError(
         f"model.class_path must be a module that learns from {data_class.holds}, which {data_class.__name__} holds, "
-        f"but {model_class.__name__} learns from {model_class.fits.holds}; "
-        f"try {' or '.join(f'lightning_tfm.modules.{name}' for name in fitting)}"
+        f"but {model_class.__name__} learns from {model_class.fits.holds}; try {'; or '.join(fitting)}"
     )
 
 

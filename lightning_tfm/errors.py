@@ -81,6 +81,8 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
         return _unknown(option[1], accepted)
     if "are required" in reason:
         return f"{reason}; name a YAML with --config"
+    if other := re.search(r"'?([\w.]+)'? does not correspond to a subclass of '?([\w.]+)'?", reason):
+        return f"{'.'.join(settings)} must be {' or '.join(concrete(_imported(other[2])))}, but is {other[1]}"
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         module, name = missing.groups()
@@ -88,6 +90,13 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
     reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
     return f"{'.'.join(settings)}: {reason}" if settings else reason
+
+
+def concrete(base: type) -> list[str]:
+    """The names of the classes of a base's package that are one of its own, and not abstract."""
+    package = sys.modules[base.__module__.rpartition(".")[0]]
+    classes = {name: getattr(package, name) for name in package.__all__}
+    return [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
 
 
 def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:

@@ -33,7 +33,8 @@ class Linear(nn.Linear):
     CACHED = 2**17  # weights
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() != self.in_features or self.weight.numel() < self.CACHED or self.out_features % 4 or x.is_cuda:
+        plain = torch.compiler.is_exporting() or x.is_cuda or self.weight.numel() < self.CACHED or self.out_features % 4
+        if plain or x.numel() != self.in_features:
             return F.linear(x, self.weight, self.bias)
         column = x.reshape(1, -1).t().expand(4, -1, 1)  # not as a view(-1, 1): by its strides BLAS would be slow again
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)

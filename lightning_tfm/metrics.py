@@ -52,9 +52,13 @@ class Perplexity(MeanMetric):
 
 
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy by token, exact match by sequence."""
+    """Loss, perplexity and accuracy by token, exact match by sequence.
 
-    def __init__(self) -> None:
+    Args:
+        unknown_id: stands for symbols that the vocabulary lacks: a target that holds one cannot be answered rightly.
+    """
+
+    def __init__(self, unknown_id: int | None = None) -> None:
         super().__init__(
             {
                 "loss": MeanMetric(),
@@ -63,6 +67,7 @@ class SequenceMetrics(nn.ModuleDict):
                 "exact_match": MeanMetric(),
             }
         )
+        self.unknown_id = unknown_id
 
     def count(self, batch: Batch, logits: Tensor, decoded: Tensor) -> None:
         """Counts a batch.
@@ -78,7 +83,10 @@ class SequenceMetrics(nn.ModuleDict):
         self["perplexity"].update(nll, weight=tokens)
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
         self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
-        self["exact_match"].update(sequences_equal(decoded, batch.target_out).float())
+        exact = sequences_equal(decoded, batch.target_out)
+        if self.unknown_id is not None:
+            exact &= (batch.target_out != self.unknown_id).all(1)
+        self["exact_match"].update(exact.float())
 
 
 class SentenceScores:
@@ -98,7 +106,7 @@ class SentenceScores:
 
         lines, self.lines = gathered(self.lines), []
         answers, references = (list(side) for side in zip(*lines, strict=True))
-        metrics = {"bleu": BLEU(), "chrf": CHRF()}
+        metrics = {"bleu": BLEU(force=True), "chrf": CHRF()}  # which would warn of full stops set apart
         scores = {name: metric.corpus_score(answers, [references]).score for name, metric in metrics.items()}
         self.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
         return scores

@@ -16,8 +16,8 @@ PAD, BOS, EOS = 0, 1, 2
 
 NUM_SPECIAL = 3
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Stands for symbols that training has not seen, where they are not refused: the first symbol of its vocabulary."""
+UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
+"""Stands for symbols that training has not seen, where they are not refused: the first symbol of a vocabulary."""
 
 
 class Tokenizer:
@@ -55,9 +55,14 @@ class Tokenizer:
         return NUM_SPECIAL + len(self.symbols)
 
     @property
+    def unknown_id(self) -> int | None:
+        """The id that unknown symbols have; None if they are refused."""
+        return None if self.unknown is None else self._ids[self.unknown]
+
+    @property
     def writes_sentences(self) -> bool:
         """Whether a target is made of words, so that a score over words (BLEU) makes sense."""
-        return self.target_separator != ""
+        return self.target_separator != "" or " " in self._ids
 
     def split(self, text: str) -> list[str]:
         """The symbols of a source, known or not."""
@@ -168,7 +173,7 @@ class SubwordTokenizer:
         model: a Hugging Face tokenizer as JSON, which is what a `tokenizer.json` holds.
     """
 
-    writes_sentences = True
+    writes_sentences, unknown_id = True, None
 
     def __init__(self, model: str) -> None:
         from tokenizers import Tokenizer as Model
@@ -235,6 +240,19 @@ class SubwordTokenizer:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a checkpoint: `restored(tokenizer.to_dict())` is the same tokenizer."""
         return {"model": self.model.to_str()}
+
+
+def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer | SubwordTokenizer:
+    """The tokenizer of at most so many ids that is learned from texts: of the commonest tokens.
+
+    Args:
+        tokens: "character", "word" or "subword".
+    """
+    if tokens == "subword":
+        return SubwordTokenizer.learned(texts, vocab_size)
+    separator = {"character": "", "word": " "}[tokens]
+    symbols = (symbol for text in texts for symbol in _split(text, separator))
+    return Tokenizer([UNKNOWN, *commonest(symbols, vocab_size)], separator, UNKNOWN)
 
 
 def restored(values: dict[str, Any]) -> Tokenizer | SubwordTokenizer:

@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import pty
+import random
 import resource
 import signal
 import subprocess
@@ -24,7 +25,9 @@ from pathlib import Path
 
 import torch
 import wandb
+import yaml
 
+from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.checkpoint import read
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -250,6 +253,88 @@ def folder(cwd, model):
     """The run's folder. One that was killed before it was saved leaves a folder, too."""
     (path,) = (path for path in (cwd / f"runs/copy_{model}").iterdir() if (path / "checkpoints/last.ckpt").exists())
     return path
+
+
+SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
+TASKS = {
+    "translation_transformer": ("Seq2SeqModule", "Transformer", SMALL | {"d_ff": 32, "tie_embeddings": True}),
+    "translation_attention_lstm": ("Seq2SeqModule", "AttentionLSTM", {"d_model": 16}),
+    "spelling_gpt": ("Seq2SeqModule", "GPT", SMALL),
+    "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16}),
+    "reviews_classifier": (
+        "Classifier",
+        "EncoderClassifier",
+        SMALL | {"d_ff": 32, "word_dropout": 0.1},
+    ),
+}
+"""By name: the module, the network, and how small that is."""
+
+
+def write_task(name, folder):
+    """The data of a task, and a YAML that trains it; returns the YAML."""
+    module, network, size = TASKS[name]
+    own = {}
+    if name.startswith("translation"):
+        files = {}
+        for split, number in (("train", 200), ("val", 30)):
+            german, english = zip(*sentences(number, seed=number), strict=True)
+            files[split] = [write_lines(folder / f"{split}.de", german), write_lines(folder / f"{split}.en", english)]
+        data = "ParallelText", files | {"vocab_size": 300, "batch_tokens": 400}
+        own = {"bleu": True, "beam_size": 2, "label_smoothing": 0.1}
+    elif name.startswith("spelling"):
+        words = ["".join(random.Random(number).choices("abcde", k=number % 6 + 1)) for number in range(120)]
+        rows = [f"{word}\t{' '.join(word.upper())}" for word in words]
+        files = {
+            "train": write_lines(folder / "train.tsv", rows[:100]),
+            "val": write_lines(folder / "val.tsv", rows[100:]),
+        }
+        data = (
+            "Tsv",
+            files | {"target_separator": " ", "max_source_length": 16, "max_target_length": 16, "batch_size": 20},
+        )
+    elif name.startswith("text"):
+        (folder / "text.txt").write_text(TEXT)
+        data = "Text", {"path": str(folder / "text.txt"), "context": 16, "batch_size": 8}
+    else:
+        table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
+        data = "Sentiment", {"train": [table], "text_length": 13, "batch_size": 20}
+    config = {
+        "seed_everything": 1,
+        "trainer": {
+            "accelerator": "cpu",
+            "max_steps": 40,
+            "val_check_interval": 10,
+            "check_val_every_n_epoch": None,
+            "log_every_n_steps": 1,
+            "gradient_clip_val": 1.0,
+        },
+        "checkpoint": {"every_n_train_steps": 5},
+        "model": {
+            "class_path": f"lightning_tfm.modules.{module}",
+            "init_args": own
+            | {
+                "network": {"class_path": f"lightning_tfm.networks.{network}", "init_args": size | {"dropout": 0.1}},
+                "optimization": {"learning_rate": 0.01, "warmup_steps": 5},
+            },
+        },
+        "data": {"class_path": f"datamodules.{data[0]}", "init_args": data[1]},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+FOLDERS = {}
+
+
+def trained_run(name, tmp_path_factory):
+    """The folder of the run that nothing has disturbed."""
+    if name not in FOLDERS:
+        cwd = tmp_path_factory.mktemp(name)
+        child = run("fit", "--config", write_task(name, cwd), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+        FOLDERS[name] = cwd / f"runs/{name}/version_0"
+    return FOLDERS[name]
 
 
 def in_terminal(command, cwd, environment):

@@ -14,13 +14,13 @@ import pytest
 import torch
 import yaml
 
+from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.modules import TaskModule
 from runs import fit, in_process, in_terminal
-from test_corpora import TEXT, reviews, sentences, write_lines
 
 TAB = "\t"
 

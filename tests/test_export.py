@@ -12,8 +12,7 @@ from lightning_tfm.commands.export import inputs_of
 from lightning_tfm.decoding import decode
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenizer import EOS
-from runs import in_process
-from test_tasks import TASKS, trained_run
+from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
 

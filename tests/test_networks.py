@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import nn
 
+from conftest import VOCAB_SIZE
 from lightning_tfm.decoding import decode, go_on, select
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
@@ -25,7 +26,6 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from conftest import VOCAB_SIZE
 from lightning_tfm.tokenizer import EOS, PAD
 
 
@@ -443,7 +443,7 @@ def test_label_smoothing_and_padding_in_the_loss():
 
 @pytest.fixture(params=["pre", "post"])
 def classifier(request):
-    network = EncoderClassifier(VOCAB_SIZE, 3, 16, 4, 2, 32, dropout=0.1, word_dropout=0.2, max_length=9, norm=request.param)
+    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 2, 32, dropout=0.1, word_dropout=0.2, norm=request.param)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return network.eval()
@@ -474,7 +474,7 @@ def test_words_are_dropped_in_training_alone(classifier):
 
 def test_a_classifier_learns_a_batch_by_heart(classifier):
     text, label = torch.randint(3, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
-    network = EncoderClassifier(VOCAB_SIZE, 3, 32, 4, 1, 32, dropout=0.0, max_length=9, norm="pre")
+    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 32, 4, 1, 32, dropout=0.0, norm="pre")
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in range(150):
         loss = torch.nn.functional.cross_entropy(network(text), label)
@@ -485,7 +485,9 @@ def test_a_classifier_learns_a_batch_by_heart(classifier):
 
 
 def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
-    with pytest.raises(UserError, match="the longest text has 10 tokens, but the model's positions end at max_length 9"):
+    with pytest.raises(
+        UserError, match="the longest text has 10 tokens, but the model's positions end at text_length 9"
+    ):
         classifier(torch.full((1, 10), 3))
 
 

@@ -16,6 +16,9 @@ from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.loggers import wandb_loggers
 
+LONG = 80
+"""Characters of a source that a picture's title holds."""
+
 DRAWN = 2
 """Pairs of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
 
@@ -81,7 +84,8 @@ class Attention(Callback):
         for row in dict.fromkeys(rows):
             pair = first.dataset.pairs[row]
             for look in looks(pl_module.network, pl_module.tokenizer, pair):
-                title = f"{look.layer}: {pair.source} \N{RIGHTWARDS ARROW} {pair.target}"
+                asked = pair.source if len(pair.source) <= LONG else f"{pair.source[:LONG]}..."
+                title = f"{look.layer}: {asked} \N{RIGHTWARDS ARROW} {pair.target}"
                 path = folder / "attention" / f"{row}_{look.layer}.png"
                 draw_attention(look.weights, look.queries, look.keys, title, look.gold).savefig(path, dpi=100)
                 pictures.append(path)

@@ -25,6 +25,10 @@ class WeightAveraging(EMAWeightAveraging):
             raise UserError(f"decay must be above 0 and below 1, but is {decay}; try 0.999")
         super().__init__(decay=decay, use_buffers=False)  # tables of positions, which never change
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._device = trainer.strategy.root_device  # where the module will be, and is not yet
+        super().setup(trainer, pl_module, stage)
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning 2.6 would test the weights that were trained, not their average.
         if trainer.state.fn == TrainerFn.FITTING:

@@ -80,7 +80,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         interval, accumulated = trainer.val_check_batch, trainer.accumulate_grad_batches
-        if trainer.enable_validation and interval not in (None, math.inf) and interval % accumulated:
+        validates = trainer.enable_validation and not trainer.fast_dev_run and interval not in (None, math.inf)
+        if validates and interval % accumulated:
             raise UserError(
                 "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
                 f"({accumulated}), for a step cannot be saved before it is whole, but is {interval}; "

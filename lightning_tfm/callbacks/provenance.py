@@ -19,7 +19,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import wandb_loggers
 
-PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel")
+PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel", "tokenizers", "sacrebleu")
 
 
 class Provenance(Callback):

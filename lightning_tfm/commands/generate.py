@@ -40,7 +40,7 @@ def generate(arguments: list[str]) -> int:
         numbered = enumerate(lines, start=1)
         bar = files.enter_context(_bar(options))
         while batch := list(islice(numbered, batch_size)):
-            sources, errors = _encode(batch, trained)
+            sources, notes = _encode(batch, trained)
             # A text is gone on with by itself: nothing stands before its beginning.
             alone = trained.task == "language modelling"
             groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG and not alone}]
@@ -49,13 +49,13 @@ def generate(arguments: list[str]) -> int:
             for group in groups:
                 answers |= _answer(group, trained, options, generator) if group else {}
             for number, _ in batch:
-                if number in errors:
-                    bar.write(f"lightning-tfm: line {number}: {errors[number]}", file=sys.stderr)
+                if number in notes:
+                    bar.write(f"lightning-tfm: line {number}: {notes[number]}", file=sys.stderr)
                 print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
                 if alone and len(batch) > 1:  # but here, where a text is of lines itself
                     print("-" * 20, file=output)
             output.flush()
-            failures += len(errors)
+            failures += sum(number not in sources for number in notes)
             bar.update(len(batch))
     return 1 if failures else 0
 
@@ -76,7 +76,7 @@ def _parse(arguments: list[str]) -> Namespace:
         "--temperature",
         type=float,
         metavar="T",
-        help="sample; below 1 is bolder (0: do not sample, which is the default, but for texts that are gone on with: 0.8)",
+        help="sample; below 1 is bolder (default: 0, do not sample; where a text is gone on with, 0.8)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
@@ -157,10 +157,10 @@ def _bar(options: Namespace) -> tqdm:
     return tqdm(total=total, desc="answering", unit=" lines", leave=False, disable=not shown)
 
 
-def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, list[int]], dict[int, UserError]]:
-    """Of the numbered lines: the ids of those that can be answered, and what is wrong with the others."""
+def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """Of the numbered lines: the ids of those that can be answered, and what there is to say of some."""
     sources: dict[int, list[int]] = {}
-    errors: dict[int, UserError] = {}
+    notes: dict[int, str] = {}
     for number, line in batch:
         line = line.rstrip("\r\n")
         if not line.strip():
@@ -171,11 +171,15 @@ def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, l
                 ids = [*ids, EOS]
                 trained.network.check_lengths(len(ids), trained.max_target_length)
             elif trained.task == "classification":
-                ids = ids[-trained.network.max_length :]  # as in training
+                if not ids:
+                    raise UserError("there is no word in it")
+                if len(ids) > trained.network.max_length:
+                    notes[number] = f"of its {len(ids)} tokens the last {trained.network.max_length} are read"
+                    ids = ids[-trained.network.max_length :]
             sources[number] = ids
         except UserError as error:
-            errors[number] = error
-    return sources, errors
+            notes[number] = str(error)
+    return sources, notes
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import signal
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.data.download import MIRROR
 from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import write_text
 
@@ -208,10 +210,19 @@ def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]
     """Trains and tests one seed, or goes on with it, in a process of its own; yields its seconds so far."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path.resolve())]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
+    environment = dict(os.environ)
+    if Path(environment.get(MIRROR, "")).is_dir() and MIRROR in environment:
+        environment[MIRROR] = os.path.abspath(environment[MIRROR])  # it runs in another folder
     with (folder / "log").open("w") as log:
         # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
         process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     started = time.monotonic()
     try:

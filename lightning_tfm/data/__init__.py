@@ -15,7 +15,7 @@ from lightning_tfm.data.batches import (
 )
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.files import located, read_lines, read_table, read_text
-from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset, LabelledText
+from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 from lightning_tfm.data.text import TextDataModule, TextDataset
 
@@ -29,7 +29,6 @@ __all__ = [
     "LabelledBatch",
     "LabelledDataModule",
     "LabelledDataset",
-    "LabelledText",
     "Pair",
     "PairDataModule",
     "PairDataset",

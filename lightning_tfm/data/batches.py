@@ -133,32 +133,35 @@ class TokenBatches(BatchStream):
     def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(seed, rank, world_size)
         self.lengths, self.batch_tokens = lengths, batch_tokens
-        self.sizes: dict[int, list[int]] = {}  # by pass
+        self.cuts, begin = [], 0  # the same in each pass, for the sorted lengths are
+        ordered = lengths.sort(descending=True).values.tolist()
+        for place in range(1, len(ordered)):
+            if (place + 1 - begin) * ordered[begin] > batch_tokens:
+                self.cuts.append(place)
+                begin = place
+        if self.cuts:  # the rest shares rows with the batch before it, so that no batch is small
+            begin = self.cuts[-2] if len(self.cuts) > 1 else 0
+            self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
+        ends = [*self.cuts, len(lengths)]
+        self.sizes = [end - begin for begin, end in zip([0, *self.cuts], ends, strict=True)]
+
+    @property
+    def fewest_rows(self) -> int:
+        """Of a batch."""
+        return min(self.sizes)
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"seed_everything": self.seed, "batch_tokens": self.batch_tokens}
 
     def rows_before(self, position: int) -> int:
-        rows = 0
-        for number in itertools.count():
-            if number not in self.sizes:
-                self.sizes[number] = [len(batch) for batch in self.batches(number)]
-            sizes = self.sizes[number]
-            if position <= len(sizes):
-                return rows + sum(sizes[:position])
-            rows, position = rows + len(self.lengths), position - len(sizes)
-        raise AssertionError("the stream ended")
+        passes, rest = divmod(position, len(self.sizes))
+        return passes * len(self.lengths) + sum(len(batch) for batch in self.batches(passes)[:rest])
 
     def _pass(self, number: int, generator: torch.Generator) -> list[Tensor]:
         order = torch.randperm(len(self.lengths), generator=generator)
-        order = order[self.lengths[order].argsort(stable=True)]
-        cuts, begin = [], 0
-        for place, length in enumerate(self.lengths[order].tolist()):  # ascending: the last is the longest so far
-            if place > begin and (place + 1 - begin) * length > self.batch_tokens:
-                cuts.append(place)
-                begin = place
-        batches = order.tensor_split(cuts)
+        order = order[self.lengths[order].argsort(stable=True, descending=True)]
+        batches = order.tensor_split(self.cuts)
         return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
 
@@ -323,7 +326,9 @@ class TaskDataModule(LightningDataModule, ABC):
         """The rows of the training batches, for a process of so many."""
         examples = self.datasets["train"]
         if self.batch_size > len(examples):
-            raise UserError(f"batch_size must be at most the {len(examples)} training pairs, but is {self.batch_size}")
+            raise UserError(
+                f"batch_size must be at most the {len(examples)} training examples, but is {self.batch_size}"
+            )
         return TrainingBatches(examples.lengths, self.batch_size, self.seed, rank, world_size)
 
     def _loader_settings(self) -> dict[str, Any]:
@@ -373,7 +378,9 @@ def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N)."""
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), int(lengths.max())), PAD)
-    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = torch.tensor([*itertools.chain.from_iterable(rows)])
+    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = torch.tensor(
+        [*itertools.chain.from_iterable(rows)], dtype=torch.long
+    )
     return ids, lengths
 
 

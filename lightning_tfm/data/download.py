@@ -60,9 +60,11 @@ def download(name: str, file: Download) -> Path:
             return Path(pooch.retrieve(source, checksum, name, cache, downloader=partial(_go_on, part)))
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "there is no answer"
+        if part.exists():
+            reason = "it broke off; what has arrived is kept, and gone on with"
         raise UserError(
-            f"{name!r} cannot be downloaded from {source}: {reason}; what has arrived is kept and gone on with. "
-            f"{MIRROR} may name a mirror: an address, or a folder that holds the file"
+            f"{name!r} cannot be downloaded from {source}: {reason}. {MIRROR} may name a mirror: an address, or a "
+            "folder that holds the file"
         ) from None
     except ValueError:
         raise UserError(_another(source, checksum)) from None
@@ -77,7 +79,8 @@ def _go_on(part: Path, address: str, output: str, _: object) -> None:
     import requests
 
     begin = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={begin}-"} if begin else {}
+    # As it is: of what is packed on its way, no part could be gone on with.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
     with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:
         if begin and response.status_code == 416:  # there is no more: begin anew, for it is not known to be right
             part.unlink()

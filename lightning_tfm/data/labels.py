@@ -14,19 +14,7 @@ from torch.utils.data import Dataset
 from lightning_tfm.data.batches import TaskDataModule, fingerprint, padded
 from lightning_tfm.data.pairs import Pair
 from lightning_tfm.errors import UserError, say
-from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
-
-
-class LabelledText(NamedTuple):
-    """A text, and what it is an example of."""
-
-    text: str
-    label: str
-
-    @property
-    def pair(self) -> Pair:
-        """The text as a source, its label as what answers it."""
-        return Pair(self.text, self.label)
+from lightning_tfm.tokenizer import PAD, Tokenizer
 
 
 class LabelledBatch(NamedTuple):
@@ -52,20 +40,22 @@ class LabelledBatch(NamedTuple):
 
 
 class LabelledDataset(Dataset):
-    """Encoded texts: `dataset[rows]` is a LabelledBatch. Of a text above max_length, its end is kept."""
+    """Encoded texts: `dataset[rows]` is a LabelledBatch. Of a text above text_length, its end is kept.
 
-    def __init__(
-        self,
-        texts: Sequence[LabelledText],
-        tokenizer: Tokenizer | SubwordTokenizer,
-        labels: Sequence[str],
-        max_length: int,
-    ) -> None:
-        self.pairs = [text.pair for text in texts]
-        ids = tokenizer.encode_all([text.text for text in texts])
-        self.cut = sum(len(row) > max_length for row in ids)  # how many
-        self.ids, self.lengths = padded([row[-max_length:] for row in ids])
-        self.labels = torch.tensor([labels.index(text.label) for text in texts])
+    Args:
+        pairs: texts and their labels.
+        tokenizer: the vocabulary.
+        labels: the names of the classes.
+        text_length: tokens of a text that are read.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], text_length: int) -> None:
+        self.pairs = pairs
+        ids = tokenizer.encode_all([pair.source for pair in pairs])
+        self.longest = max(map(len, ids))
+        self.cut = sum(len(row) > text_length for row in ids)  # how many
+        self.ids, self.lengths = padded([row[-text_length:] for row in ids])
+        self.labels = torch.tensor([labels.index(pair.target) for pair in pairs])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,7 +74,8 @@ class LabelledDataModule(TaskDataModule, ABC):
     Args:
         tokenizer: the vocabulary.
         labels: the names of the classes.
-        max_length: tokens of a text that are read: its last.
+        text_length: tokens of a text that are read.
+        cut_longer: whether of longer texts the end is read, instead of their being refused.
         others: as in TaskDataModule.
     """
 
@@ -92,9 +83,10 @@ class LabelledDataModule(TaskDataModule, ABC):
 
     def __init__(
         self,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         labels: Sequence[str],
-        max_length: int,
+        text_length: int,
+        cut_longer: bool,
         batch_size: int,
         eval_batch_size: int,
         num_workers: int,
@@ -103,21 +95,26 @@ class LabelledDataModule(TaskDataModule, ABC):
         super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed)
         if len(labels) < 2:
             raise UserError(f"there must be at least two labels, but there is {', '.join(labels) or 'none'}")
+        if text_length < 1:
+            raise UserError(f"text_length must be at least 1, but is {text_length}; try 200")
         self.labels = list(labels)
         self.num_classes = len(labels)
-        self.max_length = self.max_source_length = max_length
+        self.text_length = self.max_source_length = text_length
+        self.cut_longer = cut_longer
         self.max_target_length = 0
 
     @abstractmethod
-    def texts(self, split: str) -> list[LabelledText]:
-        """All texts of "train", "val" or a test set, the same at every call and on every machine."""
+    def pairs(self, split: str) -> list[Pair]:
+        """All texts of "train", "val" or a test set and their labels, the same at every call and on every machine."""
 
     def examples(self, split: str) -> LabelledDataset:
-        texts = self.texts(split)
-        examples = LabelledDataset(texts, self.tokenizer, self.labels, self.max_length)
-        if examples.cut:
-            say(
-                f"{examples.cut} of {len(texts)} texts of {split} are cut, for they are longer than "
-                f"{self.max_length} tokens"
+        pairs = self.pairs(split)
+        examples = LabelledDataset(pairs, self.tokenizer, self.labels, self.text_length)
+        if examples.cut and not self.cut_longer:
+            raise UserError(
+                f"text_length must be at least {examples.longest} for {split}, but is {self.text_length}; "
+                "or set cut_longer, and of longer texts the end is read"
             )
+        if examples.cut:
+            say(f"of {examples.cut} of {len(pairs)} texts of {split} the last {self.text_length} tokens are read")
         return examples

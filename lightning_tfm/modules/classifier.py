@@ -12,9 +12,8 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset
-from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import Evaluation, TaskModule
+from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
 
@@ -43,8 +42,7 @@ class Classifier(TaskModule):
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
     ) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise UserError(f"label_smoothing must be at least 0 and below 1, but is {label_smoothing}; try 0.1")
+        check_label_smoothing(label_smoothing)
         super().__init__(
             network,
             optimization,
@@ -101,17 +99,6 @@ class Classifier(TaskModule):
         probabilities, labels = outputs["probabilities"].cpu()[places].max(1)
         nlls = outputs["nll"].cpu()[places].tolist()
         for row, label, probability, nll in zip(rows, labels.tolist(), probabilities.tolist(), nlls, strict=True):
-            pair, answer = examples.pairs[row], self.labels[label]
-            lines.append(
-                {
-                    "source": pair.source,
-                    "target": pair.target,
-                    "answer": answer,
-                    "right": answer == pair.target,
-                    "nll": round(nll, 4),
-                    "kind": None,
-                    "alignment": None,
-                    "probability": round(probability, 4),
-                }
-            )
+            line = line_of(examples.pairs[row], self.labels[label], nll)
+            lines.append(line | {"probability": round(probability, 4)})
         return lines

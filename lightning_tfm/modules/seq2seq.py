@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_tfm.data import Batch, PairDataModule, PairDataset
 from lightning_tfm.decoding import beam_search, decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SentenceScores, SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import Evaluation, TaskModule, test_prefix
+from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of, test_prefix
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
 
@@ -43,8 +44,7 @@ class Seq2SeqModule(TaskModule):
         bleu: bool = False,
         beam_size: int = 1,
     ) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise UserError(f"label_smoothing must be at least 0 and below 1, but is {label_smoothing}; try 0.1")
+        check_label_smoothing(label_smoothing)
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
         if bleu and not tokenizer.writes_sentences:
@@ -70,16 +70,15 @@ class Seq2SeqModule(TaskModule):
         prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:
-                self.metrics[prefix] = SequenceMetrics()
-            if self.bleu:
-                self.scores[prefix] = SentenceScores()
+                self.metrics[prefix] = SequenceMetrics(self.tokenizer.unknown_id)
+        self.scores = {prefix: SentenceScores() for prefix in prefixes} if self.bleu else {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self.network(batch.source, batch.target_in)
         loss = token_nll(logits, batch.target_out, self.label_smoothing)
         return self.summed(loss, (batch.target_out != PAD).sum())
 
-    def _evaluate(self, batch: Batch, prefix: str, beam_size: int) -> Evaluation:
+    def _evaluate(self, batch: Batch, prefix: str, loader: DataLoader, batch_idx: int, beam_size: int) -> Evaluation:
         """`answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
         metrics = self.metrics[prefix]
         logits = self.network(batch.source, batch.target_in)
@@ -90,8 +89,9 @@ class Seq2SeqModule(TaskModule):
             answers = decode(self.network.decode_step, state, self.max_target_length)
         metrics.count(batch, logits, answers)
         if self.bleu:
-            texts = ([self.tokenizer.decode(row) for row in ids.tolist()] for ids in (answers, batch.target_out))
-            self.scores[prefix].count(*texts)
+            rows = loader.sampler.batches[batch_idx].tolist()
+            references = [loader.dataset.pairs[row].target for row in rows]  # as they are, not as they are encoded
+            self.scores[prefix].count([self.tokenizer.decode(ids) for ids in answers.tolist()], references)
         self.log_dict(
             {f"{prefix}/{name}": metric for name, metric in metrics.items()},
             add_dataloader_idx=False,
@@ -105,13 +105,14 @@ class Seq2SeqModule(TaskModule):
                 self.log(f"{prefix}/{name}", torch.tensor(value, device=self.device), sync_dist=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val", beam_size=1)
+        return self._evaluate(batch, "val", self.trainer.val_dataloaders, batch_idx, beam_size=1)
 
     def on_validation_epoch_end(self) -> None:
         self._log_scores()
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(batch, test_prefix(self._test_sets()[dataloader_idx]), self.beam_size)
+        prefix, loader = test_prefix(self._test_sets()[dataloader_idx]), self.trainer.test_dataloaders[dataloader_idx]
+        return self._evaluate(batch, prefix, loader, batch_idx, self.beam_size)
 
     def on_test_epoch_end(self) -> None:
         self._log_scores()
@@ -122,18 +123,7 @@ class Seq2SeqModule(TaskModule):
         lines = []
         answers, nlls = outputs["answers"].cpu()[places].tolist(), outputs["nll"].cpu()[places].tolist()
         for row, ids, nll in zip(rows, answers, nlls, strict=True):
-            pair, answer = examples.pairs[row], self.tokenizer.decode(ids)
-            lines.append(
-                {
-                    "source": pair.source,
-                    "target": pair.target,
-                    "answer": answer,
-                    "right": answer == pair.target,
-                    "nll": round(nll, 4),
-                    "kind": pair.kind,
-                    "alignment": pair.alignment,
-                }
-            )
+            lines.append(line_of(examples.pairs[row], self.tokenizer.decode(ids), nll))
         return lines
 
     def _test_sets(self) -> tuple[str, ...]:

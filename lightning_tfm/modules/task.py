@@ -9,7 +9,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 
-from lightning_tfm.data import Examples, TaskDataModule, stable_hash
+from lightning_tfm.data import Examples, Pair, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.networks import Network
@@ -21,6 +21,25 @@ Evaluation = dict[str, Tensor]
 def test_prefix(test_set: str) -> str:
     """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
+
+
+def check_label_smoothing(value: float) -> None:
+    """Raises UserError unless it is a share that targets can give up."""
+    if not 0 <= value < 1:
+        raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
+
+
+def line_of(pair: Pair, answer: str, nll: float) -> dict[str, Any]:
+    """What was answered to a pair's source, as `TaskModule.answered` tells it."""
+    return {
+        "source": pair.source,
+        "target": pair.target,
+        "answer": answer,
+        "right": answer == pair.target,
+        "nll": round(nll, 4),
+        "kind": pair.kind,
+        "alignment": pair.alignment,
+    }
 
 
 class TaskModule(LightningModule):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, TransformerLayer, check_heads, positional_encoding
+from lightning_tfm.layers import Dropout, TransformerLayer, check_heads
 from lightning_tfm.networks.network import Network
-from lightning_tfm.tokenizer import NUM_SPECIAL, PAD
+from lightning_tfm.tokenizer import PAD, UNKNOWN_ID
 
 
 class EncoderClassifier(Network):
@@ -26,15 +26,15 @@ class EncoderClassifier(Network):
         d_hidden: width of the layer between the mean and the classes.
         dropout: on embeddings, on each sub-layer's output, on the mean and on the hidden layer.
         word_dropout: share of the tokens that are taken for unknown in training (Iyyer et al. 2015).
-        max_length: longest text, in tokens.
+        text_length: longest text, in tokens; its positions are learned.
         norm: before each sub-layer ("pre") or after each sum ("post").
-        positions: "sinusoidal" or "learned".
     """
 
     def __init__(
         self,
         vocab_size: int,
         num_classes: int,
+        text_length: int,
         d_model: int = 32,
         num_heads: int = 2,
         num_layers: int = 1,
@@ -42,13 +42,12 @@ class EncoderClassifier(Network):
         d_hidden: int = 20,
         dropout: float = 0.1,
         word_dropout: float = 0.0,
-        max_length: int = 200,
         norm: Literal["pre", "post"] = "post",
-        positions: Literal["sinusoidal", "learned"] = "learned",
     ) -> None:
         super().__init__(
             vocab_size=vocab_size,
             num_classes=num_classes,
+            text_length=text_length,
             d_model=d_model,
             num_heads=num_heads,
             num_layers=num_layers,
@@ -56,17 +55,15 @@ class EncoderClassifier(Network):
             d_hidden=d_hidden,
             dropout=dropout,
             word_dropout=word_dropout,
-            max_length=max_length,
             norm=norm,
-            positions=positions,
         )
         check_heads(d_model, num_heads)
         if not 0 <= word_dropout < 1:
             raise UserError(f"word_dropout must be at least 0 and below 1, but is {word_dropout}; try 0.2")
-        self.max_length = max_length
+        self.max_length = text_length
         self.word_dropout = word_dropout
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=PAD)
-        self.positions = positional_encoding(positions, max_length, d_model)
+        self.positions = nn.Embedding(text_length, d_model)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
@@ -79,8 +76,8 @@ class EncoderClassifier(Network):
     def check_lengths(self, source_length: int, target_length: int = 0) -> None:
         if source_length > self.max_length:
             raise UserError(
-                f"the longest text has {source_length} tokens, but the model's positions end at max_length "
-                f"{self.max_length}; try max_length {source_length}"
+                f"the longest text has {source_length} tokens, but the model's positions end at text_length "
+                f"{self.max_length}; try text_length {source_length}"
             )
 
     def forward(self, text: Tensor) -> Tensor:
@@ -89,7 +86,7 @@ class EncoderClassifier(Network):
         real = text != PAD  # (B, S)
         if self.training and self.word_dropout:
             dropped = torch.rand(text.shape, device=text.device) < self.word_dropout
-            text = text.masked_fill(dropped & real, NUM_SPECIAL)  # the first symbol is the unknown one
+            text = text.masked_fill(dropped & real, UNKNOWN_ID)
         x = self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device))
         x = self.dropout(x)  # (B, S, D)
         for layer in self.encoder:
