@@ -156,6 +156,7 @@ def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, s
                 if member.isreg() and member.name.endswith(".txt")
             }
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {error}") from None
+        reason = str(error).partition(":")[0]
+        raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {reason}") from None
     for name in sorted(files):
         yield PurePosixPath(name), decoded(files[name], f"{archive}:{name}", encoding)

@@ -81,8 +81,13 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
         return _unknown(option[1], accepted)
     if "are required" in reason:
         return f"{reason}; name a YAML with --config"
-    if other := re.search(r"'?([\w.]+)'? does not correspond to a subclass of '?([\w.]+)'?", reason):
-        return f"{'.'.join(settings)} must be {' or '.join(concrete(_imported(other[2])))}, but is {other[1]}"
+    if classes and settings and (other := re.search(r"Import path ([\w.]+) does not correspond to a subclass", reason)):
+        base = get_type_hints(_imported(classes[-1]).__init__).get(settings[-1])
+        if inspect.isclass(base):
+            return (
+                f"{'.'.join(settings)} of {classes[-1]} must be {' or '.join(concrete(base))}, but is "
+                f"{other[1].rpartition('.')[2]}"
+            )
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         module, name = missing.groups()

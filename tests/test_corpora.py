@@ -355,10 +355,9 @@ def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
     assert long
     row = long[0]
     assert examples.ids[row].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
-    assert (
-        f"{len(long)} of {len(examples)} texts of train are cut, for they are longer than 5 tokens"
-        in capsys.readouterr().err
-    )
+    assert f"of {len(long)} of {len(examples)} texts of train the last 5 tokens are read" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"text_length must be at least \d+ for train, but is 5; or set cut_longer"):
+        sentiment(train, text_length=5).setup("fit")
 
 
 def test_words_are_read_in_small_letters_apart_from_their_marks():

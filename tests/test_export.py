@@ -10,7 +10,7 @@ import torch
 import lightning_tfm
 from lightning_tfm.commands.export import inputs_of
 from lightning_tfm.decoding import decode
-from lightning_tfm.networks import EncoderClassifier
+from lightning_tfm.networks import AttentionLSTM, EncoderClassifier
 from lightning_tfm.tokenizer import EOS
 from runs import TASKS, in_process, trained_run
 
@@ -41,6 +41,11 @@ def test_an_exported_network_computes_the_same(format, checkpoint, monkeypatch, 
     if format == "onnx":
         pytest.importorskip("onnxscript")
     folder = tmp_path / "exported"
+    if format != "safetensors" and isinstance(lightning_tfm.load(checkpoint).network, AttentionLSTM):
+        assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 2
+        assert "--format must be safetensors for an AttentionLSTM" in capsys.readouterr().err
+        assert not folder.exists()
+        return
     assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (
         capsys.readouterr().err
     )

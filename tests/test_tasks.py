@@ -98,7 +98,6 @@ def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
         assert summary["test"][name] == pytest.approx(metric.corpus_score(answers, references).score, abs=1e-3)
         assert summary["signatures"][name] == str(metric.get_signature())
-    assert 0 < summary["test"]["chrf"] < 100
 
 
 def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
@@ -123,7 +122,7 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
     asked = {
         "translation": ["der Hund schläft", "ein Kind"],
         "spelling": ["abc", "e"],
-        "text": ["abc", "def gh"],
+        "text": ["der", "ein Hu"],
         "reviews": ["GREAT! film", "the plot is Awful"],
     }[task.partition("_")[0]]
     checkpoint = trained / "checkpoints/best.ckpt"
@@ -176,13 +175,13 @@ def test_a_text_is_gone_on_with_by_the_seed_and_greedily(tmp_path_factory, monke
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
 
     def told(*options):
-        assert in_process(monkeypatch, "generate", checkpoint, "abc", "--max-tokens", "40", *options) == 0
+        assert in_process(monkeypatch, "generate", checkpoint, "der", "--max-tokens", "40", *options) == 0
         return capsys.readouterr().out
 
     assert told() == told("--seed", "0") == told("--temperature", "0.8") != told("--seed", "1")
     greedy = told("--temperature", "0")
     network, tokenizer, *_ = load(checkpoint)
-    text = tokenizer.encode("abc")
+    text = tokenizer.encode("der")
     while len(text) < 43:  # as long as all of it fits, token by token, over everything anew
         if len(text) > network.max_length:
             break

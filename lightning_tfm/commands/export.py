@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 import warnings
@@ -11,14 +12,14 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_tfm.checkpoint import Trained, load
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenizer import BOS, EOS, NUM_SPECIAL, PAD
 
 TOLERANCE = 1e-4
@@ -34,9 +35,8 @@ def export(arguments: list[str]) -> int:
     """Writes a folder: the network in a format, its tokenizer and its hyper-parameters."""
     options = _parse(arguments)
     trained = load(options.checkpoint)
-    output = options.output or Path(options.checkpoint).with_suffix("").with_name(
-        f"{Path(options.checkpoint).stem}_{options.format}"
-    )
+    path = Path(options.checkpoint)
+    output = options.output or path.with_name(f"{path.stem}_{options.format}")
     if output.exists():
         raise UserError(f"--output must be a folder that is not there yet, but {str(output)!r} is; choose another")
     try:
@@ -52,11 +52,17 @@ def export(arguments: list[str]) -> int:
                 )
             settings = {
                 "task": trained.task,
-                "network": _network(trained.network),
+                "network": {
+                    "class": type(trained.network).__name__,
+                    "hyper_parameters": trained.network.hyper_parameters,
+                },
                 "tokenizer": trained.tokenizer.to_dict(),
+                "max_target_length": trained.max_target_length,
+                "labels": list(trained.labels),
+                "pad": PAD,
+                "bos": BOS,
+                "eos": EOS,
             }
-            settings |= {"max_target_length": trained.max_target_length, "labels": list(trained.labels)}
-            settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
             (path.parent / "config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
             shutil.move(path.parent, output)
     except OSError as error:
@@ -75,10 +81,6 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--format", choices=sorted(FILES), default="safetensors", help="default: safetensors")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: beside the checkpoint")
     return parser.parse_args(arguments)
-
-
-def _network(network: nn.Module) -> dict[str, Any]:
-    return {"class": type(network).__name__, "hyper_parameters": network.hyper_parameters}
 
 
 def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
@@ -101,8 +103,8 @@ def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
 def difference(trained: Trained, other: Callable[[Inputs], Tensor]) -> float:
     """The largest difference of logits, over inputs of several sizes."""
     largest = 0.0
-    limit = trained.network.hyper_parameters.get("max_length", 32)
-    for rows, length in ((2, 5), (1, 3), (3, min(limit // 2, 12))):
+    longest = min(12, getattr(trained.network, "max_length", 24) // 2, trained.max_target_length or 12)
+    for rows, length in ((2, min(5, longest)), (1, 1), (3, longest)):
         inputs = inputs_of(trained, rows, length)
         largest = max(largest, (trained.network(**inputs) - other(inputs)).abs().max().item())
     return largest
@@ -118,13 +120,37 @@ def _safetensors(trained: Trained, path: Path) -> float:
 
 
 def _exported(trained: Trained) -> torch.export.ExportedProgram:
+    """The network's forward, for any number of rows and any lengths that its positions reach.
+
+    Raises:
+        UserError: if torch cannot follow it.
+    """
+    if isinstance(trained.network, AttentionLSTM):
+        raise UserError(
+            "--format must be safetensors for an AttentionLSTM, whose decoder is a loop over its steps, which torch "
+            "would write down for one number of them"
+        )
     inputs = inputs_of(trained, 2, 5)
-    rows = torch.export.Dim("rows", min=1)
-    shapes = {name: {0: rows, 1: torch.export.Dim(f"{name}_length", min=1)} for name in inputs}
+    rows, longest = torch.export.Dim("rows", min=1), dict.fromkeys(inputs, trained.network.max_length)
     if trained.task == "language modelling":
-        shapes["source"] = {0: rows}
-    with warnings.catch_warnings(action="ignore"):
-        return torch.export.export(trained.network, (), inputs, dynamic_shapes=shapes)
+        del longest["source"]  # there is none
+    elif isinstance(trained.network, GPT):  # which reads both as one sequence
+        longest = {"source": longest["source"] - trained.max_target_length, "target_in": trained.max_target_length}
+    shapes: dict[str, dict[int, torch.export.Dim]] = {name: {0: rows} for name in inputs}
+    for name, most in longest.items():
+        shapes[name][1] = torch.export.Dim(f"{name}_length", min=1, max=most)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.export.export(
+                trained.network,
+                (),
+                inputs,
+                dynamic_shapes=shapes,
+                prefer_deferred_runtime_asserts_over_guards=True,  # or one row, or one token, would be refused
+            )
+    except Exception as error:  # torch raises what it likes
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"torch cannot export {type(trained.network).__name__}: {reason}; try safetensors") from None
 
 
 def _torch_export(trained: Trained, path: Path) -> float:
@@ -139,6 +165,7 @@ def _onnx(trained: Trained, path: Path) -> float:
         import onnxscript  # noqa: F401, torch.onnx needs it
     except ImportError as error:
         raise UserError(f"--format onnx needs the package {error.name!r}; pip install onnxruntime onnxscript") from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision
     with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         torch.onnx.export(_exported(trained), f=str(path), dynamo=True, external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
