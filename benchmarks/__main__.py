@@ -31,6 +31,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     steps.gpt_steps,
     steps.lstm_steps,
     limits.limits,
+    limits.lstm_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     framework.length_buckets,
