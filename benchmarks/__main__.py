@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -31,6 +31,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     steps.gpt_steps,
     steps.lstm_steps,
     limits.limits,
+    limits.lstm_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     framework.length_buckets,
@@ -145,12 +146,9 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
 def state() -> str:
     """The commit of the files that are run; ends with + where they differ from it, what is published here left out."""
 
-    def ask(*arguments: str) -> str:
-        command = ["git", "-C", str(FOLDER), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
     published = [f":(exclude){name}" for name in PUBLISHED]
-    return ask("rev-parse", "--short=7", "HEAD") + ("+" if ask("status", "--porcelain", ":/", *published) else "")
+    changed = provenance.ask_git("status", "--porcelain", ":/", *published, folder=FOLDER)
+    return provenance.ask_git("rev-parse", "--short=7", "HEAD", folder=FOLDER).strip() + ("+" if changed else "")
 
 
 def main() -> None:
@@ -166,15 +164,20 @@ def main() -> None:
 
     console, rows, commit = Console(stderr=True), [], state()
     chosen = [names[name] for name in options.names or names]
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    begun = time.monotonic()
+    told, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
+    columns = SpinnerColumn(), told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
     with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed
-        bar = progress.add_task("", total=len(chosen))
+        bar = progress.add_task("", total=len(chosen), last="")
         for place, benchmark in enumerate(chosen, start=1):
             progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__doc__}")
             measured = []
             for row in benchmark(options.full):
                 measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
                 progress.console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
+                speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
+                value = number(row.ours if row.ratio is None else row.ratio)
+                progress.update(bar, last=f"{speed:.2g} rows a minute, the last one: {value or row.status}")
             progress.advance(bar)
             publish(measured)
             rows += measured

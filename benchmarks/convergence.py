@@ -186,6 +186,13 @@ def recorded_tutorial() -> dict[str, float]:
     return json.loads((RECORDED / "date_tutorial.jsonl").read_text().splitlines()[-1])
 
 
+def scaled(blocks: list[Block]) -> float:
+    """The seconds that the recorded run would take now, by these short ones."""
+    whole = recorded_tutorial()
+    now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
+    return whole["seconds"] * whole["samples_per_second"] / now
+
+
 def build_tutorial(goal: float) -> Built:
     """Whole trainings of the date tutorial; each block is one, of another seed."""
     seeds = iter(SEEDS)
@@ -199,24 +206,23 @@ def build_tutorial(goal: float) -> Built:
 
 def dates_against_tutorial(full: bool) -> Iterator[Row]:
     """Dates: seconds until 0.976, against the tutorial's twenty passes, after which its author has that."""
-    goal, steps, whole = 0.976, DATE_STEPS["tutorial"], recorded_tutorial()
-    rounds, reached = [], []
-    with started(Side(build_dates, {"side": "tutorial"})) as (_, short):
+    goal, steps = 0.976, DATE_STEPS["tutorial"]
+    rounds, reached, theirs = [], [], []
+    side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
+    with started(side, warm=not full) as (_, work):
         for seed in SEEDS:
-            before = [short() for _ in range(3)]
+            blocks = [work() for _ in range(1 if full else 3)]
             ours, exact_match = run("date_attention_lstm", seed, steps, "test", goal)
-            blocks = [*before, *(short() for _ in range(3))]
-            now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
-            rounds.append((ours, whole["seconds"] * whole["samples_per_second"] / now))
+            blocks += [] if full else [work() for _ in range(3)]
+            rounds.append((ours, blocks[0].seconds if full else scaled(blocks)))
             reached.append(exact_match)
-    note = f"{steps} steps, {_told(reached, goal)}; "
+            theirs.append(blocks[0].amount)
     if full:
-        with started(Side(build_tutorial, {"goal": goal}), warm=False) as (_, work):
-            blocks = [work() for _ in SEEDS]
-        rounds = [(ours, block.seconds) for (ours, _), block in zip(rounds, blocks, strict=True)]
-        note += f"of the peer's, {_told([block.amount for block in blocks], goal)}"
+        told = f"of the peer's, {_told(theirs, goal)}"
     else:
-        note += f"the peer's recorded run took {whole['seconds']:.0f} s and had {whole['exact_match']:.2f} then"
+        whole = recorded_tutorial()
+        told = f"the peer's recorded run took {whole['seconds']:.0f} s and had {whole['exact_match']:.2f} then"
+    note = f"{steps} steps, {_told(reached, goal)}; {told}"
     yield seconds_row(f"dates until {goal} on test / tutorial", "≥ 40 x", rounds, note)
 
 

@@ -113,6 +113,10 @@ def limits(full: bool) -> Iterator[Row]:
         ):
             rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
+
+
+def lstm_limits(full: bool) -> Iterator[Row]:
+    """The attention LSTM without attention, and compiled, against the tutorial."""
     for side, note in (
         ("without attention", "a decoder that attends step by step does more: this one does not, and has no loop"),
         ("compiled", "torch.compile takes a minute before"),

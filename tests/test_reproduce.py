@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_tfm.commands.reproduce import Claim, Experiment, Run, compared, read_experiment
+from lightning_tfm.commands.reproduce import Claim, Experiment, Run, _logged, compared, read_experiment
 from runs import EXPERIMENTS, SETTINGS, run, start
 
 README = Path(__file__).parent.parent / "README.md"
@@ -139,6 +139,15 @@ def test_without_experiments_it_says_where_to_go(tmp_path):
     child = run("reproduce", cwd=tmp_path)
     assert child.wait() == 2
     assert "there is no experiments/*.yaml below the current folder" in child.err.read_text()
+
+
+def test_the_bar_says_what_a_run_has_logged_last(tmp_path):
+    folder = tmp_path / "runs/copy_gpt/version_0"
+    folder.mkdir(parents=True)
+    assert _logged(tmp_path) == ""
+    lines = ["step,train/loss,tokens_per_second,val/loss", "49,2.5,,", "49,,12345.6,", "99,1.25,,", "99,,,0.75"]
+    (folder / "metrics.csv").write_text("\n".join([*lines, "149,1.1,9"]))  # the last one is being written
+    assert _logged(tmp_path) == "step 99, 12,346 tokens/s, train/loss 1.25, val/loss 0.75"
 
 
 def experiment(value, tolerance):

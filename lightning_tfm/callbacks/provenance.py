@@ -71,20 +71,26 @@ def git() -> dict[str, Any]:
     names of files that it does not know.
     """
 
-    def ask(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
-
     try:
-        commit = ask("rev-parse", "HEAD").strip()
-        status = ask("status", "--porcelain", "--untracked-files=all").splitlines()
-        diff = ask("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+        commit = ask_git("rev-parse", "HEAD").strip()
+        status = ask_git("status", "--porcelain", "--untracked-files=all").splitlines()
+        diff = ask_git("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     if not status:
         return {"commit": commit, "dirty": False}
     untracked = [line[3:] for line in status if line.startswith("??")]
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
+
+
+def ask_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
+    """What git prints.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: if there is no git, or no repository.
+    """
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
 
 
 def versions() -> dict[str, str]:

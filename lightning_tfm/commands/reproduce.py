@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import json
@@ -23,6 +24,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lightning_tfm.callbacks.progress import SHOWN
 from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data.download import MIRROR
@@ -90,9 +92,10 @@ def reproduce(arguments: list[str]) -> int:
     for seed, experiment in jobs:
         _check(_folder(options.output, experiment, seed), experiment, source)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    told, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
+    columns = (told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), now)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs))
+        bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs), now="")
         done = 0.0
         for number, (seed, experiment) in enumerate(jobs, start=1):
             title = f"{number}/{len(jobs)} {experiment.name} seed {seed}"
@@ -102,7 +105,7 @@ def reproduce(arguments: list[str]) -> int:
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
                 for seconds in _fitting(experiment, seed, folder):
-                    progress.update(bar, completed=done + min(seconds, experiment.seconds))
+                    progress.update(bar, completed=done + min(seconds, experiment.seconds), now=_logged(folder))
                 run = _finished(folder, seed) or _failed(folder, seed)
             done += experiment.seconds
             progress.update(bar, completed=done)
@@ -233,6 +236,19 @@ def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]
         if process.poll() is None:
             process.terminate()
             process.wait()
+
+
+def _logged(folder: Path) -> str:
+    """What the run that goes on in a folder has logged last: its step, its speed and the newest of its metrics."""
+    last: dict[str, str] = {}
+    for path in folder.glob("runs/*/version_*/metrics.csv"):
+        *lines, _ = path.read_text().split("\n")  # a row may be being written
+        for row in csv.DictReader(lines):
+            last |= {name: value for name, value in row.items() if name and value}
+    shown = [f"step {last['step']}"] if "step" in last else []
+    shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
+    shown += [f"{name} {float(last[name]):.4g}" for name in SHOWN if name in last]
+    return ", ".join(shown)
 
 
 def _failed(folder: Path, seed: int) -> Run:
