@@ -6,12 +6,13 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from lightning_tfm.data import Download, LabelledDataModule, Pair, located, read_lines, read_table, read_text
 from lightning_tfm.data.batches import stable_hash
 from lightning_tfm.data.files import decoded
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import WordTokenizer
+from lightning_tfm.tokenizer import SubwordTokenizer, WordTokenizer
 
 FILES = {
     "aclImdb_v1.tar.gz": Download(
@@ -38,8 +39,9 @@ class Sentiment(LabelledDataModule):
         val, test: others; where there are none, a share of the training data.
         val_share, test_share: these shares, where they are needed.
         encoding: of the texts, as Python calls it.
-        vocab_size: how many words are known: the commonest of the training part.
-        text_length: words of a text that are read.
+        tokens: words in small letters and punctuation marks, or byte-level subwords.
+        vocab_size: how many there are: the commonest of the training part.
+        text_length: tokens of a text that are read.
         cut_longer: whether of longer texts the end is read, which sums up, instead of their being refused.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
@@ -52,6 +54,7 @@ class Sentiment(LabelledDataModule):
         val_share: float = 0.1,
         test_share: float = 0.1,
         encoding: str = "utf-8",
+        tokens: Literal["word", "subword"] = "word",
         vocab_size: int = 20_000,
         text_length: int = 200,
         cut_longer: bool = False,
@@ -79,7 +82,8 @@ class Sentiment(LabelledDataModule):
                         f"each label must be one of the training part ({', '.join(labels)}), but that of "
                         f"{text.source[:40]!r} in {split} is {text.target!r}"
                     )
-        tokenizer = WordTokenizer.learned((text.source for text in parts["train"]), vocab_size)
+        kind = {"word": WordTokenizer, "subword": SubwordTokenizer}[tokens]
+        tokenizer = kind.learned((text.source for text in parts["train"]), vocab_size)
         self.parts = parts
         super().__init__(tokenizer, labels, text_length, cut_longer, batch_size, eval_batch_size, num_workers, seed)
 

@@ -29,6 +29,8 @@ class Classifier(TaskModule):
         labels: the names of the classes.
         optimization: optimizer and schedule.
         label_smoothing: of the training loss.
+        consistency: how much a text's two answers in training, with other dropout, must agree: the weight of their
+            divergence (R-Drop, Liang et al. 2021); 0 for one answer.
     """
 
     task = "classification"
@@ -41,6 +43,7 @@ class Classifier(TaskModule):
         labels: Sequence[str],
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
+        consistency: float = 0.0,
     ) -> None:
         check_label_smoothing(label_smoothing)
         super().__init__(
@@ -49,10 +52,12 @@ class Classifier(TaskModule):
             tokenizer=tokenizer.to_dict(),
             labels=list(labels),
             label_smoothing=label_smoothing,
+            consistency=consistency,
         )
         self.tokenizer = tokenizer
         self.labels = list(labels)
         self.label_smoothing = label_smoothing
+        self.consistency = consistency
         self.metrics = nn.ModuleDict()
 
     def setup(self, stage: str) -> None:
@@ -67,9 +72,17 @@ class Classifier(TaskModule):
                 )
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        logits = self.network(batch.text)
-        loss = F.cross_entropy(logits.float(), batch.label, label_smoothing=self.label_smoothing, reduction="sum")
+        loss = self._loss(logits := self.network(batch.text).float(), batch.label)
+        if self.consistency:
+            other = self.network(batch.text).float()
+            ours, theirs = logits.log_softmax(-1), other.log_softmax(-1)
+            divergence = F.kl_div(ours, theirs, reduction="sum", log_target=True)
+            divergence = divergence + F.kl_div(theirs, ours, reduction="sum", log_target=True)
+            loss = (loss + self._loss(other, batch.label)) / 2 + self.consistency / 4 * divergence
         return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
+
+    def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction="sum")
 
     def _evaluate(self, batch: LabelledBatch, prefix: str) -> Evaluation:
         """`probabilities` (B, C) of the classes, and `nll` (B) of the right one, in nats."""

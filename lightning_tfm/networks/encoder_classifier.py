@@ -64,6 +64,8 @@ class EncoderClassifier(Network):
         self.word_dropout = word_dropout
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=PAD)
         self.positions = nn.Embedding(text_length, d_model)
+        for table in (self.embedding, self.positions):  # small, so that what is learned of a word is heard at once
+            nn.init.normal_(table.weight, std=0.02)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
