@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.tokenizer import SymbolTokenizer
 
 
 class Copy(GeneratedDataModule):
@@ -51,7 +51,7 @@ class Copy(GeneratedDataModule):
         self.lengths = {"longer": (max_length + 1, longer_max_length)}
         self.training_lengths = (min_length, max_length)
         super().__init__(
-            Tokenizer(self.symbols, separator=" "),
+            SymbolTokenizer(self.symbols, separator=" "),
             max_source_length=longer_max_length + 1,
             max_target_length=longer_max_length + 1,
             batch_size=batch_size,

@@ -13,7 +13,7 @@ from faker import Faker
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.tokenizer import SymbolTokenizer
 
 FORMATS = (
     "short",
@@ -82,7 +82,7 @@ class Date(GeneratedDataModule):
         texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
         characters = sorted({*"0123456789-", *"".join(texts)})
         super().__init__(
-            Tokenizer(characters),
+            SymbolTokenizer(characters),
             max_source_length=max(map(len, texts)) + 1,
             max_target_length=len("1979-05-03") + 1,
             batch_size=batch_size,

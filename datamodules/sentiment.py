@@ -12,7 +12,7 @@ from lightning_tfm.data import Download, LabelledDataModule, Pair, located, read
 from lightning_tfm.data.batches import stable_hash
 from lightning_tfm.data.files import decoded
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import SubwordTokenizer, WordTokenizer
+from lightning_tfm.tokenizer import learned
 
 FILES = {
     "aclImdb_v1.tar.gz": Download(
@@ -82,8 +82,8 @@ class Sentiment(LabelledDataModule):
                         f"each label must be one of the training part ({', '.join(labels)}), but that of "
                         f"{text.source[:40]!r} in {split} is {text.target!r}"
                     )
-        kind = {"word": WordTokenizer, "subword": SubwordTokenizer}[tokens]
-        tokenizer = kind.learned((text.source for text in parts["train"]), vocab_size)
+        tokens = {"word": "reader's word"}.get(tokens, tokens)
+        tokenizer = learned((text.source for text in parts["train"]), tokens, vocab_size)
         self.parts = parts
         super().__init__(tokenizer, labels, text_length, cut_longer, batch_size, eval_batch_size, num_workers, seed)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_tfm.data import Download, TextDataModule, located, read_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import SubwordTokenizer, learned
+from lightning_tfm.tokenizer import learned, read_tokenizer
 
 FILES = {
     "tinyshakespeare/input.txt": Download(
@@ -61,7 +61,7 @@ class Text(TextDataModule):
         texts = {"train": text[:middle], "val": text[middle:end]}
         texts["test"] = text[end:] if test_share else texts["val"]
         if tokenizer_file is not None:
-            tokenizer = SubwordTokenizer.read(Path(tokenizer_file))
+            tokenizer = read_tokenizer(Path(tokenizer_file))
         else:
             tokenizer = learned([texts["train"]], tokens, vocab_size)
         super().__init__(tokenizer, texts, context, batch_size, eval_batch_size, num_workers, seed)

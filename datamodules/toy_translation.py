@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.tokenizer import SymbolTokenizer
 
 
 class Noun(NamedTuple):
@@ -167,7 +167,7 @@ class ToyTranslation(GeneratedDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            Tokenizer(sorted(_vocabulary()), separator=" "),
+            SymbolTokenizer(sorted(_vocabulary()), separator=" "),
             max_source_length=LONGEST_GERMAN + 1,
             max_target_length=LONGEST_ENGLISH + 1,
             batch_size=batch_size,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_tfm.data import Pair, PairDataModule, located, read_table
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import UNKNOWN, Tokenizer, commonest
+from lightning_tfm.tokenizer import UNKNOWN, SymbolTokenizer, commonest
 
 
 class Tsv(PairDataModule):
@@ -57,15 +57,15 @@ class Tsv(PairDataModule):
         self.parts = {
             split: [Pair("\t".join([row[0], *row[2:]]), row[1]) for row in rows] for split, rows in tables.items()
         }
-        rules = source_separator, UNKNOWN, target_separator, feature_separator if features else None
-        splitter = Tokenizer([UNKNOWN], *rules)
+        separators = source_separator, target_separator, feature_separator if features else None
+        splitter = SymbolTokenizer((), *separators)
         symbols = [
             symbol
             for pair in self.parts["train"]
             for symbol in splitter.split(pair.source) + splitter.split_target(pair.target)
         ]
         super().__init__(
-            Tokenizer([UNKNOWN, *commonest(symbols, vocab_size)], *rules),
+            SymbolTokenizer([UNKNOWN, *commonest(symbols, vocab_size)], *separators),
             max_source_length=max_source_length,
             max_target_length=max_target_length,
             batch_size=batch_size,

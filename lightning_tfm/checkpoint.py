@@ -23,7 +23,7 @@ from lightning_tfm import networks
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import replacing
 from lightning_tfm.networks import Network
-from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer, restored
+from lightning_tfm.tokenizer import Tokenizer, restored
 
 PREFIX = "network."
 """What the names of a network's weights begin with in a LightningModule's checkpoint."""
@@ -204,7 +204,7 @@ class Trained(NamedTuple):
     """
 
     network: Network
-    tokenizer: Tokenizer | SubwordTokenizer
+    tokenizer: Tokenizer
     task: str
     max_target_length: int = 0
     labels: tuple[str, ...] = ()

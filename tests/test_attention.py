@@ -15,7 +15,7 @@ from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.pictures import draw_attention, draw_positions
-from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
 
 
 def written_out(weights, pairs, split):
@@ -68,7 +68,7 @@ def test_alignment_scores_equal_their_definitions(make_data):
 
 
 def test_perfect_attention_scores_perfectly():
-    tokenizer = Tokenizer("abc")
+    tokenizer = SymbolTokenizer("abc")
     pairs = [Pair("abc", "cab", ((2, 0), (0, 1), (1, 2))), Pair("a", "a", ((0, 0),))]
     batch = PairDataset(pairs, tokenizer)[torch.arange(2)]
     gold = gold_links(pairs, batch)
@@ -88,7 +88,7 @@ def test_perfect_attention_scores_perfectly():
 
 
 def test_to_look_at_the_end_is_to_link_with_nothing():
-    tokenizer = Tokenizer("ab")
+    tokenizer = SymbolTokenizer("ab")
     pairs = [Pair("ab", "a", ((0, 0),))]
     batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
     weights = (batch.source == EOS).float()[:, None, None].expand(-1, 1, 2, -1)
@@ -144,7 +144,7 @@ def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
 
 
 def test_looks_are_labelled_by_what_stands_there(network):
-    tokenizer = Tokenizer("abcdefgh")
+    tokenizer = SymbolTokenizer("abcdefgh")
     pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
     found = looks(network, tokenizer, pair)
     assert any(look.gold for look in found)

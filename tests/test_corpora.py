@@ -17,7 +17,7 @@ from datamodules import ParallelText, Sentiment, Text, Tsv
 from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer, restored
+from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, restored
 
 
 @pytest.fixture
@@ -361,10 +361,10 @@ def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
 
 
 def test_words_are_read_in_small_letters_apart_from_their_marks():
-    tokenizer = WordTokenizer.learned(["It's great<br />GREAT film!", "great"], vocab_size=7)
+    tokenizer = learned(["It's great<br />GREAT film!", "great"], "reader's word", vocab_size=7)
     assert tokenizer.split("It's great<br />GREAT!") == ["it's", "great", "great", "!"]
     assert tokenizer.vocab_size == 7
-    assert tokenizer.symbols[:2] == (UNKNOWN, "great")
+    assert tokenizer.words[0] == "great"
     again = restored(tokenizer.to_dict())
     assert type(again) is WordTokenizer
     assert again.encode("Great nonsense") == tokenizer.encode("great NONSENSE") == [4, 3]
@@ -508,6 +508,6 @@ def test_data_that_cannot_be_used_are_refused_in_one_line(make, message, tmp_pat
 
 
 def test_subwords_are_those_of_a_tokenizer_file(tmp_path):
-    learned = SubwordTokenizer.learned([TEXT], 300)
-    data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, learned.to_dict()["model"], "tokenizer.json"))
-    assert data.tokenizer.encode(TEXT) == learned.encode(TEXT)
+    subwords = learned([TEXT], "subword", 300)
+    data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, subwords.to_dict()["model"], "tokenizer.json"))
+    assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)

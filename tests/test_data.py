@@ -18,7 +18,7 @@ from datamodules import Copy, Date, ToyTranslation, toy_translation
 from datamodules.date import FORMATS
 from lightning_tfm.data import EvaluationBatches, TrainingBatches
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer, restored
+from lightning_tfm.tokenizer import BOS, EOS, PAD, SymbolTokenizer, restored
 
 FINGERPRINTS = """
 import datetime, json, sys
@@ -223,7 +223,7 @@ def test_evaluation_takes_each_row_once(size, world_size, batch_size):
 @pytest.mark.parametrize(("text", "separator"), [("3 May", ""), ("ein großer Hund", " ")])
 def test_a_tokenizer_gives_back_what_it_reads(text, separator):
     symbols = sorted(set(text.split() if separator else text))
-    tokenizer = Tokenizer(symbols, separator)
+    tokenizer = SymbolTokenizer(symbols, separator)
     ids = tokenizer.encode(text)
     assert min(ids) > EOS
     assert max(ids) < tokenizer.vocab_size == 3 + len(symbols)
@@ -233,9 +233,9 @@ def test_a_tokenizer_gives_back_what_it_reads(text, separator):
 
 def test_an_unknown_symbol_is_named_with_its_position():
     with pytest.raises(UserError, match=r"no character 'x' \(position 3 of 'abxa'\)"):
-        Tokenizer("ab").encode("abxa")
+        SymbolTokenizer("ab").encode("abxa")
     with pytest.raises(UserError, match=r"no word 'Hund' \(position 2 of 'der Hund'\)"):
-        Tokenizer(["der"], " ").encode("der Hund")
+        SymbolTokenizer(["der"], " ").encode("der Hund")
 
 
 @pytest.mark.parametrize(

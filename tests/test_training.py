@@ -22,7 +22,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
 from lightning_tfm.modules import Optimization, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
-from lightning_tfm.tokenizer import EOS, PAD, Tokenizer
+from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
 
 MODELS = {
     "transformer": lambda vocab_size: Transformer(vocab_size, 16, 2, 1, 32, dropout=0.0, max_length=24),
@@ -295,7 +295,7 @@ def test_a_setting_that_cannot_work_is_refused(make, message):
 
 
 def test_metrics_equal_their_definitions_over_unequal_batches():
-    tokenizer = Tokenizer(["ein", "Hund", "Haus", "rot"], " ")
+    tokenizer = SymbolTokenizer(["ein", "Hund", "Haus", "rot"], " ")
     metrics = SequenceMetrics()
     nll = tokens = right = exact = sequences = 0
     for width, count in ((3, 2), (6, 5), (4, 1)):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lightning_tfm.data.batches import Batch, TaskDataModule, fingerprint, padded, stable_hash
 from lightning_tfm.errors import UserError, say
-from lightning_tfm.tokenizer import BOS, EOS, PAD, SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
 
 
 class Pair(NamedTuple):
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 class PairDataset(Dataset):
     """Encoded pairs, cut into batches by one index operation: `dataset[rows]` is a Batch."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer | SubwordTokenizer) -> None:
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self.pairs = pairs
         sources = tokenizer.encode_all([pair.source for pair in pairs])
         targets = tokenizer.encode_all_targets([pair.target for pair in pairs])
@@ -77,7 +77,7 @@ class PairDataModule(TaskDataModule, ABC):
 
     def __init__(
         self,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         max_source_length: int,
         max_target_length: int,
         batch_size: int,

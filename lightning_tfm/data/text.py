@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_tfm.data.batches import Batch, BatchStream, TaskDataModule, WindowBatches
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import PAD, Tokenizer
 
 
 class TextDataset(Dataset):
@@ -25,7 +25,7 @@ class TextDataset(Dataset):
             side by side, which score every token once.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer | SubwordTokenizer, context: int, stride: int) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int) -> None:
         ids = tokenizer.encode(text)
         if len(ids) <= context:
             raise UserError(
@@ -65,7 +65,7 @@ class TextDataModule(TaskDataModule):
 
     def __init__(
         self,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         texts: dict[str, str],
         context: int,
         batch_size: int,

@@ -15,7 +15,7 @@ from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDatase
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
 from lightning_tfm.networks import EncoderClassifier
-from lightning_tfm.tokenizer import SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import Tokenizer
 
 
 class Classifier(TaskModule):
@@ -39,7 +39,7 @@ class Classifier(TaskModule):
     def __init__(
         self,
         network: EncoderClassifier,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         labels: Sequence[str],
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,

@@ -13,7 +13,7 @@ from lightning_tfm.metrics import Perplexity, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import GPT
-from lightning_tfm.tokenizer import NUM_SPECIAL, SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import NUM_SPECIAL, Tokenizer
 
 
 class LanguageModel(TaskModule):
@@ -36,7 +36,7 @@ class LanguageModel(TaskModule):
     def __init__(
         self,
         network: GPT,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         optimization: Optimization = Optimization(),
         start_from: str | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from lightning_tfm.metrics import SentenceScores, SequenceMetrics, sequence_nll,
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of, test_prefix
 from lightning_tfm.networks import Seq2SeqNetwork
-from lightning_tfm.tokenizer import PAD, SubwordTokenizer, Tokenizer
+from lightning_tfm.tokenizer import PAD, Tokenizer
 
 
 class Seq2SeqModule(TaskModule):
@@ -37,7 +37,7 @@ class Seq2SeqModule(TaskModule):
     def __init__(
         self,
         network: Seq2SeqNetwork,
-        tokenizer: Tokenizer | SubwordTokenizer,
+        tokenizer: Tokenizer,
         max_target_length: int,
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
