@@ -64,7 +64,6 @@ def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tupl
     ]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(THREADS),
-        "OMP_PROC_BIND": "true",  # as the peers have it
         "PYTHONPATH": str(EXPERIMENTS.parent),
         "WANDB_MODE": "offline",
     }
