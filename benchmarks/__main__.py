@@ -56,7 +56,7 @@ def cells(row: Row) -> list[str]:
     """A row as the table shows it."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, ""]
-    around = f"{number(row.low)} to {number(row.high)}"
+    around = f"{number(row.low)} to {number(row.high) or 'never'}"
     verdict = {True: "yes", False: "NO", None: ""}[row.held]
     return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
 
