@@ -56,7 +56,7 @@ def cells(row: Row) -> list[str]:
     """A row as the table shows it."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, ""]
-    around = f"{number(row.low)} to {number(row.high)}"
+    around = f"{number(row.low)} to {number(row.high) or 'never'}"
     verdict = {True: "yes", False: "NO", None: ""}[row.held]
     return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
 
@@ -83,9 +83,10 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"What `make bench` gave on {machine['cores']} cores of {machine['processor']}, torch {versions['torch']}: "
-        f"{sum(row.held for row in asked)} of {len(asked)} targets held. "
-        f"Medians of {ROUNDS} rounds, each ours, peer, peer, ours; the interval covers the median with 90 %.",
+        f"What `make bench` gave on {machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
+        f"each row at the commit beside it: {sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
+        f"{ROUNDS} rounds, in which rates are measured ours, peer, peer, ours, and trainings in turn; the interval "
+        "covers the median with 90 %.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
@@ -167,14 +168,15 @@ def main() -> None:
     begun = time.monotonic()
     told, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
     columns = SpinnerColumn(), told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
-    with Progress(*columns, console=console, refresh_per_second=1) as progress:  # it takes time from what is timed
+    settings = {"refresh_per_second": 1, "speed_estimate_period": 86_400}  # it takes time from what is timed
+    with Progress(*columns, console=console, disable=not console.is_terminal, **settings) as progress:
         bar = progress.add_task("", total=len(chosen), last="")
         for place, benchmark in enumerate(chosen, start=1):
-            progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__doc__}")
+            progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__name__}")
             measured = []
             for row in benchmark(options.full):
                 measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
-                progress.console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
+                console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
                 speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
                 value = number(row.ours if row.ratio is None else row.ratio)
                 progress.update(bar, last=f"{speed:.2g} rows a minute, the last one: {value or row.status}")

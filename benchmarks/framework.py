@@ -298,7 +298,15 @@ def build_processes(number: int, folder: str) -> Built:
         fit("date_transformer", *settings, folder=folder)
         return Block(Clock.amount, Clock.seconds)
 
-    return Built({}, work)
+    work()
+    trainer = Clock.trainer
+    rows = trainer.datamodule.batch_size // trainer.world_size
+    return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
+
+
+def same_rows(ours: dict, peer: dict) -> None:
+    """Each process of both sides trains the same model on equally many rows."""
+    assert ours == peer, f"parameters and rows: {ours} and {peer}"
 
 
 def processes(full: bool) -> Iterator[Row]:
@@ -307,7 +315,7 @@ def processes(full: bool) -> Iterator[Row]:
         rounds = compare(
             Side(build_processes, {"number": 2, "folder": folder}, threads=1, processes=2),
             Side(build_processes, {"number": 1, "folder": folder}, threads=1),
-            lambda ours, peer: None,  # the same command, but for the number
+            same_rows,
         )
     note = f"gloo, {ROWS} rows a process, date_transformer"
     yield ratio_row("2 processes / 1, one thread each", "tokens/s", "≥ 1.6 x", rounds, note)

@@ -23,8 +23,6 @@ from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenizer import BOS
 
-"""Dense bf16 FLOP/s of a device whose name holds the key (NVIDIA's data sheets; twice that is for sparse matrices)."""
-
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
 SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256}
 

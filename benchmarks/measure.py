@@ -198,6 +198,7 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
         for pipe in pipes:
             pipe.close()
         for process in processes:
+            process.join(10)  # it ends by itself where it waits for work; killed, it would leave semaphores behind
             process.terminate()
             process.join()
 

@@ -110,6 +110,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         return f"{shlex.quote(os.path.relpath(folder.parent))}/offline-run-*-{run.id}"
 
     @rank_zero_only
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        if status == "failed" and (pattern := self.offline_pattern):
+            _warn(f"has what was logged so far; upload it with: wandb sync {pattern}")
+
+    @rank_zero_only
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
         self._try(partial(super().log_table, step=step), key, columns, data)
 

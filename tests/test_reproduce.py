@@ -147,7 +147,7 @@ def test_the_bar_says_what_a_run_has_logged_last(tmp_path):
     assert _logged(tmp_path) == ""
     lines = ["step,train/loss,tokens_per_second,val/loss", "49,2.5,,", "49,,12345.6,", "99,1.25,,", "99,,,0.75"]
     (folder / "metrics.csv").write_text("\n".join([*lines, "149,1.1,9"]))  # the last one is being written
-    assert _logged(tmp_path) == "step 99, 12,346 tokens/s, train/loss 1.25, val/loss 0.75"
+    assert _logged(tmp_path) == "step 99, 12,346 tokens/s, val/loss 0.75"
 
 
 def experiment(value, tolerance):
@@ -186,5 +186,5 @@ def test_the_readme_shows_what_the_yaml_claims(path):
         assert (value, tolerance) == (pytest.approx(claim.value), pytest.approx(claim.tolerance))
         values = [float(value) for value in row[5].split(", ")]
         assert sum(values) / len(values) == pytest.approx(float(row[3]), abs=1e-4)
-        assert abs(float(row[3]) - claim.value) <= claim.tolerance
+        assert abs(float(row[3]) - claim.value) <= claim.tolerance + 5e-5  # it is shown to four digits
         assert row[6] == "PASS"

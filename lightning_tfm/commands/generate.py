@@ -148,10 +148,11 @@ def _input(options: Namespace, files: ExitStack) -> tuple[Iterable[str], int]:
 
 
 def _bar(options: Namespace) -> tqdm:
-    """A bar for a file whose answers do not go to the terminal themselves."""
-    shown = bool(options.input and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
+    """A bar for a file or a pipe whose answers do not go to the terminal themselves."""
+    is_long = options.input or not (options.texts or sys.stdin.isatty())
+    shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
     total = None
-    if shown and options.input.is_file():  # a pipe can be read once only
+    if shown and options.input and options.input.is_file():  # a pipe can be read once only
         with options.input.open("rb") as file:
             total = sum(1 for _ in file)
     return tqdm(total=total, desc="answering", unit=" lines", leave=False, disable=not shown)

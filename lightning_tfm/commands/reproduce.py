@@ -239,7 +239,7 @@ def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]
 
 
 def _logged(folder: Path) -> str:
-    """What the run that goes on in a folder has logged last: its step, its speed and the newest of its metrics."""
+    """What the run that goes on in a folder has logged last: its step, its speed and a metric."""
     last: dict[str, str] = {}
     for path in folder.glob("runs/*/version_*/metrics.csv"):
         *lines, _ = path.read_text().split("\n")  # a row may be being written
@@ -247,7 +247,7 @@ def _logged(folder: Path) -> str:
             last |= {name: value for name, value in row.items() if name and value}
     shown = [f"step {last['step']}"] if "step" in last else []
     shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
-    shown += [f"{name} {float(last[name]):.4g}" for name in SHOWN if name in last]
+    shown += [f"{name} {float(last[name]):.4g}" for name in SHOWN if name in last][-1:]
     return ", ".join(shown)
 
 
