@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from datamodules import Copy, Date
+from datamodules import Copy
 from lightning_tfm.callbacks.telemetry import Telemetry, step_flops
 from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
@@ -281,7 +281,10 @@ def test_matrices_decay_and_vectors_do_not():
         (lambda: Optimization(learning_rate=math.nan), "learning_rate must be above 0, but is nan"),
         (lambda: Optimization(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
         (lambda: Optimization(warmup_steps=300).check_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
-        (lambda: make_module(Date(), bleu=True), "bleu must be false where symbols are characters"),
+        (
+            lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, bleu=True),
+            "bleu must be false where symbols are characters",
+        ),
         (lambda: small_copy(batch_size=3).check_processes(4), r"at least the number of processes \(4\), but is 3"),
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
     ],
