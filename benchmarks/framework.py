@@ -191,7 +191,23 @@ class Plain(LightningModule):
         return self.optimization.configure(self.network, WARM + TIMED + 1, fused=True)
 
 
-def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
+class Manual(Plain):
+    """The same steps by manual optimisation: the module calls backward, clips and steps by itself."""
+
+    def __init__(self, network: Network, optimization: Optimization, clip: float) -> None:
+        super().__init__(network, optimization)
+        self.automatic_optimization, self.clip = False, clip
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        optimizer, schedule = self.optimizers(), self.lr_schedulers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
     """The same steps by Lightning's Trainer, without logger, checkpoints or bar, on the same data module."""
     fit(experiment, *settings)
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
@@ -200,21 +216,28 @@ def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
     def work() -> Block:
         seed_everything(seed)
         network = type(module.network)(**module.network.hyper_parameters)
+        optimization = module.optimization
         trainer = Trainer(
             accelerator="cpu",
             max_steps=WARM + TIMED + 1,
             max_epochs=-1,
-            gradient_clip_val=clip,
+            gradient_clip_val=None if manual else clip,  # which manual optimisation refuses
             limit_val_batches=0,
             use_distributed_sampler=False,
             callbacks=[Clock()],
             **BARE,
         )
-        trainer.fit(Plain(network, module.optimization), datamodule=data)
+        plain = Manual(network, optimization, clip) if manual else Plain(network, optimization)
+        trainer.fit(plain, datamodule=data)
         return Block(TIMED, Clock.seconds)
 
     work()
     return Built({"loss": Clock.loss}, work)
+
+
+def build_manual(experiment: str, settings: tuple[str, ...]) -> Built:
+    """Lightning alone, by manual optimisation."""
+    return build_lightning(experiment, settings, manual=True)
 
 
 def same_loss(ours: dict, peer: dict) -> None:
@@ -241,6 +264,7 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
     for build, what, target, note in (
         (build_trainer, "Trainer - bare loop", "≤ 0.7 ms", default),
         (build_lightning, "limit: Lightning alone - bare loop", "", alone),
+        (build_manual, "limit: manual optimisation - bare loop", "", f"{alone}; the module steps by itself"),
     ):
         # Of one thread: what is looked for drowns in what two wait for. Each round in processes of its own: of two
         # that do the same, one is often faster by as much as is looked for.
