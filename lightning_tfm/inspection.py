@@ -1,4 +1,4 @@
-"""Where a model looks while it writes one target: every layer's and head's weights, with what they are between."""
+"""Where a model looks while it reads a text or writes a target: each head's weights, with what they are between."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
     """The attention of all layers while the network, fed the target, answers the pair's source, or reads it."""
     device = next(network.parameters()).device
     if isinstance(network, EncoderClassifier):
-        symbols = tokenizer.split(pair.source)[-network.max_length :]
-        with attention_maps(network) as maps:
-            network(torch.tensor([tokenizer.encode(pair.source)[-network.max_length :]], device=device))
-        return [Look(layer, weights[0].float().cpu(), symbols, symbols, []) for layer, weights in maps.items()]
+        ids = tokenizer.encode(pair.source)[-network.max_length :]
+        return text_looks(network, torch.tensor(ids), tokenizer.split(pair.source)[-network.max_length :])
     source = [*tokenizer.split(pair.source), "EOS"]
     target = tokenizer.split_target(pair.target)
     read, written = ["BOS", *target], [*target, "EOS"]
@@ -60,3 +58,12 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
         else:
             found.append(Look(layer, weights, written, read, []))
     return found
+
+
+@torch.no_grad()
+def text_looks(network: Network, ids: Tensor, symbols: list[str]) -> list[Look]:
+    """The attention of all layers while a language model or a classifier reads a text: ids (T), and their symbols."""
+    text = ids.unsqueeze(0).to(next(network.parameters()).device)
+    with attention_maps(network) as maps:
+        network(text) if isinstance(network, EncoderClassifier) else network(text[:, :0], text)
+    return [Look(layer, weights[0].float().cpu(), symbols, symbols, []) for layer, weights in maps.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,20 @@ from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.callbacks.predictions import Predictions
-from lightning_tfm.data import Batch, PairDataset
-from lightning_tfm.inspection import looks
+from lightning_tfm.data import Batch, Examples, PairDataset, TextDataset
+from lightning_tfm.inspection import Look, looks, text_looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.modules.task import TaskModule
 
 LONG = 80
 """Characters of a source that a picture's title holds."""
 
 DRAWN = 2
-"""Pairs of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
+"""Examples of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
+
+WINDOW = 48
+"""Tokens of a text that a picture shows."""
 
 
 class Attention(Callback):
@@ -29,8 +33,8 @@ class Attention(Callback):
     For every head that looks at the source, over the whole validation part, where its pairs have an alignment:
     `val/alignment/LAYER/HEAD/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
 
-    The test of a run leaves `attention/*.png` in its folder: a picture for each layer of a few pairs, with the gold
-    alignment outlined, and the encodings of positions, where the network has them.
+    The test of a run leaves `attention/*.png` in its folder: a picture for each layer of a few examples, with the
+    gold alignment outlined, if there is one, and the encodings of positions, where the network has them.
     """
 
     def __init__(self) -> None:
@@ -69,25 +73,21 @@ class Attention(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
-        if predictions is None or not predictions.lines or not predictions.has_trained or not trainer.loggers:
+        if predictions is None or not predictions.has_trained or not trainer.loggers:
             return
         folder = Path(trainer.log_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
         from lightning_tfm.pictures import draw_attention, draw_positions, on_one_canvas  # takes a while to import
 
-        first, *_ = trainer.test_dataloaders
-        tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
-        rows = [*range(min(DRAWN, len(tested))), *(row for _, row in sorted(tested, reverse=True)[:DRAWN])]
         (folder / "attention").mkdir(exist_ok=True)
         pictures = []
-        for row in dict.fromkeys(rows):
-            pair = first.dataset.pairs[row]
-            for look in looks(pl_module.network, pl_module.tokenizer, pair):
-                asked = pair.source if len(pair.source) <= LONG else f"{pair.source[:LONG]}..."
-                title = f"{look.layer}: {asked} \N{RIGHTWARDS ARROW} {pair.target}"
+        tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
+        for row, title, found in _examples(pl_module, trainer.test_dataloaders[0].dataset, tested):
+            for look in found:
                 path = folder / "attention" / f"{row}_{look.layer}.png"
-                draw_attention(look.weights, look.queries, look.keys, title, look.gold).savefig(path, dpi=100)
+                title_of_layer = f"{look.layer}: {title}"
+                draw_attention(look.weights, look.queries, look.keys, title_of_layer, look.gold).savefig(path, dpi=100)
                 pictures.append(path)
         for name, module in pl_module.network.named_modules():
             if name.endswith("positions") and hasattr(pl_module.network, "max_length"):
@@ -98,3 +98,21 @@ class Attention(Callback):
         for logger in wandb_loggers(trainer):
             captions = [path.stem for path in pictures]
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
+
+
+def _examples(
+    module: TaskModule, dataset: Examples, tested: list[tuple[float, int]]
+) -> Iterator[tuple[int, str, list[Look]]]:
+    """A few examples' rows, what is told of each, and where all layers look; `tested` has each row's loss."""
+    if isinstance(dataset, TextDataset):
+        for row in range(min(DRAWN, len(dataset))):
+            ids = dataset[torch.tensor([row])].target_in[0, :WINDOW]
+            symbols = [module.tokenizer.decode([number]).replace("\n", "\N{RETURN SYMBOL}") for number in ids.tolist()]
+            yield row, "each token over those that were read", text_looks(module.network, ids, symbols)
+        return
+    rows = [*range(min(DRAWN, len(tested))), *(row for _, row in sorted(tested, reverse=True)[:DRAWN])]
+    for row in dict.fromkeys(rows):
+        pair = dataset.pairs[row]
+        asked = pair.source if len(pair.source) <= LONG else f"{pair.source[:LONG]}..."
+        title = f"{asked} \N{RIGHTWARDS ARROW} {pair.target}"
+        yield row, title, looks(module.network, module.tokenizer, pair)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.metrics import gathered
-from lightning_tfm.modules import Classifier
 from lightning_tfm.modules.task import Evaluation, test_prefix
 
 SAMPLES = 16
@@ -26,7 +25,7 @@ class Predictions(Callback):
 
     The test of a run writes `predictions.jsonl` into its folder, a line for each example, see `TaskModule.answered`.
     Where pairs have a kind, each kind's exact match is logged as `test/exact_match/KIND`. Where texts are gone on with,
-    there are no answers, and where they are classified, `confusion.png` counts them.
+    there are no answers. Beside them lie the pictures of the answers, see `TaskModule.pictures`.
     """
 
     def __init__(self) -> None:
@@ -106,14 +105,12 @@ class Predictions(Callback):
                 write_text(path, "".join(f"{line}\n" for line in lines))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not isinstance(pl_module, Classifier) or not self.has_trained or not trainer.loggers:
+        if not self.has_trained or not trainer.loggers:
             return
-        path = Path(trainer.log_dir) / "confusion.png"  # a broadcast: every process must ask
+        folder = Path(trainer.log_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        from lightning_tfm.pictures import draw_confusion  # takes a while to import
-
-        counts = Counter((line["target"], line["answer"]) for _, _, line in self.lines)
-        draw_confusion(pl_module.labels, counts).savefig(path, dpi=100)
-        for logger in wandb_loggers(trainer):
-            logger.log_image("test/confusion", [str(path)], trainer.global_step)
+        for name, figure in pl_module.pictures([line for *_, line in self.lines]).items():
+            figure.savefig(folder / f"{name}.png", dpi=100)
+            for logger in wandb_loggers(trainer):
+                logger.log_image(f"test/{name}", [str(folder / f"{name}.png")], trainer.global_step)

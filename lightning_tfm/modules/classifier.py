@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Classifier(TaskModule):
@@ -115,3 +119,9 @@ class Classifier(TaskModule):
             line = line_of(examples.pairs[row], self.labels[label], nll)
             lines.append(line | {"probability": round(probability, 4)})
         return lines
+
+    def pictures(self, lines: list[dict[str, Any]]) -> dict[str, Figure]:
+        """`confusion`: how many texts of each class were taken for which."""
+        from lightning_tfm.pictures import draw_confusion  # takes a while to import
+
+        return {"confusion": draw_confusion(self.labels, Counter((line["target"], line["answer"]) for line in lines))}

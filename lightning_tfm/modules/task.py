@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule
@@ -13,6 +13,9 @@ from lightning_tfm.data import Examples, Pair, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.networks import Network
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Evaluation = dict[str, Tensor]
 """What callbacks get of a batch that is evaluated, each of B rows."""
@@ -107,6 +110,10 @@ class TaskModule(LightningModule):
         pair, or None.
         """
         return []
+
+    def pictures(self, lines: list[dict[str, Any]]) -> dict[str, Figure]:
+        """What is to be seen of all answers of the test, by name; nothing, at first."""
+        return {}
 
     def summed(self, loss: Tensor, tokens: Tensor) -> Tensor:
         """The loss to back-propagate: the sum, for what it is divided by is known at the end of the step."""
