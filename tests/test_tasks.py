@@ -18,6 +18,8 @@ import yaml
 
 from corpora import TEXT
 from lightning_tfm.checkpoint import load, read
+from lightning_tfm.inspection import text_looks
+from lightning_tfm.layers import Attention
 from runs import TASKS, assert_same_files, in_process, run, trained_run, write_task
 
 
@@ -112,7 +114,29 @@ def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
     assert test["f1"] == pytest.approx(sum(scores) / 2)
     assert all(0.5 <= line["probability"] <= 1 for line in lines)
     assert (trained / "confusion.png").stat().st_size > 5_000
-    assert list((trained / "attention").glob("*encoder*.png"))
+
+
+def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task):
+    network, *_ = load(trained / "checkpoints/best.ckpt")
+    layers = {name for name, module in network.named_modules() if isinstance(module, Attention)}
+    pictures = [path.stem.partition("_") for path in (trained / "attention").glob("[0-9]*.png")]
+    assert {layer for _, _, layer in pictures} == layers
+    assert 1 <= len({row for row, *_ in pictures}) <= 4
+    assert bool(list((trained / "attention").glob("*positions.png"))) == hasattr(network, "positions")
+
+
+def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
+    if not task.startswith("text"):
+        pytest.skip("it is no text")
+    network, tokenizer, *_ = load(trained / "checkpoints/best.ckpt")
+    ids = torch.tensor(tokenizer.encode("ein Hund"))
+    symbols = [tokenizer.decode([number]) for number in ids.tolist()]
+    found = text_looks(network, ids, symbols)
+    assert [look.layer for look in found] == [f"layers.{i}.self_attention" for i in range(len(network.layers))]
+    for look in found:
+        assert look.queries == look.keys == symbols
+        assert look.weights.triu(1).eq(0).all()
+        torch.testing.assert_close(look.weights.sum(-1), torch.ones(look.weights.shape[:2]))
 
 
 # Asking
