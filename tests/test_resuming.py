@@ -75,6 +75,7 @@ VARIANTS = {
     },
     "averaged weights": {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"},
     "two threads": {"trainer.enable_progress_bar": "false"},
+    "Muon": {"model.init_args.optimization.optimizer": "muon"},
     "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
 }
 

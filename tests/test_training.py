@@ -243,27 +243,28 @@ def rates(optimization, max_steps):
 
 @pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "one_cycle"])
 def test_every_schedule_rises_to_the_highest_rate_and_falls(schedule):
-    values = rates(Optimization(0.5, warmup_steps=10, schedule=schedule), 100)
+    values = rates(Optimization(learning_rate=0.5, warmup_steps=10, schedule=schedule), 100)
     top = values.index(max(values))
     assert 8 <= top <= 10
     assert max(values) == pytest.approx(0.5, rel=1e-3)
-    assert len(rates(Optimization(0.5, warmup_steps=1, schedule=schedule), 5)) == 5
+    assert len(rates(Optimization(learning_rate=0.5, warmup_steps=1, schedule=schedule), 5)) == 5
     assert all(a < b for a, b in zip(values[:top], values[1 : top + 1], strict=True))
     assert all(a > b for a, b in zip(values[11:], values[12:], strict=False))
 
 
 def test_schedules_equal_their_formulas():
-    cosine = rates(Optimization(1.0, warmup_steps=4, schedule="cosine"), 20)
+    cosine = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="cosine"), 20)
     assert cosine[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert cosine[4:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * step / 16) for step in range(16)])
-    falling = rates(Optimization(1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
+    falling = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
     assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
-    assert rates(Optimization(1.0, schedule="cosine"), 10)[0] == 1.0
+    assert rates(Optimization(learning_rate=1.0, schedule="cosine"), 10)[0] == 1.0
 
 
-def test_matrices_decay_and_vectors_do_not():
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_matrices_decay_and_vectors_do_not(optimizer):
     network = GPT(11, 8, 2, 1, max_length=8)
-    configured = Optimization(weight_decay=0.3).configure(network, 10, fused=False)
+    configured = Optimization(optimizer, weight_decay=0.3).configure(network, 10, fused=False)
     decay = {
         parameter: group["weight_decay"]
         for group in configured["optimizer"].param_groups
@@ -272,6 +273,59 @@ def test_matrices_decay_and_vectors_do_not():
     assert set(decay) == set(network.parameters())
     for name, parameter in network.named_parameters():
         assert decay[parameter] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_muon_makes_the_steps_of_inner_matrices_orthogonal_and_leaves_the_rest_to_adamw(model):
+    """A first step is that of an orthogonal matrix, as long as AdamW's would be (Liu et al. 2025, equation 4)."""
+    torch.manual_seed(0)
+    networks = {"muon": MODELS[model](11)}
+    networks["adamw"] = copy.deepcopy(networks["muon"])
+    gradients = [torch.randn_like(parameter) for parameter in networks["muon"].parameters()]  # of full rank
+    for name, network in networks.items():
+        configured = Optimization(name, 0.01, weight_decay=0.0).configure(network, 10, fused=False)
+        before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+        configured["optimizer"].step()
+        steps = {name: (parameter - before[name]).detach() for name, parameter in network.named_parameters()}
+        networks[name] = steps
+    inner = {name for name, step in networks["muon"].items() if step.dim() == 2}
+    inner -= {name for name in inner if "embedding" in name or "positions" in name or name.startswith("head")}
+    assert inner
+    for name, step in networks["muon"].items():
+        if name not in inner:
+            torch.testing.assert_close(step, networks["adamw"][name], msg=name)
+            continue
+        singular = torch.linalg.svdvals(step) / (0.01 * 0.2 * math.sqrt(max(step.shape)))
+        assert singular.max() < 1.4, name  # five iterations leave most between 0.7 and 1.2
+        assert singular.median() > 0.5, name
+
+
+def test_muon_goes_on_from_its_state():
+    torch.manual_seed(0)
+    networks = [MODELS["gpt"](11)]
+    source, target = torch.randint(4, 11, (2, 6, 9))
+
+    def step(network, configured):
+        network.zero_grad()
+        token_nll(network(source, target), target).backward()
+        configured["optimizer"].step()
+        configured["lr_scheduler"]["scheduler"].step()
+
+    settings = Optimization("muon", 0.01, warmup_steps=3)
+    whole = settings.configure(networks[0], 10, fused=True)
+    for _ in range(2):
+        step(networks[0], whole)
+    networks.append(copy.deepcopy(networks[0]))
+    resumed = settings.configure(networks[1], 10, fused=True)
+    resumed["optimizer"].load_state_dict(copy.deepcopy(whole["optimizer"].state_dict()))
+    resumed["lr_scheduler"]["scheduler"].load_state_dict(whole["lr_scheduler"]["scheduler"].state_dict())
+    for _ in range(3):
+        step(networks[0], whole)
+        step(networks[1], resumed)
+    for ours, theirs in zip(*(network.parameters() for network in networks), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

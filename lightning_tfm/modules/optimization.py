@@ -1,13 +1,15 @@
-"""How weights are updated: AdamW with decay groups, and a learning rate that changes with every step."""
+"""How weights are updated: AdamW with decay groups, or Muon beside it, and a rate that changes with every step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tfm.errors import UserError
@@ -18,9 +20,11 @@ BETAS = (0.9, 0.98)
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW (Loshchilov & Hutter 2019) and its schedule.
+    """The optimizer and its schedule.
 
     Args:
+        optimizer: "adamw" (Loshchilov & Hutter 2019); or "muon" (Jordan et al. 2024), which makes the steps of matrices
+            between the embeddings and the output orthogonal, with AdamW for the rest.
         learning_rate: the highest rate, reached after the warm-up.
         warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a half cosine, from a 25th).
         schedule: what comes then, until `trainer.max_steps`: "cosine" and "one_cycle" (Smith & Topin 2018) fall to 0
@@ -28,6 +32,7 @@ class Optimization:
         weight_decay: of matrices; biases, norms and other vectors do not decay.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     schedule: Literal["cosine", "inverse_sqrt", "one_cycle"] = "cosine"
@@ -62,11 +67,19 @@ class Optimization:
         """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
         max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up does
         parameters = [p for p in module.parameters() if p.requires_grad]
-        groups = [
-            {"name": "matrices", "params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"name": "vectors", "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        optimizer = AdamW(groups, lr=self.learning_rate, betas=BETAS, fused=fused)
+        matrices, decay = [p for p in parameters if p.dim() >= 2], {"weight_decay": self.weight_decay}
+        vectors = {"name": "vectors", "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
+        settings = {"lr": self.learning_rate, "betas": BETAS, "fused": fused}
+        if self.optimizer == "adamw":
+            optimizer = AdamW([{"name": "matrices", "params": matrices} | decay, vectors], **settings)
+        else:
+            outer = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
+            outer.add(id(module.head.weight) if hasattr(module, "head") else None)
+            inner = {"name": "inner matrices", "params": [p for p in matrices if id(p) not in outer]} | decay
+            other = {"name": "outer matrices", "params": [p for p in matrices if id(p) in outer]} | decay
+            # The rate is scaled so that its steps are as long as AdamW's (Liu et al. 2025, 2.2): one rate suits both.
+            muon = Muon([inner], lr=self.learning_rate, adjust_lr_fn="match_rms_adamw")
+            optimizer = Together(muon, AdamW([other, vectors], **settings))
         schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -74,3 +87,25 @@ class Optimization:
 def _half_cosine(progress: float) -> float:
     """From 1 at 0 to 0 at 1."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class Together(Optimizer):
+    """Several optimizers, each of its own parameters, that step as one: Lightning steps one by itself."""
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        loss = None if closure is None else closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]  # which are new
