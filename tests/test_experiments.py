@@ -456,11 +456,11 @@ def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "one of fit, validate, test, generate, report, reproduce and come first, but is 'train'",
+            "one of fit, validate, test, generate, average, export, report, reproduce and come first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],
-            "one of fit, validate, test, generate, report, reproduce and come first, but is '--config'",
+            "average, export, report, reproduce and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),

@@ -494,10 +494,9 @@ def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
 # Going on with a text
 
 
+@pytest.mark.parametrize("network", ["gpt", "gpt_no_bias"], indirect=True)
 def test_going_on_with_a_text_reads_what_fits(network):
     """Greedily, and against a computation of everything anew; where positions end, the last half is read again."""
-    if not isinstance(network, GPT):
-        pytest.skip("it answers a source")
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()
     tokens = torch.tensor([[3, 4, 5]])
     more = go_on(network.encode, network.decode_step, tokens, 20, 8)

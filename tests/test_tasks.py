@@ -92,9 +92,8 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("translation")], indirect=True)
 def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
-    if not task.startswith("translation"):
-        pytest.skip("its targets are no sentences")
     lines, summary = lines_of(trained), metrics_of(trained)
     answers, references = [line["answer"] for line in lines], [[line["target"] for line in lines]]
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
@@ -102,9 +101,8 @@ def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
         assert summary["signatures"][name] == str(metric.get_signature())
 
 
+@pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
 def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
-    if not task.startswith("reviews"):
-        pytest.skip("it has no classes")
     lines, test = lines_of(trained), metrics_of(trained)["test"]
     assert test["accuracy"] == pytest.approx(sum(line["right"] for line in lines) / len(lines))
     scores = []
@@ -122,12 +120,12 @@ def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task
     pictures = [path.stem.partition("_") for path in (trained / "attention").glob("[0-9]*.png")]
     assert {layer for _, _, layer in pictures} == layers
     assert 1 <= len({row for row, *_ in pictures}) <= 4
-    assert bool(list((trained / "attention").glob("*positions.png"))) == hasattr(network, "positions")
+    positions = {name for name, _ in network.named_modules() if name.endswith("positions")}
+    assert {path.stem for path in (trained / "attention").glob("*positions.png")} == positions
 
 
+@pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("text")], indirect=True)
 def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
-    if not task.startswith("text"):
-        pytest.skip("it is no text")
     network, tokenizer, *_ = load(trained / "checkpoints/best.ckpt")
     ids = torch.tensor(tokenizer.encode("ein Hund"))
     symbols = [tokenizer.decode([number]) for number in ids.tolist()]
