@@ -62,6 +62,9 @@ def cells(row: Row) -> list[str]:
 
 
 PUBLISHED = ("results.json", "RESULTS.md", "results.png")
+
+UNTIMED = ("tokenizers", "sacrebleu")
+"""Packages that no row makes use of."""
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
 
 
@@ -83,7 +86,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"What `make bench` gave on {machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
+        f"What `make bench`, or a part of it, gave on {machine['cores']} cores of {machine['processor']}, torch {versions['torch']}, "
         f"each row at the commit beside it: {sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
         f"{ROUNDS} rounds, in which rates are measured ours, peer, peer, ours, and trainings in turn; the interval "
         "covers the median with 90 %.",
@@ -130,7 +133,8 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     hardware = provenance.hardware()
     made = {
         "machine": {name: hardware[name] for name in ("processor", "cores", "gpus")},
-        "versions": provenance.versions() | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
+        "versions": {name: told for name, told in provenance.versions().items() if name not in UNTIMED}
+        | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
     }
     path = folder / "results.json"
     earlier = json.loads(path.read_text()) if path.exists() else made | {"rows": []}

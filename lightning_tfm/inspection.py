@@ -30,6 +30,12 @@ class Look(NamedTuple):
     keys: list[str]
     gold: list[tuple[int, int]]
 
+    def first(self, count: int) -> Look:
+        """Its first rows and columns."""
+        gold = [(column, row) for column, row in self.gold if max(column, row) < count]
+        weights = self.weights[:, :count, :count]
+        return Look(self.layer, weights, self.queries[:count], self.keys[:count], gold)
+
 
 @torch.no_grad()
 def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
@@ -37,7 +43,9 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
     device = next(network.parameters()).device
     if isinstance(network, EncoderClassifier):
         ids = tokenizer.encode(pair.source)[-network.max_length :]
-        return text_looks(network, torch.tensor(ids), tokenizer.split(pair.source)[-network.max_length :])
+        return text_looks(
+            network, torch.tensor(ids, dtype=torch.long), tokenizer.split(pair.source)[-network.max_length :]
+        )
     source = [*tokenizer.split(pair.source), "EOS"]
     target = tokenizer.split_target(pair.target)
     read, written = ["BOS", *target], [*target, "EOS"]
@@ -65,5 +73,8 @@ def text_looks(network: Network, ids: Tensor, symbols: list[str]) -> list[Look]:
     """The attention of all layers while a language model or a classifier reads a text: ids (T), and their symbols."""
     text = ids.unsqueeze(0).to(next(network.parameters()).device)
     with attention_maps(network) as maps:
-        network(text) if isinstance(network, EncoderClassifier) else network(text[:, :0], text)
+        if isinstance(network, EncoderClassifier):
+            network(text)
+        else:
+            network(text[:, :0], text)
     return [Look(layer, weights[0].float().cpu(), symbols, symbols, []) for layer, weights in maps.items()]

@@ -153,7 +153,7 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
     if task.startswith("text"):
         texts = out.split("\n--------------------\n")
         assert [text[: len(prompt)] for text, prompt in zip(texts, asked, strict=False)] == asked
-        assert [len(text) - len(prompt) for text, prompt in zip(texts, asked, strict=False)] == [500, 500]
+        assert [len(text.removesuffix("\n")) - len(asked[i]) for i, text in enumerate(texts)] == [500, 500]
         return
     answers = out.splitlines()
     assert len(answers) == 2

@@ -21,7 +21,7 @@ from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
 from lightning_tfm.modules import Optimization, Seq2SeqModule
-from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
 
 MODELS = {
@@ -275,11 +275,12 @@ def test_matrices_decay_and_vectors_do_not(optimizer):
         assert decay[parameter] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "classifier"])
 def test_muon_makes_the_steps_of_inner_matrices_orthogonal_and_leaves_the_rest_to_adamw(model):
     """A first step is that of an orthogonal matrix, as long as AdamW's would be (Liu et al. 2025, equation 4)."""
     torch.manual_seed(0)
-    networks = {"muon": MODELS[model](11)}
+    make = MODELS | {"classifier": lambda vocab_size: EncoderClassifier(vocab_size, 3, 24)}
+    networks = {"muon": make[model](11)}
     networks["adamw"] = copy.deepcopy(networks["muon"])
     gradients = [torch.randn_like(parameter) for parameter in networks["muon"].parameters()]  # of full rank
     for name, network in networks.items():

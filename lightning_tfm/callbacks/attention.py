@@ -23,15 +23,15 @@ LONG = 80
 DRAWN = 2
 """Examples of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
 
-WINDOW = 48
-"""Tokens of a text that a picture shows."""
+WINDOW = 64
+"""Rows and columns that a picture shows, the first: of more, nothing could be told apart."""
 
 
 class Attention(Callback):
     """Logs where the heads look at each validation, and draws it after the test.
 
     For every head that looks at the source, over the whole validation part, where its pairs have an alignment:
-    `val/alignment/LAYER/HEAD/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
+    `val/alignment/LAYER/head_N/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
 
     The test of a run leaves `attention/*.png` in its folder: a picture for each layer of a few examples, with the
     gold alignment outlined, if there is one, and the encodings of positions, where the network has them.
@@ -84,7 +84,7 @@ class Attention(Callback):
         pictures = []
         tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
         for row, title, found in _examples(pl_module, trainer.test_dataloaders[0].dataset, tested):
-            for look in found:
+            for look in (look.first(WINDOW) for look in found):
                 path = folder / "attention" / f"{row}_{look.layer}.png"
                 title_of_layer = f"{look.layer}: {title}"
                 draw_attention(look.weights, look.queries, look.keys, title_of_layer, look.gold).savefig(path, dpi=100)
@@ -95,7 +95,7 @@ class Attention(Callback):
                 path = folder / "attention" / f"{name}.png"
                 draw_positions(module(count)).savefig(path, dpi=100)
                 pictures.append(path)
-        for logger in wandb_loggers(trainer):
+        for logger in wandb_loggers(trainer) if pictures else ():  # a network may have neither
             captions = [path.stem for path in pictures]
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
 
@@ -106,7 +106,7 @@ def _examples(
     """A few examples' rows, what is told of each, and where all layers look; `tested` has each row's loss."""
     if isinstance(dataset, TextDataset):
         for row in range(min(DRAWN, len(dataset))):
-            ids = dataset[torch.tensor([row])].target_in[0, :WINDOW]
+            ids = dataset[torch.tensor([row])].target_in[0]
             symbols = [module.tokenizer.decode([number]).replace("\n", "\N{RETURN SYMBOL}") for number in ids.tolist()]
             yield row, "each token over those that were read", text_looks(module.network, ids, symbols)
         return

@@ -35,25 +35,25 @@ def generate(arguments: list[str]) -> int:
     generator = torch.Generator(device).manual_seed(options.seed)
     failures = 0
     with ExitStack() as files:
-        lines, batch_size = _input(options, files)
+        # A text is gone on with by itself, and told at once: nothing stands before its beginning, and it takes long.
+        alone = trained.task == "language modelling"
+        lines, batch_size = _input(options, files, alone)
         output = files.enter_context(_open(options.output, "w")) if options.output else sys.stdout
         numbered = enumerate(lines, start=1)
         bar = files.enter_context(_bar(options))
         while batch := list(islice(numbered, batch_size)):
             sources, notes = _encode(batch, trained)
-            # A text is gone on with by itself: nothing stands before its beginning.
-            alone = trained.task == "language modelling"
-            groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG and not alone}]
-            groups += [{number: ids} for number, ids in sources.items() if len(ids) > LONG or alone]
+            groups = [{number: ids for number, ids in sources.items() if len(ids) <= LONG}]
+            groups += [{number: ids} for number, ids in sources.items() if len(ids) > LONG]
             answers: dict[int, str] = {}
             for group in groups:
                 answers |= _answer(group, trained, options, generator) if group else {}
             for number, _ in batch:
                 if number in notes:
                     bar.write(f"lightning-tfm: line {number}: {notes[number]}", file=sys.stderr)
-                print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
-                if alone and len(batch) > 1:  # but here, where a text is of lines itself
+                if alone and number > 1:  # a text is of lines itself
                     print("-" * 20, file=output)
+                print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
             output.flush()
             failures += sum(number not in sources for number in notes)
             bar.update(len(batch))
@@ -135,16 +135,17 @@ def _open(path: Path, mode: str) -> TextIO:
         raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
 
 
-def _input(options: Namespace, files: ExitStack) -> tuple[Iterable[str], int]:
+def _input(options: Namespace, files: ExitStack, alone: bool) -> tuple[Iterable[str], int]:
     """The lines to answer, and how many at once: a person at a terminal gets each answer at once."""
+    batch_size = 1 if alone else BATCH_SIZE
     if options.texts:
-        return options.texts, BATCH_SIZE
+        return options.texts, batch_size
     if options.input:
-        return files.enter_context(_open(options.input, "r")), BATCH_SIZE
+        return files.enter_context(_open(options.input, "r")), batch_size
     if sys.stdin is None:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
-    return sys.stdin, 1 if sys.stdin.isatty() else BATCH_SIZE
+    return sys.stdin, 1 if sys.stdin.isatty() else batch_size
 
 
 def _bar(options: Namespace) -> tqdm:

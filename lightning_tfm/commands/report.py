@@ -30,6 +30,9 @@ PREDICTIONS = 500
 EXAMPLES = 6
 """Of each run, whose attention is shown: so many of the largest loss, and as many that are typical."""
 
+WANTED = ("val/exact_match", "val/accuracy", "val/bleu", "val/loss")
+"""The first of these that a run has logged is the curve that is shown first."""
+
 POINTS = 1_200
 """Of the curves of a metric, over all runs."""
 
@@ -263,7 +266,8 @@ def _charts(runs: list[Json]) -> list[Json]:
         for step, value in curve
     ]
     if points:
-        names = sorted({point["metric"] for point in points}, key=lambda name: (name != "val/exact_match", name))
+        names = sorted({point["metric"] for point in points})
+        names = [name for name in WANTED if name in names] + [name for name in names if name not in WANTED]
         metric = choice(names, "metric")
         curves = altair.Chart(altair.Data(values=points), width=820, height=280).encode(
             x=altair.X("step:Q"),

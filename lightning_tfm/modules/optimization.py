@@ -13,6 +13,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import Network
 
 BETAS = (0.9, 0.98)
 """Averaging of the gradient and of its square (Vaswani et al. 2017, 5.3)."""
@@ -63,18 +64,18 @@ class Optimization:
         progress = (step - self.warmup_steps) / (max_steps - self.warmup_steps)
         return _half_cosine(progress)
 
-    def configure(self, module: nn.Module, max_steps: int, fused: bool) -> dict[str, Any]:
-        """Optimizer and schedule of a module, as `configure_optimizers` returns them."""
+    def configure(self, network: Network, max_steps: int, fused: bool) -> dict[str, Any]:
+        """Optimizer and schedule of a network, as `configure_optimizers` returns them."""
         max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up does
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        parameters = [p for p in network.parameters() if p.requires_grad]
         matrices, decay = [p for p in parameters if p.dim() >= 2], {"weight_decay": self.weight_decay}
         vectors = {"name": "vectors", "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
         settings = {"lr": self.learning_rate, "betas": BETAS, "fused": fused}
         if self.optimizer == "adamw":
             optimizer = AdamW([{"name": "matrices", "params": matrices} | decay, vectors], **settings)
         else:
-            outer = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
-            outer.add(id(module.head.weight) if hasattr(module, "head") else None)
+            outer = {id(layer.weight) for layer in network.modules() if isinstance(layer, nn.Embedding)}
+            outer |= {id(p) for p in network.head.parameters()} | {id(p) for p in matrices if p.dim() > 2}
             inner = {"name": "inner matrices", "params": [p for p in matrices if id(p) not in outer]} | decay
             other = {"name": "outer matrices", "params": [p for p in matrices if id(p) in outer]} | decay
             # The rate is scaled so that its steps are as long as AdamW's (Liu et al. 2025, 2.2): one rate suits both.

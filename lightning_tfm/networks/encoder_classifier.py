@@ -71,9 +71,8 @@ class EncoderClassifier(Network):
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
-        self.classifier = nn.Sequential(
-            nn.Linear(d_model, d_hidden), nn.ReLU(), Dropout(dropout), nn.Linear(d_hidden, num_classes)
-        )
+        self.hidden = nn.Sequential(nn.Linear(d_model, d_hidden), nn.ReLU(), Dropout(dropout))
+        self.head = nn.Linear(d_hidden, num_classes)
 
     def check_lengths(self, source_length: int, target_length: int = 0) -> None:
         if source_length > self.max_length:
@@ -95,4 +94,4 @@ class EncoderClassifier(Network):
             x, _ = layer(x, real[:, None, None])
         x = self.norm(x) * real.unsqueeze(-1)
         mean = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # (B, D)
-        return self.classifier(self.dropout(mean))
+        return self.head(self.hidden(self.dropout(mean)))

@@ -18,7 +18,12 @@ class Network(nn.Module, ABC):
     Args:
         hyper_parameters: the constructor's arguments by name, plain values: `type(network)(**hyper_parameters)`
             builds the same network again, which is how a checkpoint is read.
+
+    Attributes:
+        head: the output layer: from features to logits.
     """
+
+    head: nn.Linear
 
     def __init__(self, **hyper_parameters: Any) -> None:
         super().__init__()
