@@ -42,10 +42,9 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
     """The attention of all layers while the network, fed the target, answers the pair's source, or reads it."""
     device = next(network.parameters()).device
     if isinstance(network, EncoderClassifier):
-        ids = tokenizer.encode(pair.source)[-network.max_length :]
-        return text_looks(
-            network, torch.tensor(ids, dtype=torch.long), tokenizer.split(pair.source)[-network.max_length :]
-        )
+        ids, symbols = tokenizer.encode(pair.source), tokenizer.split(pair.source)
+        read = slice(-network.max_length, None)
+        return text_looks(network, torch.tensor(ids[read], dtype=torch.long), symbols[read])
     source = [*tokenizer.split(pair.source), "EOS"]
     target = tokenizer.split_target(pair.target)
     read, written = ["BOS", *target], [*target, "EOS"]
