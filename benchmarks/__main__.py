@@ -87,7 +87,8 @@ def markdown(results: dict[str, Any]) -> str:
         "# Results",
         "",
         f"What `make bench`, or a part of it, gave on {machine['cores']} cores of {machine['processor']}, "
-        f"torch {versions['torch']}, each row at the commit beside it: {sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
+        f"torch {versions['torch']}, each row at the commit beside it: "
+        f"{sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
         f"{ROUNDS} rounds, in which rates are measured ours, peer, peer, ours, and trainings in turn; the interval "
         "covers the median with 90 %.",
         "",
