@@ -66,8 +66,9 @@ class ParallelText(PairDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        parts = {"train": train, "val": val, "test": test or val}
+        parts = {"train": train, "val": val} | ({"test": test} if test else {})
         self.parts = {split: read_pairs(files, encoding) for split, files in parts.items()}
+        self.parts.setdefault("test", self.parts["val"])
         tokenizer = learned(itertools.chain.from_iterable(self.parts["train"]), tokens, vocab_size)
         longest = max(max_source_length, max_target_length)
         if batch_tokens is not None and batch_tokens < longest:

@@ -51,12 +51,13 @@ class Tsv(PairDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        parts = {"train": train, "val": val, "test": test or val}
+        parts = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({"features": features} if features else {})
         tables = {split: read_columns(located(name, {}), encoding, columns) for split, name in parts.items()}
         self.parts = {
             split: [Pair("\t".join([row[0], *row[2:]]), row[1]) for row in rows] for split, rows in tables.items()
         }
+        self.parts.setdefault("test", self.parts["val"])
         separators = source_separator, target_separator, feature_separator if features else None
         splitter = SymbolTokenizer((), *separators)
         symbols = [
