@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
+from operator import attrgetter
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import DateTimeFormat, DateTimePattern, get_date_format, parse_pattern
@@ -31,6 +32,17 @@ FORMATS = (
 
 DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
 """Where in 1979-05-03 stands what a field of a pattern says, by the field's first letter."""
+
+MONTH, WEEKDAY = attrgetter("month"), date.weekday
+TELLS: dict[str, Callable[[date], int]] = {
+    "y": attrgetter("year"),
+    "M": MONTH,
+    "L": MONTH,
+    "d": attrgetter("day"),
+    "E": WEEKDAY,
+    "c": WEEKDAY,
+}
+"""What of a date a field says, by the field's first letter."""
 
 
 class Date(GeneratedDataModule):
@@ -61,7 +73,7 @@ class Date(GeneratedDataModule):
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
         # Looked up once: to look them up again for each date would take longer than to write it.
-        self.patterns: list[tuple[tuple[str, ...], Locale, str]] = []
+        self.patterns: list[Pattern] = []
         for name in locales:
             try:
                 locale = Locale.parse(name)
@@ -70,7 +82,7 @@ class Date(GeneratedDataModule):
             for format in FORMATS:
                 pattern = get_date_format(format, locale) if format.isalpha() else parse_pattern(format)
                 kind = format if len(locales) == 1 else f"{name} {format}"
-                self.patterns.append((split_pattern(pattern), locale, kind))
+                self.patterns.append(Pattern(pattern, locale, kind))
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
                 "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
@@ -94,7 +106,7 @@ class Date(GeneratedDataModule):
 
     def _texts(self, day: date) -> list[str]:
         """A date in every format and locale."""
-        return [written(day, parts, locale)[0] for parts, locale, _ in self.patterns]
+        return [pattern.written(day)[0] for pattern in self.patterns]
 
     def _ambiguous(self) -> set[str]:
         """The texts that stand for more than one date: March 4 here is April 3 there."""
@@ -111,35 +123,51 @@ class Date(GeneratedDataModule):
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         faker = Faker()
         faker.seed_instance(seed)
+        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # faker looks them up anew at each call
         # In UTC and up to a fixed day: the same dates in every time zone, today and tomorrow.
         start, end = (datetime.combine(day, time(), UTC) for day in (self.first, self.last + timedelta(days=1)))
         ambiguous = self._ambiguous()
         while True:
-            day = faker.date_time_between_dates(start, end - timedelta(seconds=1), tzinfo=UTC).date()
-            parts, locale, kind = faker.random.choice(self.patterns)
-            text, spans = written(day, parts, locale)
+            day = drawn(start, end - timedelta(seconds=1), tzinfo=UTC).date()
+            pattern = chosen(self.patterns)
+            text, spans = pattern.written(day)
             if text not in ambiguous:
-                yield Pair(text, day.isoformat(), links(spans), kind)
+                yield Pair(text, day.isoformat(), links(spans), pattern.kind)
 
 
 Span = tuple[str, int, int, bool]
 """A field's letter, where what it says begins and ends, and whether it is a number."""
 
 
-def split_pattern(pattern: DateTimePattern) -> tuple[str, ...]:
-    """Text, field, text, field, ..., text."""
-    return tuple(part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", pattern.format))
+class Pattern:
+    """How a locale writes a date.
 
+    Args:
+        pattern: babel's.
+        locale: whose names of months and weekdays it takes.
+        kind: what metrics of such dates are told by.
+    """
 
-def written(day: date, parts: tuple[str, ...], locale: Locale) -> tuple[str, tuple[Span, ...]]:
-    """A date as a pattern of these parts has it, and where in it year, month and day stand."""
-    fields, text, spans = DateTimeFormat(day, locale), parts[0], []
-    for field, after in zip(parts[1::2], parts[2::2], strict=True):
-        begin, said = len(text), fields[field]
-        if field[0] in DIGITS:  # weekdays say nothing that is asked for
-            spans.append((field[0], begin, begin + len(said), said.isdigit()))
-        text += said + after
-    return text, tuple(spans)
+    def __init__(self, pattern: DateTimePattern, locale: Locale, kind: str) -> None:
+        # Text, field, text, field, ..., text.
+        self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", pattern.format)]
+        self.locale = locale
+        self.kind = kind
+        self._said: dict[tuple[str, int | date], str] = {}  # babel is asked once for each month's name
+
+    def written(self, day: date) -> tuple[str, tuple[Span, ...]]:
+        """A date as the pattern has it, and where in it year, month and day stand."""
+        text, spans = self.parts[0], []
+        for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True):
+            value = TELLS[field[0]](day) if field[0] in TELLS else day
+            said = self._said.get((field, value))
+            if said is None:
+                said = self._said[field, value] = DateTimeFormat(day, self.locale)[field]
+            if field[0] in DIGITS:  # weekdays say nothing that is asked for
+                begin = len(text)
+                spans.append((field[0], begin, begin + len(said), said.isdigit()))
+            text += said + after
+        return text, tuple(spans)
 
 
 @cache  # few are different, and a pair's own would be larger than its texts
