@@ -27,6 +27,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.dates_against_tutorial,
     convergence.dates_against_yoyodyne,
     convergence.copying,
+    convergence.shakespeare,
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,

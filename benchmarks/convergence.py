@@ -31,8 +31,11 @@ from benchmarks.measure import (
     started,
     timed,
 )
-from benchmarks.steps import build_dates, date_step, tutorial_dates
+from benchmarks.steps import build_dates, build_gpt, date_step, tutorial_dates
 from datamodules import Date
+from datamodules.text import FILES
+from lightning_tfm.data import located
+from lightning_tfm.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
 """Whole runs of peers that take too long to be repeated: one JSON object a line."""
@@ -43,6 +46,12 @@ COPY_STEPS = 1000
 DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
 """Against each peer: the fewest hundreds with which the validation data of seeds 1 to 5 reach the goal."""
 
+SHAKESPEARE_STEPS = 700
+"""The experiment's own."""
+
+NANO_TOKENS = 2000 * 12 * 64
+"""What nanoGPT trains on by its character settings for a CPU."""
+
 MOST_PASSES = 20
 """Over the data, as the tutorial makes them: a peer that has not reached its goal by then is taken as it is."""
 
@@ -50,11 +59,8 @@ SEEDS = range(11, 11 + ROUNDS)
 """Not those that settings were chosen with, 1 to 5."""
 
 
-def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tuple[float, float]:
-    """A run of the command: its seconds of training, and the exact match on the split at its end.
-
-    The seconds are the run's own, with the one validation; infinitely many, where it misses the goal.
-    """
+def trained(experiment: str, seed: int, steps: int) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """A run of the command with one validation, at its end: what its summary.json and its metrics.csv hold."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
     command += [
         "--trainer.accelerator=cpu",
@@ -71,7 +77,16 @@ def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tupl
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text())
         with next(Path(folder).glob("runs/*/*/metrics.csv")).open() as file:
-            val = [float(row["val/exact_match"]) for row in csv.DictReader(file) if row["val/exact_match"]]
+            return summary, list(csv.DictReader(file))
+
+
+def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tuple[float, float]:
+    """A run of the command: its seconds of training, and the exact match on the split at its end.
+
+    The seconds are the run's own, with the one validation; infinitely many, where it misses the goal.
+    """
+    summary, metrics = trained(experiment, seed, steps)
+    val = [float(row["val/exact_match"]) for row in metrics if row["val/exact_match"]]
     exact_match = summary["test"]["exact_match"] if split == "test" else val[-1]
     return summary["train_seconds"] if exact_match >= goal else math.inf, exact_match
 
@@ -231,6 +246,29 @@ def copying(full: bool) -> Iterator[Row]:
     runs = [run("copy_transformer", seed, COPY_STEPS, "test", 0.999) for seed in SEEDS]
     note = f"{COPY_STEPS} steps of 4 sequences; {_told([exact_match for _, exact_match in runs], 0.999)}"
     yield absolute_row("copying until 0.999", "s", "≤ 12 s", [seconds for seconds, _ in runs], note)
+
+
+def shakespeare(full: bool) -> Iterator[Row]:
+    """Tiny Shakespeare: seconds until a loss of 1.60, against nanoGPT's 2,000 steps, which end far above."""
+    name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
+    try:
+        located("tinyshakespeare/input.txt", FILES)
+    except UserError as error:
+        yield Row(name, "s", target, note=str(error))
+        return
+    rounds, losses = [], []
+    with started(Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})) as (_, some):
+        for seed in SEEDS:
+            blocks = [some() for _ in range(4)]
+            summary, _ = trained("shakespeare_gpt", seed, SHAKESPEARE_STEPS)
+            blocks += [some() for _ in range(4)]
+            rate = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
+            loss = summary["test"]["loss"]
+            rounds.append((summary["train_seconds"] if loss <= goal else math.inf, NANO_TOKENS / rate))
+            losses.append(loss)
+    note = f"{SHAKESPEARE_STEPS} steps; losses over the whole validation part {min(losses):.3f} to {max(losses):.3f}; "
+    note += "the peer's time is that of 96 steps, scaled"
+    yield seconds_row(name, target, rounds, note)
 
 
 def _told(reached: list[float], goal: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,11 @@ from torch.nn import functional as F
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, absolute_row, compare, ratio_row, started
 from benchmarks.steps import decay_groups, parameters_of, same_parameters, windows
+from datamodules.text import FILES
 from lightning_tfm.callbacks.telemetry import peak_flops
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, located
 from lightning_tfm.decoding import State, Step
+from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenizer import BOS
@@ -145,9 +146,9 @@ def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
     return total / targets.numel()
 
 
-def build_shakespeare(path: str, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
+def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
     """Trainings of a character GPT on a text at nanoGPT's GPU setting; each block is one, of another seed."""
-    characters = sorted(set(text := Path(path).read_text()))
+    characters = sorted(set(text := path.read_text()))
     ids = torch.tensor([3 + characters.index(character) for character in text], device=device)
     train, val = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
     seeds = iter(range(11, 1000))
@@ -188,10 +189,13 @@ def build_shakespeare(path: str, device: str, size: dict[str, int], goal: float,
 def tiny_shakespeare(full: bool) -> Iterator[Row]:
     """Tiny Shakespeare at nanoGPT's GPU setting: seconds of training until a validation loss of 1.47."""
     name, target, goal = "tiny Shakespeare, 6 x 384, until 1.47", "≤ 60 s", 1.47
-    path = os.environ.get("TINY_SHAKESPEARE")
-    if not has_gpu() or path is None:
-        why = "no GPU" if not has_gpu() else "TINY_SHAKESPEARE names no file: set it to the text's"
-        yield Row(name, "s", target, note=why)
+    if not has_gpu():
+        yield Row(name, "s", target, note="no GPU")
+        return
+    try:
+        path = located("tinyshakespeare/input.txt", FILES)
+    except UserError as error:
+        yield Row(name, "s", target, note=str(error))
         return
     arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 5000, "every": 250}
     with started(Side(build_shakespeare, arguments)) as (_, work):

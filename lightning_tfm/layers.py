@@ -21,6 +21,9 @@ from lightning_tfm.errors import UserError
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one attention layer, (B, H, S, D/H) each: what a decoder keeps between its steps."""
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles that queries and keys are turned by, (B or 1, 1, T, D/2H) each."""
+
 
 class Linear(nn.Linear):
     """As torch's, and fast for one row as well, which is what a model has that writes one sequence.
@@ -120,14 +123,21 @@ class SelfAttention(Attention):
         self.query_key_value = Linear(d_model, 3 * d_model, bias=bias)  # one product for all three: fewer, larger
         self.output = Linear(d_model, d_model, bias=bias)
 
-    def _project(self, x: Tensor, past: KeyValue | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, past: KeyValue | None, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = split_heads(self.query_key_value(x), 3, self.num_heads)
+        if rotation is not None:
+            query, key = rotated(query, rotation), rotated(key, rotation)  # keys are kept as they are turned
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         return query, key, value
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False, past: KeyValue | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KeyValue | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """Attends from x to the past, if any, and to x itself.
 
@@ -136,19 +146,25 @@ class SelfAttention(Attention):
             mask: what each query may attend to, broadcastable to (B, H, T, S), S counting the past.
             is_causal: attend to no later position; needs no mask, and takes no past.
             past: the keys and values of earlier calls.
+            rotation: of the positions of x, see RotaryPositions.
 
         Returns:
             the context (B, T, D), and the keys and values for the next call.
         """
         assert not (is_causal and past is not None)
-        query, key, value = self._project(x, past)
+        query, key, value = self._project(x, past, rotation)
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.output(context.transpose(1, 2).flatten(2)), (key, value)
 
     def weights(
-        self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False, past: KeyValue | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KeyValue | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        query, key, _ = self._project(x, past)
+        query, key, _ = self._project(x, past, rotation)
         return scaled_dot_product_weights(query, key, mask, is_causal)
 
 
@@ -228,6 +244,33 @@ class LearnedPositions(nn.Embedding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=math.sqrt(0.5))  # as loud as the sinusoids are
+
+
+class RotaryPositions(nn.Module):
+    """Turns queries and keys, so that their product tells how far apart they stand (Su et al. 2021, 3.2.2).
+
+    Values i and i + d/2 of a head's d are the coordinates that are turned together, at position p by the angle
+    p / 10000^(2i/d).
+    """
+
+    def __init__(self, max_length: int, d_head: int) -> None:
+        super().__init__()
+        if d_head % 2:
+            raise UserError(f"d_model / num_heads must be even for rotary positions, but is {d_head}; try {d_head + 1}")
+        angles = torch.outer(torch.arange(max_length), 10000.0 ** -(torch.arange(0, d_head, 2) / d_head))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """Of positions (T), or (B, T) where each row has its own."""
+        return self.cos[positions].unsqueeze(-3), self.sin[positions].unsqueeze(-3)  # alike for all heads
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """Queries or keys (B, H, T, D/H), turned."""
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).type_as(x)
 
 
 def positional_encoding(kind: Literal["sinusoidal", "learned"], max_length: int, d_model: int) -> nn.Module:
@@ -319,9 +362,10 @@ class TransformerLayer(nn.Module):
         past: KeyValue | None = None,
         memory: KeyValue | None = None,
         memory_mask: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """(B, T, D) -> (B, T, D), and the keys and values of the self-attention for the next call."""
-        context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past)
+        context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, rotation)
         x = self.add_self(x, context)
         if memory is not None:
             x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask))

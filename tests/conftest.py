@@ -21,6 +21,7 @@ NETWORKS = {
     ),
     "gpt": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
     "gpt_no_bias": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, bias=False),
+    "gpt_rotary": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="rotary"),
     "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
 }
 DATA = {

@@ -234,7 +234,7 @@ def test_a_text_is_learned_to_a_goal_and_scored_whole(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 60)
     size = {"d_model": 32, "num_heads": 2, "num_layers": 1, "max_length": 16}
-    arguments = {"path": str(path), "device": "cpu", "size": size, "most_steps": 40, "every": 20}
+    arguments = {"path": path, "device": "cpu", "size": size, "most_steps": 40, "every": 20}
     reached = gpu.build_shakespeare(**arguments, goal=3.3).work()
     assert reached.amount <= 3.3  # ln 30 is 3.4
     assert math.isfinite(reached.seconds)

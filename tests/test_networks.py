@@ -18,11 +18,13 @@ from lightning_tfm.layers import (
     Attention,
     CrossAttention,
     Linear,
+    RotaryPositions,
     SelfAttention,
     SinusoidalPositions,
     TransformerLayer,
     attention_maps,
     causal_mask,
+    rotated,
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
@@ -289,6 +291,20 @@ def test_sinusoidal_positions_equal_their_formula(d_model):
             assert encoding[position, i].item() == pytest.approx(expected, abs=1e-4)
 
 
+def test_rotary_positions_equal_their_formula():
+    """Coordinates as complex numbers, each times e^(i p theta); products depend on distances alone."""
+    d, positions = 8, torch.tensor([[0, 3, 4], [11, 14, 15]])
+    rotary, x = RotaryPositions(16, d), torch.randn(2, 2, 3, d, dtype=torch.float64)
+    theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
+    turns = torch.polar(torch.ones(2, 1, 3, d // 2, dtype=torch.float64), positions[:, None, :, None] * theta)
+    expected = torch.view_as_real(torch.complex(*x.chunk(2, dim=-1)) * turns)
+    torch.testing.assert_close(rotated(x, rotary(positions)), torch.cat(expected.unbind(-1), dim=-1), atol=1e-5, rtol=0)
+
+    x = x[:1].expand_as(x)
+    turned = rotated(x, rotary(positions))
+    torch.testing.assert_close(*(turned @ turned.transpose(-1, -2)).unbind(0), atol=1e-5, rtol=0)
+
+
 def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
     source, _ = batch
     ours = AttentionLSTM(11, 16).eval()
@@ -378,6 +394,7 @@ def test_tied_embeddings_are_one_matrix():
     ("make", "message"),
     [
         (lambda: Transformer(11, 130, 4), r"d_model must be divisible by num_heads \(4\), but is 130; try 128 or 132"),
+        (lambda: GPT(11, 12, 4, positions="rotary"), "must be even for rotary positions, but is 3; try 4"),
         (lambda: GPT(11, 3, 4), r"d_model must be divisible by num_heads \(4\), but is 3; try 4 or 8"),
         (lambda: AttentionLSTM(11, 8, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
         (lambda: GPT(11, 8, 2, num_layers=0), "num_layers must be at least 1, but is 0"),
@@ -494,7 +511,7 @@ def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
 # Going on with a text
 
 
-@pytest.mark.parametrize("network", ["gpt", "gpt_no_bias"], indirect=True)
+@pytest.mark.parametrize("network", ["gpt", "gpt_no_bias", "gpt_rotary"], indirect=True)
 def test_going_on_with_a_text_reads_what_fits(network):
     """Greedily, and against a computation of everything anew; where positions end, the last half is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()

@@ -232,7 +232,7 @@ def test_a_page_of_500_examples_opens(two_runs, tmp_path, browser):
     print(f"\nopened and drawn in {sorted(shown)[2]} ms")
 
 
-def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch):
+def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole.html", tmp_path / "cut.html"
     assert report([*map(str, two_runs), "--output", str(whole)]) == 0
     monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", whole.stat().st_size - 1)
@@ -240,6 +240,7 @@ def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch):
     assert cut.stat().st_size < whole.stat().st_size
     before, after = (embedded(path)["runs"][0]["predictions"] for path in (whole, cut))
     assert after == before[: len(before) // 2], "the largest losses are kept"
+    assert "it shows one of 2 of the predictions" in capsys.readouterr().err
     monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", 1000)
     with pytest.raises(UserError, match="RUN must be so few"):
         report([*map(str, two_runs), "--output", str(cut)])

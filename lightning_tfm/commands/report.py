@@ -7,7 +7,6 @@ import csv
 import itertools
 import json
 import math
-import sys
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import yaml
 from lightning_tfm.checkpoint import load
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import Pair
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, say
 from lightning_tfm.files import write_text
 from lightning_tfm.inspection import looks
 
@@ -48,13 +47,15 @@ def report(arguments: list[str]) -> int:
     folders = [Path(run) for run in options.runs]
     names = _names(folders)
     runs = [_run(folder, name, POINTS // len(folders)) for folder, name in zip(folders, names, strict=True)]
-    text = page(runs)
+    text, halved = page(runs), 0
     while len(text.encode()) > LIMIT:
         if not any(run["predictions"] or run["attention"] for run in runs):
             raise UserError(f"RUN must be so few that a page is below {LIMIT:,} bytes, but are {len(runs)}; try fewer")
         for run, part in itertools.product(runs, ("predictions", "attention")):
             run[part] = run[part][: len(run[part]) // 2]
-        text = page(runs)
+        text, halved = page(runs), halved + 1
+    if halved:
+        say(f"a page holds {LIMIT:,} bytes: it shows one of {2**halved} of the predictions and of the attention")
     write_text(options.output, text)
     print(options.output)
     return 0
@@ -192,7 +193,7 @@ def _attention(checkpoint: Path | None, predictions: list[Json]) -> Iterator[Jso
     try:
         network, tokenizer, *_ = load(checkpoint)
     except UserError as error:  # a network of the user's own, or a damaged file: the rest can be shown
-        print(f"lightning-tfm: no attention of {checkpoint}: {error}", file=sys.stderr)
+        say(f"no attention of {checkpoint}: {error}")
         return
     for line in _shown(predictions, 2 * EXAMPLES):
         pair = Pair(line["source"], line["target"], line["alignment"])

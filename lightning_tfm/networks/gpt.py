@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, Linear, TransformerLayer, causal_mask, check_heads
+from lightning_tfm.layers import (
+    Dropout,
+    Linear,
+    RotaryPositions,
+    Rotation,
+    TransformerLayer,
+    causal_mask,
+    check_heads,
+)
 from lightning_tfm.networks.network import Seq2SeqNetwork
 from lightning_tfm.tokenizer import PAD
 
@@ -30,6 +38,7 @@ class GPT(Seq2SeqNetwork):
         max_length: longest sequence in tokens, source and target together.
         bias: whether linear layers and norms have a bias.
         gelu: the activation (Hendrycks & Gimpel 2016) as defined, or by tanh, as GPT-2 has it: on a CPU twice as slow.
+        positions: "learned", a vector each, as GPT-2 has them, or "rotary" (Su et al. 2021), which tell distances.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class GPT(Seq2SeqNetwork):
         max_length: int = 64,
         bias: bool = True,
         gelu: Literal["exact", "tanh"] = "exact",
+        positions: Literal["learned", "rotary"] = "learned",
     ) -> None:
         super().__init__(
             vocab_size=vocab_size,
@@ -52,11 +62,16 @@ class GPT(Seq2SeqNetwork):
             max_length=max_length,
             bias=bias,
             gelu=gelu,
+            positions=positions,
         )
         check_heads(d_model, num_heads)
         self.max_length = max_length
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = nn.Embedding(max_length, d_model)
+        self.is_rotary = positions == "rotary"
+        if self.is_rotary:
+            self.rotary = RotaryPositions(max_length, d_model // num_heads)
+        else:
+            self.positions = nn.Embedding(max_length, d_model)
         self.dropout = Dropout(dropout)
         activation = nn.GELU(approximate={"exact": "none", "tanh": "tanh"}[gelu])
         self.layers = nn.ModuleList(
@@ -139,6 +154,13 @@ class GPT(Seq2SeqNetwork):
                 f"positions end at max_length {self.max_length}; try max_length {source_length + target_length}"
             )
 
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotation | None]:
+        """(B, T) at positions (T) or (B, T) -> (B, T, D), and how far the layers turn queries and keys, if they do."""
+        x = self.embedding(tokens)
+        if self.is_rotary:
+            return self.dropout(x), self.rotary(positions)
+        return self.dropout(x + self.positions(positions)), None
+
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
         self.check_lengths(S, T)
@@ -150,9 +172,9 @@ class GPT(Seq2SeqNetwork):
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             positions = torch.where(steps < S, steps, steps - S + real.sum(1, keepdim=True))  # (B, S + T)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions))  # (B, S + T, D)
+        x, rotation = self._embed(tokens, positions)  # (B, S + T, D)
         for layer in self.layers:
-            x, _ = layer(x, mask, is_causal=mask is None)
+            x, _ = layer(x, mask, is_causal=mask is None, rotation=rotation)
         return self.head(self.norm(x[:, S:]))  # (B, T, V)
 
     def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
@@ -165,10 +187,10 @@ class GPT(Seq2SeqNetwork):
         S = source.size(1)
         self.check_lengths(S, 0)
         real = source != PAD
-        x = self.dropout(self.embedding(source) + self.positions(torch.arange(S, device=source.device)))
+        x, rotation = self._embed(source, torch.arange(S, device=source.device))
         pasts = []
         for layer in self.layers:  # padding is on the right of the source, so causality hides it here
-            x, past = layer(x, is_causal=S > 0)
+            x, past = layer(x, is_causal=S > 0, rotation=rotation)
             pasts.append(past)
         return tuple(pasts), real, real.sum(1)
 
@@ -176,10 +198,9 @@ class GPT(Seq2SeqNetwork):
         pasts, real, position = state
         self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
-        x = self.embedding(token) + self.positions(position)
-        x = self.dropout(x).unsqueeze(1)  # (B, 1, D)
+        x, rotation = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
         extended = []
         for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer(x, real[:, None, None], past=past)
+            x, past = layer(x, real[:, None, None], past=past, rotation=rotation)
             extended.append(past)
         return self.head(self.norm(x)).squeeze(1), (tuple(extended), real, position + 1)
