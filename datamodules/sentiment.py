@@ -21,6 +21,8 @@ FILES = {
 }
 """What can be downloaded: 50,000 reviews of the Internet Movie Database (Maas et al. 2011)."""
 
+PARTS = ("train", "val", "test")
+
 
 class Sentiment(LabelledDataModule):
     """Texts, and whether they are for or against; of any labels, in fact.
@@ -32,12 +34,14 @@ class Sentiment(LabelledDataModule):
     - a table: in each line a label, a tab and a text,
     - several files of a text in each line, named NAME.LABEL.
 
-    What is not given is taken from the training data: a text belongs to one part by its hash, whatever the seed.
+    What is not given is taken from the training data: a text belongs to one part by its hash, whatever the seed. These
+    shares are left out of training even where others are given by name, so that what was trained without them can be
+    tested on them; of an archive or folder that has the part, nothing is taken.
 
     Args:
         train: the data to train on: one name or, of files named by label, several.
-        val, test: others; where there are none, a share of the training data.
-        val_share, test_share: these shares, where they are needed.
+        val, test: other data; where there are none, a share of the training data.
+        val_share, test_share: these shares; 0 where all is for training, and the other data are given.
         encoding: of the texts, as Python calls it.
         tokens: words in small letters and punctuation marks, or byte-level subwords.
         vocab_size: how many there are: the commonest of the training part.
@@ -64,16 +68,16 @@ class Sentiment(LabelledDataModule):
         seed: int = 0,
     ) -> None:
         for name, share in (("val_share", val_share), ("test_share", test_share)):
-            if not 0 < share < 0.5:
-                raise UserError(f"{name} must be above 0 and below 0.5, but is {share}; try 0.1")
+            if not 0 <= share < 0.5:
+                raise UserError(f"{name} must be at least 0 and below 0.5, but is {share}; try 0.1")
         parts = read_labelled(train, encoding)
-        if test:
-            parts["test"] = [text for part in read_labelled(test, encoding).values() for text in part]
-        if val:
-            parts["val"] = [text for part in read_labelled(val, encoding).values() for text in part]
-        for split, share in (("test", test_share), ("val", val_share)):
-            if split not in parts:
+        for split, share, names in (("test", test_share, test), ("val", val_share, val)):
+            if split not in parts and share:
                 parts["train"], parts[split] = shared_out(parts["train"], split, share)
+            if names:
+                parts[split] = [text for part in read_labelled(names, encoding).values() for text in part]
+            if split not in parts:
+                raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
         for split in ("val", "test"):
             for text in parts[split]:
@@ -133,13 +137,23 @@ def read_labelled(names: list[str], encoding: str) -> dict[str, list[Pair]]:
 
 
 def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[Pair]]:
-    """Texts by the folders they lie in: LABEL/FILE, or PART/LABEL/FILE."""
+    """Texts by the folders they lie in: PART/LABEL/FILE, or LABEL/FILE where there are no parts."""
+    # IMDB has reviews without a label, too, and lists beside the labels' folders.
+    found = [(path.parent.parent.name, path.parent.name, text.strip()) for path, text in files]
+    found = [(part, Pair(text, label)) for part, label, text in found if label not in ("", "unsup", *PARTS)]
+    if any(part in PARTS for part, _ in found):
+        others = {part for part, _ in found if part not in ("", *PARTS)}  # "" is of a list beside the parts
+        if others:
+            raise UserError(
+                f"{name!r} must have its texts in folders {', '.join(PARTS)}, but has some in "
+                f"{', '.join(sorted(others))}; rename or remove it"
+            )
+        found = [(part, text) for part, text in found if part]
+    else:
+        found = [("train", text) for _, text in found]
     parts: dict[str, list[Pair]] = {}
-    for path, text in files:
-        if path.parent.name in ("", "unsup"):  # IMDB has reviews without a label, too
-            continue
-        part = path.parent.parent.name if path.parent.parent.name in ("train", "val", "test") else "train"
-        parts.setdefault(part, []).append(Pair(text.strip(), path.parent.name))
+    for part, text in found:
+        parts.setdefault(part, []).append(text)
     if "train" not in parts:
         raise UserError(f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file")
     return parts

@@ -248,7 +248,7 @@ def averaged(paths: Sequence[str | Path]) -> dict[str, Any]:
     total = {name: weight.double() for name, weight in first["state_dict"].items()}
     for path in paths[1:]:
         other = read(path)
-        for part in ("network", "tokenizer"):
+        for part in ("task", "network", "tokenizer", "labels"):
             if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
                 raise UserError(
                     f"all checkpoints must have one {part}, but those of {str(paths[0])!r} and {str(path)!r} differ"
@@ -278,6 +278,11 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
         groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
         if goes_on:
             groups.append((saved["optimization"], hyper_parameters["optimization"]))
+            if "optimizer_states" not in checkpoint and "state_dict" in checkpoint:
+                raise UserError(
+                    f"{str(path)!r} must hold the optimizer's state to go on with its run, but holds weights alone, as "
+                    "an average does; go on from one of the run's own checkpoints"
+                )
             _ = [checkpoint[part] for part in TRAINING]
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]

@@ -177,8 +177,12 @@ class TfmCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """A run has its folder for itself, and keeps what was logged there when it goes on."""
-        self.datamodule.setup("fit")  # now: where the data cannot be used, no folder is left behind
         logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
+        # Now: where the data or the weights cannot be used, no folder is left behind.
+        self.datamodule.setup("fit")
+        self.datamodule.training_batches(0, self.trainer.world_size)
+        if path is None:
+            self.model.begin()
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
             return
         folder = Path(logger.log_dir)
@@ -235,19 +239,26 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
         answer = (line["answer"], "red")
         console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
     folder = os.path.relpath(Path(checkpoint).parents[1])
-    asked = shlex.quote(_short(lines[0]["source"])) if lines else "TEXT"
-    console.print(Text(f"\nThe run lies in {folder}. Ask it, look at it:\n"))
-    console.print(Text(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}"))
+    asked = _quoted(_short(lines[0]["source"])) if lines else "TEXT"
+    print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
+    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}")
     if Path(folder, "config.yaml").is_file():
-        console.print(Text(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}"))
+        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}")
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
-            console.print(Text(f"  {_typed('wandb')} sync {pattern}"))
+            print(f"  {_typed('wandb')} sync {pattern}")
 
 
 def _short(text: str) -> str:
     """The beginning of a long text."""
     return text if len(text) <= LONG else text[:LONG].rpartition(" ")[0] or text[:LONG]
+
+
+def _quoted(text: str) -> str:
+    """An argument of a shell; a tab, which a shell would take for a key, by its name."""
+    if "\t" not in text:
+        return shlex.quote(text)
+    return "$'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t") + "'"
 
 
 def _typed(command: str) -> str:

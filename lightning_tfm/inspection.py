@@ -12,6 +12,9 @@ from lightning_tfm.layers import SelfAttention, attention_maps
 from lightning_tfm.networks import EncoderClassifier, Network
 from lightning_tfm.tokenizer import Tokenizer
 
+SHOWN = 64
+"""Rows and columns of a layer that are shown, the first: of more, nothing could be told apart."""
+
 
 class Look(NamedTuple):
     """One layer's attention.
@@ -30,7 +33,7 @@ class Look(NamedTuple):
     keys: list[str]
     gold: list[tuple[int, int]]
 
-    def first(self, count: int) -> Look:
+    def first(self, count: int = SHOWN) -> Look:
         """Its first rows and columns."""
         gold = [(column, row) for column, row in self.gold if max(column, row) < count]
         weights = self.weights[:, :count, :count]
@@ -65,6 +68,12 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
         else:
             found.append(Look(layer, weights, written, read, []))
     return found
+
+
+def window_looks(network: Network, tokenizer: Tokenizer, ids: list[int]) -> list[Look]:
+    """The attention of all layers while a language model reads a window of a text."""
+    symbols = [tokenizer.decode([number]).replace("\n", "\N{RETURN SYMBOL}") for number in ids]
+    return text_looks(network, torch.tensor(ids), symbols)
 
 
 @torch.no_grad()

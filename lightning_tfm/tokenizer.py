@@ -188,17 +188,20 @@ class SubwordTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Model
 
         self.model = Model.from_str(model)
+        self.model.no_truncation()  # a tokenizer of others may have been made for one model's inputs
+        self.model.no_padding()
         self.vocab_size = NUM_SPECIAL + self.model.get_vocab_size()
 
     def split(self, text: str) -> list[str]:
-        return [text[begin:end] for begin, end in self.model.encode(text).offsets]
+        return [text[begin:end] for begin, end in self.model.encode(text, add_special_tokens=False).offsets]
 
     def encode(self, text: str) -> list[int]:
-        return [id + NUM_SPECIAL for id in self.model.encode(text).ids]
+        return [id + NUM_SPECIAL for id in self.model.encode(text, add_special_tokens=False).ids]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """On all cores at once."""
-        return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in self.model.encode_batch(texts)]
+        encodings = self.model.encode_batch(texts, add_special_tokens=False)
+        return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
 
     def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
         return self.encode_all(texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import tarfile
 
 WORDS = {
     "ein": "a", "der": "the", "Hund": "dog", "Mann": "man", "Baum": "tree", "läuft": "runs", "schläft": "sleeps",
@@ -37,3 +38,24 @@ def reviews(number=120, seed=0):
 
 TEXT = "\n".join(german for german, _ in sentences(160, seed=1))[:3001]
 """Some 3,000 characters."""
+
+
+def as_files(folder, texts, part=""):
+    """Labelled texts as files in folders of their labels."""
+    for number, (label, text) in enumerate(texts):
+        path = folder / part / label / f"{number}_7.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def as_imdb(folder, train, test):
+    """Labelled texts as IMDB's archive holds them, with what lies beside them there; returns the folder and it."""
+    as_files(folder / "imdb", train, "train")
+    as_files(folder / "imdb", test, "test")
+    as_files(folder / "imdb", [("unsup", "no label")], "train")
+    for name in ("imdbEr.txt", "README.txt", "train/urls_pos.txt", "train/urls_unsup.txt", "test/urls_neg.txt"):
+        (folder / "imdb" / name).write_text("http://www.imdb.com/title/tt0064354/usercomments")
+    archive = folder / "aclImdb_v1.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder / "imdb", "aclImdb")
+    return folder / "imdb", archive

@@ -7,17 +7,19 @@ import gzip
 import io
 import itertools
 import tarfile
+from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from torch.nn import functional as F
 
-from corpora import TEXT, WORDS, reviews, sentences, write_lines
+from corpora import TEXT, WORDS, as_files, as_imdb, reviews, sentences, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, restored
+from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, read_tokenizer, restored
 
 
 @pytest.fixture
@@ -263,13 +265,6 @@ def test_the_loss_of_a_language_model_is_of_the_whole_part(tmp_path):
 # Labelled texts
 
 
-def as_files(folder, texts, part=""):
-    for number, (label, text) in enumerate(texts):
-        path = folder / part / label / f"{number}_7.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def as_archive(path, texts, part="", others=()):
     with tarfile.open(path, "w:gz") as tar:
         for number, (label, text) in enumerate(texts):
@@ -318,15 +313,21 @@ def test_splits_are_disjoint_whatever_the_seed(tmp_path):
 
 
 def test_the_archives_own_test_part_is_tested(tmp_path):
-    as_files(tmp_path / "imdb", reviews(60), "train")
-    as_files(tmp_path / "imdb", reviews(30, seed=1), "test")
-    as_files(tmp_path / "imdb", [("unsup", "no label")], "train")
-    with tarfile.open(tmp_path / "imdb.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "imdb", "aclImdb")
-    for name in ("imdb", "imdb.tar.gz"):
-        data = sentiment([str(tmp_path / name)])
+    for path in as_imdb(tmp_path, reviews(60), reviews(30, seed=1)):
+        data = sentiment([str(path)])
+        assert data.labels == ["neg", "pos"]
         assert held(data, ["test"]) == sorted(reviews(30, seed=1))
         assert held(data, ["train", "val"]) == sorted(reviews(60))
+
+
+def test_texts_that_are_tested_later_change_nothing_of_training(tmp_path):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(400)))]
+    others = [write_lines(tmp_path / "others.tsv", map("\t".join, reviews(50, seed=1)))]
+    before, after = sentiment(train), sentiment(train, test=others)
+    assert after.tokenizer.to_dict() == before.tokenizer.to_dict()
+    assert [held(after, [split]) for split in ("train", "val")] == [held(before, [split]) for split in ("train", "val")]
+    assert held(after, ["test"]) == sorted(reviews(50, seed=1))
+    assert len(sentiment(train, test=others, test_share=0).pairs("train")) > len(before.pairs("train"))
 
 
 def test_nothing_in_an_archive_is_unpacked(tmp_path):
@@ -411,6 +412,8 @@ def test_lines_end_with_line_feeds_alone(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
     assert read_lines(path) == ["eins", "zwei\x85\u2028drei\x0cvier"]
+    path.write_text("größe", encoding="utf-16")
+    assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
     with pytest.raises(UserError, match="encoding must be one that Python knows, but is 'utf-9'; try utf-8 or latin-1"):
         read_text(path, "utf-9")
 
@@ -489,6 +492,18 @@ BAD_DATA = {
         lambda p: text_file(p, "text", "folder/a.txt") and sentiment([str(p / "folder")]),
         "must hold folders named by their labels",
     ),
+    "parts of other names": (
+        lambda p: (
+            as_files(p / "folder", reviews(), "train")
+            or as_files(p / "folder", reviews(), "dev")
+            or sentiment([str(p / "folder")])
+        ),
+        "must have its texts in folders train, val, test, but has some in dev; rename or remove it",
+    ),
+    "no share for the test": (
+        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_share=0),
+        "test_share must be above 0 where test names no data, but is 0; try 0.1",
+    ),
     "no archive": (
         lambda p: (p / "a.tar.gz").write_bytes(b"no archive") and sentiment([str(p / "a.tar.gz")]),
         "must be an archive of texts, but cannot be read as one",
@@ -511,3 +526,19 @@ def test_subwords_are_those_of_a_tokenizer_file(tmp_path):
     subwords = learned([TEXT], "subword", 300)
     data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, subwords.to_dict()["model"], "tokenizer.json"))
     assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)
+
+
+def test_what_a_tokenizer_file_does_for_its_own_model_is_left_out(tmp_path):
+    """It cuts, fills up and frames the model's inputs; a text is to be read whole, and as it is."""
+    subwords = learned([TEXT], "subword", 300)
+    others = tokenizers.Tokenizer.from_str(subwords.to_dict()["model"])
+    others.add_special_tokens(["<s>"])
+    others.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 297)])
+    others.enable_truncation(5)
+    others.enable_padding(length=2000)
+    assert others.encode(TEXT).ids[0] == 297
+    assert len(others.encode(TEXT).ids) == 2000
+    theirs = read_tokenizer(Path(text_file(tmp_path, others.to_str(), "tokenizer.json")))
+    assert theirs.encode(TEXT) == subwords.encode(TEXT)
+    assert theirs.encode_all([TEXT]) == [subwords.encode(TEXT)]
+    assert theirs.split(TEXT) == subwords.split(TEXT)

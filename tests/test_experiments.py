@@ -16,6 +16,7 @@ import yaml
 
 from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
+from lightning_tfm import cli
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
@@ -78,6 +79,14 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
     loggers = [logger["class_path"].rpartition(".")[2] for logger in config["trainer"]["logger"]]
     assert loggers == ["CSVLogger", "WandbLogger"]
     assert config["trainer"]["logger"][0]["init_args"] == {"save_dir": "runs", "name": path.stem}
+
+
+@pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
+def test_a_command_that_is_told_can_be_pasted(text):
+    quoted = cli._quoted(text)
+    assert "\t" not in quoted
+    shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
+    assert shell.stdout == text
 
 
 @pytest.fixture(scope="session")

@@ -246,6 +246,18 @@ def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch, 
         report([*map(str, two_runs), "--output", str(cut)])
 
 
+def test_what_some_take_for_the_end_of_a_line_is_shown(two_runs, tmp_path):
+    odd = tmp_path / "odd"
+    shutil.copytree(two_runs[0], odd)
+    lines = [json.loads(line) for line in (odd / "predictions.jsonl").read_text().split("\n")[:-1]]
+    lines[0]["source"] = "before\x85\u2028after"
+    lines[0]["nll"] = 1e7
+    (odd / "predictions.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    shutil.rmtree(odd / "checkpoints")
+    assert report([str(odd), "--output", str(tmp_path / "odd.html")]) == 0
+    assert embedded(tmp_path / "odd.html")["runs"][0]["predictions"][0]["source"] == "before\x85\u2028after"
+
+
 def test_what_is_not_finite_is_said(two_runs, tmp_path):
     """JSON has no word for it."""
     odd = tmp_path / "odd"

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import sacrebleu
 import torch
 import yaml
 
-from corpora import TEXT
+from corpora import TEXT, as_imdb, reviews
 from lightning_tfm.checkpoint import load, read
 from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
@@ -220,8 +221,13 @@ def test_the_report_shows_it(task, trained, monkeypatch, tmp_path, capsys):
     assert in_process(monkeypatch, "report", trained, "--output", page) == 0, capsys.readouterr().err
     html = page.read_text()
     assert "val/loss" in html
-    if not task.startswith("text"):
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
+    assert shown["attention"]
+    if task.startswith("text"):
+        assert shown["attention"][0]["title"][:30] in TEXT
+    else:
         assert lines_of(trained)[0]["source"][:5] in html
+    assert ("probability" in shown["predictions"][0] if shown["predictions"] else False) == task.startswith("reviews")
 
 
 # Pairs that make no sense
@@ -281,6 +287,31 @@ def test_bad_data_end_before_training_with_one_line(task, monkeypatch, tmp_path,
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"lightning-tfm: error: the file '.*' must hold text, but is empty", line)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_batch_that_is_too_large_ends_before_training_with_one_line(task, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    size = "batch_tokens=null" if task.startswith("translation") else "batch_size=500"
+    more = ["--data.init_args.batch_size=500"] if task.startswith("translation") else []
+    path = write_task(task, tmp_path)
+    assert in_process(monkeypatch, "fit", "--config", path, f"--data.init_args.{size}", *more) == 2
+    assert re.search(r"error: batch_size must be at most the \d+ ", capsys.readouterr().err.splitlines()[-1])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    as_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment's archive, in the current folder
+    path = Path(__file__).parents[1] / "experiments/imdb_classifier.yaml"
+    size = ["--trainer.max_steps=40", "--trainer.val_check_interval=20", "--trainer.accelerator=cpu"]
+    size.append("--model.init_args.optimization.learning_rate=0.01")
+    child = run("fit", "--config", path, *size, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    folder = tmp_path / "runs/imdb_classifier/version_0"
+    assert len(lines_of(folder)) == 60, "the archive's own part is tested"
+    assert metrics_of(folder)["test"]["accuracy"] > 0.9
+    assert in_process(monkeypatch, "generate", folder / "checkpoints/best.ckpt", "the film Great! plot") == 0
+    assert capsys.readouterr().out.startswith("pos")
 
 
 def test_a_text_longer_than_the_models_positions_is_refused(monkeypatch, tmp_path, capsys):
@@ -359,9 +390,12 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
     other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     capsys.readouterr()
     assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2
-    assert "all checkpoints must have one network" in capsys.readouterr().err
+    assert "all checkpoints must have one task" in capsys.readouterr().err
     assert in_process(monkeypatch, "average", paths[0], "--output", mean) == 2
     assert "--output must be a file that is not there yet" in capsys.readouterr().err
+    path = folder.parents[2] / "spelling_gpt.yaml"
+    assert in_process(monkeypatch, "fit", "--config", path, "--ckpt_path", mean) == 2
+    assert "mean.ckpt' must hold the optimizer's state to go on with its run" in capsys.readouterr().err
 
 
 # Fine-tuning
@@ -401,6 +435,11 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
     with torch.no_grad():
         ours = network(ids[:, :0], ids)[..., 3:]
         torch.testing.assert_close(ours, theirs(ids - 3).logits, rtol=0, atol=1e-4)
+    shutil.rmtree(gpt2_folder)  # of no use to a run that goes on
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
+    settings[2] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
+    child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
 
 
 @pytest.mark.parametrize(
@@ -408,15 +447,18 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
     [
         ({"num_layers": 2}, r"num_layers must be that of '.*gpt2' \(1\), but is 2; set it so"),
         ({"gelu": "exact"}, r"gelu must be that of '.*gpt2' \(tanh\), but is exact"),
+        ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
         ({"folder": "none"}, r"start_from must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
     ],
 )
 def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
-    settings = {"gelu": "tanh"} | {name: value for name, value in change.items() if name != "folder"}
+    settings = {"gelu": "tanh"} | {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
     arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
     arguments.append(f"--model.init_args.start_from={change.get('folder', gpt2_folder)}")
-    arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
+    file = change.get("tokenizer_file", gpt2_folder / "tokenizer.json")
+    arguments.append(f"--data.init_args.tokenizer_file={file}")
     assert in_process(monkeypatch, "fit", "--config", path, *arguments) == 2
     assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "runs").exists(), "it ends before training"

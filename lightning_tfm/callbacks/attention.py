@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Batch, Examples, PairDataset, TextDataset
-from lightning_tfm.inspection import Look, looks, text_looks
+from lightning_tfm.files import write_text
+from lightning_tfm.inspection import Look, looks, window_looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.modules.task import TaskModule
@@ -23,9 +25,6 @@ LONG = 80
 DRAWN = 2
 """Examples of the test whose attention is drawn: so many of the first, and as many of the largest loss."""
 
-WINDOW = 64
-"""Rows and columns that a picture shows, the first: of more, nothing could be told apart."""
-
 
 class Attention(Callback):
     """Logs where the heads look at each validation, and draws it after the test.
@@ -34,7 +33,8 @@ class Attention(Callback):
     `val/alignment/LAYER/head_N/accuracy`, `error_rate` and `entropy`, see AlignmentScore.
 
     The test of a run leaves `attention/*.png` in its folder: a picture for each layer of a few examples, with the
-    gold alignment outlined, if there is one, and the encodings of positions, where the network has them.
+    gold alignment outlined, if there is one, and the encodings of positions, where the network has them. Of a text, the
+    windows whose attention is drawn are kept as well, `attention/windows.json`.
     """
 
     def __init__(self) -> None:
@@ -82,9 +82,13 @@ class Attention(Callback):
 
         (folder / "attention").mkdir(exist_ok=True)
         pictures = []
+        dataset = trainer.test_dataloaders[0].dataset
+        if isinstance(dataset, TextDataset):  # for the report, which has no text
+            windows = [window_of(dataset, row) for row in range(min(DRAWN, len(dataset)))]
+            write_text(folder / "attention" / "windows.json", json.dumps(windows))
         tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
-        for row, title, found in _examples(pl_module, trainer.test_dataloaders[0].dataset, tested):
-            for look in (look.first(WINDOW) for look in found):
+        for row, title, found in _examples(pl_module, dataset, tested):
+            for look in (look.first() for look in found):
                 path = folder / "attention" / f"{row}_{look.layer}.png"
                 title_of_layer = f"{look.layer}: {title}"
                 draw_attention(look.weights, look.queries, look.keys, title_of_layer, look.gold).savefig(path, dpi=100)
@@ -100,19 +104,23 @@ class Attention(Callback):
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
 
 
+def window_of(dataset: TextDataset, row: int) -> list[int]:
+    """The ids that are read in a row of a text."""
+    return dataset[torch.tensor([row])].target_in[0].tolist()
+
+
 def _examples(
     module: TaskModule, dataset: Examples, tested: list[tuple[float, int]]
 ) -> Iterator[tuple[int, str, list[Look]]]:
     """A few examples' rows, what is told of each, and where all layers look; `tested` has each row's loss."""
     if isinstance(dataset, TextDataset):
         for row in range(min(DRAWN, len(dataset))):
-            ids = dataset[torch.tensor([row])].target_in[0]
-            symbols = [module.tokenizer.decode([number]).replace("\n", "\N{RETURN SYMBOL}") for number in ids.tolist()]
-            yield row, "each token over those that were read", text_looks(module.network, ids, symbols)
+            ids = window_of(dataset, row)
+            yield row, "each token over those that were read", window_looks(module.network, module.tokenizer, ids)
         return
     rows = [*range(min(DRAWN, len(tested))), *(row for _, row in sorted(tested, reverse=True)[:DRAWN])]
     for row in dict.fromkeys(rows):
         pair = dataset.pairs[row]
         asked = pair.source if len(pair.source) <= LONG else f"{pair.source[:LONG]}..."
-        title = f"{asked} \N{RIGHTWARDS ARROW} {pair.target}"
+        title = f"{asked} \N{RIGHTWARDS ARROW} {pair.target}".replace("\t", " ")  # which fonts do not have
         yield row, title, looks(module.network, module.tokenizer, pair)

@@ -21,7 +21,7 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError, say
 from lightning_tfm.files import write_text
-from lightning_tfm.inspection import looks
+from lightning_tfm.inspection import Look, looks, window_looks
 
 PREDICTIONS = 500
 """Of each run: those of the largest loss first, the others spread over the test."""
@@ -96,6 +96,7 @@ def _run(folder: Path, name: str, points: int) -> Json:
     text = (folder / "config.yaml").read_text()
     predictions = _predictions(folder / "predictions.jsonl")
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    windows = folder / "attention/windows.json"
     return {
         "name": name,
         "facts": _facts(folder),
@@ -106,7 +107,13 @@ def _run(folder: Path, name: str, points: int) -> Json:
         "tested": len(predictions),
         "wrong": sum(not line["right"] for line in predictions),
         "predictions": [_told(line) for line in _shown(predictions, PREDICTIONS)],
-        "attention": list(_attention(next(filter(Path.is_file, checkpoints), None), predictions)),
+        "attention": list(
+            _attention(
+                next(filter(Path.is_file, checkpoints), None),
+                predictions,
+                json.loads(windows.read_text()) if windows.is_file() else [],
+            )
+        ),
     }
 
 
@@ -159,7 +166,10 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
 
 
 def _predictions(path: Path) -> list[Json]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text().split("\n")  # str.splitlines would also part a line at U+0085, which data may hold
+    return [json.loads(line) for line in lines]
 
 
 def _shown(predictions: list[Json], number: int) -> list[Json]:
@@ -172,6 +182,7 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
 
 def _told(line: Json) -> Json:
     told = {name: line[name] for name in ("set", "source", "target", "answer", "right", "nll", "kind")}
+    told |= {"probability": line["probability"]} if "probability" in line else {}
     return told if math.isfinite(told["nll"]) else told | {"nll": None}  # which JSON has no word for
 
 
@@ -186,9 +197,9 @@ def _kinds(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _attention(checkpoint: Path | None, predictions: list[Json]) -> Iterator[Json]:
-    """All layers' weights of a few examples, as bytes: 255 is 1."""
-    if checkpoint is None or not predictions:
+def _attention(checkpoint: Path | None, predictions: list[Json], windows: list[list[int]]) -> Iterator[Json]:
+    """All layers' weights of a few examples, or of a text's windows."""
+    if checkpoint is None or not (predictions or windows):
         return
     try:
         network, tokenizer, *_ = load(checkpoint)
@@ -197,19 +208,25 @@ def _attention(checkpoint: Path | None, predictions: list[Json]) -> Iterator[Jso
         return
     for line in _shown(predictions, 2 * EXAMPLES):
         pair = Pair(line["source"], line["target"], line["alignment"])
-        layers = [
-            {
-                "name": look.layer,
-                "heads": look.weights.size(0),
-                "queries": look.queries,
-                "keys": look.keys,
-                "gold": look.gold,
-                "weights": base64.b64encode((look.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode(),
-            }
-            for look in looks(network, tokenizer, pair)
-        ]
-        layers.sort(key=lambda layer: not layer["gold"])  # what has a right answer first
-        yield _told(line) | {"layers": layers}
+        mark = "\N{CHECK MARK}" if line["right"] else "\N{BALLOT X}"
+        title = f"{mark} {line['source']} \N{RIGHTWARDS ARROW} {line['answer']}"
+        found = sorted(looks(network, tokenizer, pair), key=lambda look: not look.gold)  # what has a right answer first
+        yield _told(line) | {"title": title, "layers": [_layer(look.first()) for look in found]}
+    for ids in windows:
+        found = window_looks(network, tokenizer, ids)
+        yield {"title": tokenizer.decode(ids).strip(), "layers": [_layer(look.first()) for look in found]}
+
+
+def _layer(look: Look) -> Json:
+    """A layer's weights, as bytes: 255 is 1."""
+    return {
+        "name": look.layer,
+        "heads": look.weights.size(0),
+        "queries": look.queries,
+        "keys": look.keys,
+        "gold": look.gold,
+        "weights": base64.b64encode((look.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode(),
+    }
 
 
 def page(runs: list[Json]) -> str:
@@ -253,8 +270,11 @@ def _charts(runs: list[Json]) -> list[Json]:
     color = altair.Color("run:N", sort=order, legend=altair.Legend(orient="top") if len(runs) > 1 else None, title=None)
     charts = []
 
-    def add(id: str, title: str, chart: Any) -> None:
-        charts.append({"id": id, "title": title, "spec": chart.to_dict() | {"description": title}})  # read aloud
+    def add(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> None:
+        """A chart, and what it shows as a table, for those who cannot see or point."""
+        spec = chart.to_dict() | {"description": title}  # read aloud
+        cells = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+        charts.append({"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells})
 
     def choice(names: list[str], label: str) -> Any:
         return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
@@ -277,7 +297,11 @@ def _charts(runs: list[Json]) -> list[Json]:
             tooltip=["run:N", "step:Q", altair.Tooltip("value:Q", format=".5g")],
         )
         curves = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
-        add("curves", "Learning curves", curves.transform_filter("datum.metric == metric"))
+        ends = [
+            [name, *(run["curves"][name][-1][1] if name in run["curves"] else "" for run in runs)] for name in names
+        ]
+        columns = ["last value of", *order]
+        add("curves", "Learning curves", curves.transform_filter("datum.metric == metric"), columns, ends)
 
     kinds = [kind | {"run": run["name"]} for run in runs for kind in run["kinds"]]
     if kinds:
@@ -296,7 +320,8 @@ def _charts(runs: list[Json]) -> list[Json]:
             .add_params(chosen)
             .transform_filter("datum.set == set")
         )
-        add("kinds", "Exact match by kind", bars)
+        rows = [[kind["run"], kind["set"], kind["kind"], kind["exact match"], kind["pairs"]] for kind in kinds]
+        add("kinds", "Exact match by kind", bars, ["run", "set", "kind", "exact match", "pairs"], rows)
 
     scores = []
     for run in runs:
@@ -319,5 +344,7 @@ def _charts(runs: list[Json]) -> list[Json]:
             .add_params(score)
             .transform_filter("datum.score == score")
         )
-        add("heads", "Attention against the gold alignment, at the last validation", heads)
+        rows = [list(score.values()) for score in scores]
+        title = "Attention against the gold alignment, at the last validation"
+        add("heads", title, heads, ["layer", "head", "score", "value"], rows)
     return charts

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from lightning_tfm.callbacks.progress import SHOWN
 from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.data.download import MIRROR
+from lightning_tfm.data.download import mirror_from_elsewhere
 from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import write_text
 
@@ -213,9 +213,7 @@ def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]
     """Trains and tests one seed, or goes on with it, in a process of its own; yields its seconds so far."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path.resolve())]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
-    environment = dict(os.environ)
-    if Path(environment.get(MIRROR, "")).is_dir() and MIRROR in environment:
-        environment[MIRROR] = os.path.abspath(environment[MIRROR])  # it runs in another folder
+    environment = os.environ | mirror_from_elsewhere()
     with (folder / "log").open("w") as log:
         # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
         process = subprocess.Popen(

@@ -19,6 +19,12 @@ PATIENCE = 30.0
 """Seconds that a server may be silent."""
 
 
+def mirror_from_elsewhere() -> dict[str, str]:
+    """What the environment of a process in another folder must say, so that its mirror is ours."""
+    mirror = os.environ.get(MIRROR)
+    return {MIRROR: os.path.abspath(mirror)} if mirror and "://" not in mirror else {}
+
+
 class Download(NamedTuple):
     """Where a file lies, where there is no mirror, and the sum of its content: SHA-256, or another: "md5:..."."""
 

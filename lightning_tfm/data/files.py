@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import zlib
@@ -45,12 +46,14 @@ def decoded(data: bytes, name: str, encoding: str) -> str:
     """What a file of that name holds, as text; raises as `read_text` does."""
     if not data.strip():
         raise UserError(f"the file {name!r} must hold text, but is empty")
-    if b"\0" in data and not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32")):
+    try:
+        codec = codecs.lookup(encoding)
+    except LookupError:
+        raise UserError(f"encoding must be one that Python knows, but is {encoding!r}; try utf-8 or latin-1") from None
+    if b"\0" in data and not codec.name.startswith(("utf-16", "utf-32")):
         raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     try:
         text = data.decode(encoding)
-    except LookupError:
-        raise UserError(f"encoding must be one that Python knows, but is {encoding!r}; try utf-8 or latin-1") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(

@@ -45,9 +45,11 @@ class LanguageModel(TaskModule):
         self.start_from = start_from
         self.metrics = nn.ModuleDict()
 
-    def setup(self, stage: str) -> None:
-        if stage == "fit" and self.start_from is not None:
+    def begin(self) -> None:
+        if self.start_from is not None:
             self.network.load_state_dict(_gpt2(self.start_from, self.network).state_dict())
+
+    def setup(self, stage: str) -> None:
         for prefix in ("val", "test"):
             if prefix not in self.metrics:
                 self.metrics[prefix] = nn.ModuleDict(
@@ -68,7 +70,6 @@ class LanguageModel(TaskModule):
             self.log(
                 f"{prefix}/{name}",
                 metric,
-                prog_bar=name == "loss",
                 add_dataloader_idx=False,
                 batch_size=batch.target_in.size(0),
             )
@@ -101,6 +102,11 @@ def _gpt2(folder: str, network: GPT) -> GPT:
         ) from None
     gpt = GPT.from_huggingface(model, NUM_SPECIAL)
     theirs = gpt.hyper_parameters | {"dropout": network.hyper_parameters["dropout"]}  # which has no weights
+    if theirs["vocab_size"] != network.hyper_parameters["vocab_size"]:
+        raise UserError(
+            f"data.init_args.tokenizer_file must be the tokenizer.json of {folder!r}, which has "
+            f"{theirs['vocab_size']} ids, but the data have {network.hyper_parameters['vocab_size']}"
+        )
     for name, value in network.hyper_parameters.items():
         if theirs[name] != value:
             raise UserError(f"{name} must be that of {folder!r} ({theirs[name]}), but is {value}; set it so")

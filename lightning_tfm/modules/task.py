@@ -85,6 +85,9 @@ class TaskModule(LightningModule):
             logger=False,  # the command logs the whole configuration
         )
 
+    def begin(self) -> None:
+        """Takes the weights that a new run begins with, where they are not drawn; `lightning-tfm fit` calls it."""
+
     def configure_optimizers(self) -> dict[str, Any]:
         fused = "mixed" not in self.trainer.precision  # under mixed precision Lightning cannot clip for a fused one
         return self.optimization.configure(self.network, self.trainer.max_steps, fused)
