@@ -303,8 +303,8 @@ def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, ca
     monkeypatch.chdir(tmp_path)
     as_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment's archive, in the current folder
     path = Path(__file__).parents[1] / "experiments/imdb_classifier.yaml"
-    size = ["--trainer.max_steps=40", "--trainer.val_check_interval=20", "--trainer.accelerator=cpu"]
-    size.append("--model.init_args.optimization.learning_rate=0.01")
+    size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
+    size.append("--model.init_args.optimization.learning_rate=0.003")
     child = run("fit", "--config", path, *size, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     folder = tmp_path / "runs/imdb_classifier/version_0"
