@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from benchmarks.steps import (
     build_dates,
     build_gpt,
     copy_batches,
+    huggingface_gpt2,
     our_dates,
     our_step,
     parameters_of,
@@ -52,21 +54,28 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
     return step
 
 
-def build_limit(model: str, side: str) -> Built:
-    """The products of a model's step alone, or the step compiled by torch.compile."""
+def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
+    """The products of a model's step alone, or the step compiled by torch.compile.
+
+    Args:
+        model: "GPT", "GPT as huggingface", or where a Transformer normalizes: "pre", "post".
+        side: "products" or "compiled".
+    """
     keep_freed_memory()
     torch.manual_seed(0)
-    if model == "GPT":
-        network: Network = GPT(**GPT_SIZE, bias=False)
-        batches, steps = windows(12, GPT_SIZE["max_length"]), 12
+    if model.startswith("GPT"):
+        as_huggingface = model == "GPT as huggingface"
+        network: Network = (
+            GPT.from_huggingface(huggingface_gpt2(GPT_SIZE)) if as_huggingface else GPT(**GPT_SIZE, bias=False)
+        )
+        batches, steps, clip = windows(batch_size, GPT_SIZE["max_length"]), 12, 1.0
     else:
-        batch_size = int(model)
-        network = Transformer(**COPY, norm="post")
+        network, clip = Transformer(**COPY, norm=model), None
         batches, steps = copy_batches(batch_size, like_lengths=False), max(8, 128 // batch_size)
     facts = {"parameters": parameters_of(network)}
     if side == "compiled":
         network.compile()
-        step = our_step(network, clip=1.0 if model == "GPT" else None)
+        step = our_step(network, clip)
     else:
         step = products_of(network, batches[0])
     return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], steps))
@@ -99,19 +108,27 @@ def build_lstm_limit(side: str) -> Built:
 
 def limits(full: bool) -> Iterator[Row]:
     """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
-    padded = {"like_lengths": False, "allocator": False}
-    tutorial = {size: Side(build_copy, {"side": "tutorial", "batch_size": size, **padded}) for size in (2, 64)}
-    nano = Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})
-    for model, name, peer in (
-        ("2", "Transformer step, batch 2 / tutorial", tutorial[2]),
-        ("64", "Transformer step, batch 64 / tutorial", tutorial[64]),
-        ("GPT", "GPT step / nanoGPT's formulation", nano),
+    pairs: list[tuple[str, dict[str, Any], Side]] = []
+    for norm, batch_size, side, name in (
+        ("post", 2, "tutorial", "tutorial"),
+        ("post", 64, "tutorial", "tutorial"),
+        ("pre", 64, "torch", "nn.Transformer"),
     ):
+        peer = Side(build_copy, {"side": side, "batch_size": batch_size, "like_lengths": False, "allocator": False})
+        arguments = {"model": norm, "batch_size": batch_size}
+        pairs.append((f"Transformer step, batch {batch_size} / {name}", arguments, peer))
+    for model, side, bias, name in (
+        ("GPT", "nano", False, "nanoGPT's formulation"),
+        ("GPT as huggingface", "huggingface", True, "Hugging Face GPT-2"),
+    ):
+        peer = Side(build_gpt, {"side": side, "bias": bias, "allocator": False})
+        pairs.append((f"GPT step / {name}", {"model": model}, peer))
+    for name, arguments, peer in pairs:
         for side, note in (
             ("products", "of the linear layers alone: on these tensors no formulation in float32 can be faster"),
             ("compiled", "the same tensors; torch.compile takes some 40 s before"),
         ):
-            rounds = compare(Side(build_limit, {"model": model, "side": side}), peer, same_parameters)
+            rounds = compare(Side(build_limit, arguments | {"side": side}), peer, same_parameters)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
 
 
