@@ -31,6 +31,7 @@ from rich.text import Text
 
 from lightning_tfm import modules
 from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
+from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
@@ -151,7 +152,10 @@ class TfmCLI(LightningCLI):
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
         callbacks = _as_list(config.callbacks)
-        if config.enable_progress_bar and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+        if config.enable_progress_bar is None:  # here, for config.yaml is for other terminals, too
+            kwargs["enable_progress_bar"] = sys.stdout.isatty()
+        shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
+        if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
         goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
@@ -210,6 +214,12 @@ class TfmCLI(LightningCLI):
         logger.save()
         kept.unlink()
 
+    def after_validate(self) -> None:
+        if self.trainer.is_global_zero:
+            _tell_upload(self.trainer)
+
+    after_test = after_validate
+
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
             return
@@ -227,7 +237,7 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
     for name, value in trainer.callback_metrics.items():
-        if name.startswith("test/") and "exact_match/" not in name:  # those of each kind are in the report
+        if name.startswith("test/") and not is_of_a_kind(name):  # which are in the report
             table.add_row(name.removeprefix("test/"), f"{value:.4f}")
     console.print(table)
     lines = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
@@ -239,11 +249,17 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
         answer = (line["answer"], "red")
         console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
     folder = os.path.relpath(Path(checkpoint).parents[1])
-    asked = _quoted(_short(lines[0]["source"])) if lines else "TEXT"
+    sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
+    asked = next((_quoted(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
     print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}")
     if Path(folder, "config.yaml").is_file():
         print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}")
+    _tell_upload(trainer)
+
+
+def _tell_upload(trainer: Trainer) -> None:
+    """How a run that W&B has offline is uploaded."""
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
             print(f"  {_typed('wandb')} sync {pattern}")
@@ -300,6 +316,9 @@ def run() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
     # Lightning 2.6 calls what torch 2.13 has deprecated, which no user can mend
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # Batches are taken from data in memory, which no workers make faster; and runs may be short.
+    warnings.filterwarnings("ignore", ".*does not have many workers")
+    warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
     strict = {"exit_on_error": False, "allow_abbrev": False}
     TfmCLI(
         TaskModule,
@@ -313,7 +332,7 @@ def run() -> None:
         trainer_defaults={
             "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
             "enable_model_summary": False,  # Summary says in a line what there is to know
-            "enable_progress_bar": sys.stdout.isatty(),
+            "enable_progress_bar": None,
             "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},

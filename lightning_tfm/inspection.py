@@ -16,6 +16,10 @@ SHOWN = 64
 """Rows and columns of a layer that are shown, the first: of more, nothing could be told apart."""
 
 
+CONTROLS = {ord("\n"): "\N{RETURN SYMBOL}", ord("\t"): "\N{RIGHTWARDS ARROW TO BAR}"}
+"""What stands for a character that cannot be seen."""
+
+
 class Look(NamedTuple):
     """One layer's attention.
 
@@ -25,6 +29,7 @@ class Look(NamedTuple):
         queries: the symbol of each row: what is written there, or what is read, in an encoder.
         keys: the symbol of each column.
         gold: the cells (column, row) that the pair's alignment links.
+        begin: the first row that writes the target.
     """
 
     layer: str
@@ -32,12 +37,16 @@ class Look(NamedTuple):
     queries: list[str]
     keys: list[str]
     gold: list[tuple[int, int]]
+    begin: int = 0
 
     def first(self, count: int = SHOWN) -> Look:
-        """Its first rows and columns."""
-        gold = [(column, row) for column, row in self.gold if max(column, row) < count]
-        weights = self.weights[:, :count, :count]
-        return Look(self.layer, weights, self.queries[:count], self.keys[:count], gold)
+        """Its first rows and columns; where there are more rows, the first of the target."""
+        begin = self.begin if len(self.queries) > count else 0
+        rows = slice(begin, begin + count)
+        cells = [(column, row - begin) for column, row in self.gold]
+        gold = [(column, row) for column, row in cells if column < count and 0 <= row < count]
+        weights = self.weights[:, rows, :count]
+        return Look(self.layer, weights, self.queries[rows], self.keys[:count], gold)
 
 
 @torch.no_grad()
@@ -62,7 +71,8 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
             found.append(Look(layer, weights, written, source, links))
         elif weights.size(-1) == len(source) + len(read):  # one sequence: each row writes what the next one reads
             gold = [(i, len(source) + j) for i, j in links]
-            found.append(Look(layer, weights, [*source[1:], *read, "EOS"], [*source, *read], gold))
+            rows, columns = [*source[1:], *read, "EOS"], [*source, *read]
+            found.append(Look(layer, weights, rows, columns, gold, begin=len(source)))
         elif layer.startswith("encoder"):
             found.append(Look(layer, weights, source, source, []))
         else:
@@ -71,8 +81,9 @@ def looks(network: Network, tokenizer: Tokenizer, pair: Pair) -> list[Look]:
 
 
 def window_looks(network: Network, tokenizer: Tokenizer, ids: list[int]) -> list[Look]:
-    """The attention of all layers while a language model reads a window of a text."""
-    symbols = [tokenizer.decode([number]).replace("\n", "\N{RETURN SYMBOL}") for number in ids]
+    """The attention of all layers while a language model reads a window of a text, of which the first SHOWN tokens."""
+    ids = ids[:SHOWN]  # what comes later, no row sees
+    symbols = [tokenizer.decode([number]).translate(CONTROLS) for number in ids]
     return text_looks(network, torch.tensor(ids), symbols)
 
 

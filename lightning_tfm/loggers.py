@@ -26,6 +26,9 @@ from lightning_tfm.errors import UserError
 PATIENCE = 2.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
 
+STARTING = 20.0
+"""Seconds that a server that answers may take to begin a run."""
+
 FINISH = 60.0
 """Seconds that uploading may take when a run ends. What is not uploaded by then lies in W&B's folder."""
 
@@ -42,6 +45,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     """
 
     def __init__(self, log_best: bool = False, **settings: Any) -> None:
+        if settings.get("log_model"):
+            raise UserError("log_model must be false, but is true; log_best keeps the best checkpoint")
         super().__init__(**settings)
         self.log_best = log_best
         self._wandb_init.pop("anonymous")  # W&B warns of it, even of None
@@ -59,7 +64,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     offline = (chosen or wandb.setup().settings.mode) != "online"
                     # Offline it has nothing to say that the end of a run does not, see `upload_command`.
                     self._wandb_init["settings"] = wandb.Settings(
-                        init_timeout=PATIENCE, finish_timeout=FINISH, silent=offline
+                        init_timeout=STARTING, finish_timeout=FINISH, silent=offline
                     )
                     return super().experiment
                 except Exception as error:  # whatever it is, training matters more

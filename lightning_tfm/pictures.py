@@ -14,6 +14,9 @@ from torch import Tensor
 
 HEADS_A_ROW = 4
 
+LARGEST = 2_000
+"""Pixels of a side of a picture that W&B gets."""
+
 
 def draw_attention(
     weights: Tensor,
@@ -90,8 +93,15 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
 
 
 def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
-    """Pictures, padded to one size: W&B shows those of one name side by side, and not whole where they differ."""
-    pictures = [Image.open(path).convert("RGB") for path in paths]
+    """Pictures, padded to one size: W&B shows those of one name side by side, and not whole where they differ.
+
+    Large ones are made smaller: many are held at once.
+    """
+    pictures = []
+    for path in paths:
+        with Image.open(path) as picture:
+            pictures.append(picture.convert("RGB"))
+        pictures[-1].thumbnail((LARGEST, LARGEST))
     size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
     padded = []
     for picture in pictures:

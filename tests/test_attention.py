@@ -14,6 +14,7 @@ from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
+from lightning_tfm.networks import GPT
 from lightning_tfm.pictures import draw_attention, draw_positions
 from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
 
@@ -159,6 +160,20 @@ def test_looks_are_labelled_by_what_stands_there(network):
         for panel, weights in zip(panels, look.weights, strict=True):
             assert len(panel.patches) == len(look.gold)
             torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
+
+
+def test_where_source_and_target_are_one_long_sequence_the_target_is_shown():
+    """What is cut are the rows that read the source."""
+    tokenizer = SymbolTokenizer("abcdefgh")
+    source, target = "abcdefgh" * 7, "hgfedcba"
+    pair = Pair(source, target, tuple((7 - i, i) for i in range(8)))
+    network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=80)
+    (look,) = looks(network, tokenizer, pair)
+    shown = look.first()
+    assert shown.queries == [*target, "EOS"]
+    assert len(shown.gold) == 8
+    assert all(shown.keys[column] == shown.queries[row] for column, row in shown.gold)
+    assert shown.weights.equal(look.weights[:, -9:, :64])
 
 
 def test_positions_are_drawn():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb
 import yaml
 
 from corpora import TEXT, reviews, sentences, write_lines
@@ -129,10 +130,15 @@ def test_fit_leaves_a_summary_and_checkpoints(run_folder):
         "seed",
     }
     assert summary["steps"] == 400
-    whole = {name for name in summary["test"] if not name.startswith("exact_match/")}
+    whole = {name for name in summary["test"] if "/" not in name}
     assert whole == {"loss", "perplexity", "token_accuracy", "exact_match"}
-    kinds = {f"exact_match/{format}" for format in FORMATS}
-    assert kinds == set(summary["test"]) - whole
+    lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
+    kinds = {}
+    for format in FORMATS:
+        of_format = [line for line in lines if line["kind"] == format]
+        kinds[f"exact_match/{format}"] = sum(line["right"] for line in of_format) / len(of_format)
+        kinds[f"nll/{format}"] = sum(line["nll"] for line in of_format) / len(of_format)
+    assert {name: value for name, value in summary["test"].items() if "/" in name} == pytest.approx(kinds, rel=1e-4)
     assert summary["test"]["exact_match"] > 0.9
     assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
     assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(400 * 32, rel=0.01)
@@ -148,7 +154,7 @@ def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
     out = (user / "stdout").read_text()
     assert "\x1b" not in out + (user / "stderr").read_text(), "colours are for terminals"
     for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
-        assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("exact_match/" not in name)
+        assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     right = [f"right  {line['source']} → {line['answer']}" for line in lines if line["right"]]
     assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
@@ -173,6 +179,8 @@ def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
     assert status == 0, printed
     for shown in ("generating train", "training", "60/60", "it/s", "train/loss=", "val/exact_match="):
         assert shown in printed
+    config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
+    assert config["trainer"]["enable_progress_bar"] is None, "which is for runs without a terminal, too"
     assert "Epoch" not in printed
     (tmp_path / "asked").write_text("May 3, 1979\n" * 600)
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
@@ -181,6 +189,17 @@ def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
     assert "answering" in printed
     assert "/600" in printed
     assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
+
+
+def test_on_many_cores_nothing_is_said_that_no_user_can_mend(tmp_path):
+    """Lightning would advise workers where there are cores for them, but data in memory need none."""
+    script = "import os, sys; os.sched_getaffinity = lambda pid: set(range(8)); os.cpu_count = lambda: 8; "
+    script += "from lightning_tfm.__main__ import main; sys.exit(main())"
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert child.returncode == 0, child.stderr
+    assert child.stderr == ""
 
 
 def test_a_run_says_where_it_comes_from(run_folder):
@@ -238,6 +257,17 @@ def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path,
     exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
     assert float(printed[1]) == pytest.approx(exact_match, abs=1e-6)
     assert list(tmp_path.iterdir()) == []  # nothing is left where the user works
+
+
+def test_a_test_that_wandb_has_offline_ends_with_how_it_is_uploaded(checkpoint, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = ["--data.init_args.test_size=100", f"--ckpt_path={checkpoint}"]
+    assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
+    wandb.finish()
+    told = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (Path(told[0]).name, told[1]) == ("wandb", "sync")
+    assert list(tmp_path.glob(told[2]))
 
 
 ASKED = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]

@@ -50,6 +50,12 @@ def embedded(html: Path) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', html.read_text(), re.DOTALL)[1])
 
 
+def charted(html: Path, id: str) -> list[dict]:
+    """What a chart of the page is drawn from."""
+    (spec,) = (chart["spec"] for chart in embedded(html)["charts"] if chart["id"] == id)
+    return spec["data"]["values"]
+
+
 def test_a_report_is_one_small_file_that_loads_nothing(html):
     text = html.read_text()
     assert len(text.encode()) <= LIMIT <= 5_000_000
@@ -79,6 +85,13 @@ def test_a_report_shows_what_the_runs_left(html, two_runs):
         losses = [line["nll"] for line in shown["predictions"]]
         assert losses == sorted(losses, reverse=True)
         assert losses[0] == max(line["nll"] for line in lines)
+        bars = [bar for bar in charted(html, "kinds") if bar["run"] == shown["name"]]
+        assert bars
+        for bar in bars:
+            of_kind = [line for line in lines if (line["set"], line["kind"]) == (bar["set"], bar["kind"])]
+            assert bar["pairs"] == len(of_kind)
+            assert bar["exact match"] == pytest.approx(sum(line["right"] for line in of_kind) / len(of_kind))
+            assert bar["loss"] == pytest.approx(sum(line["nll"] for line in of_kind) / len(of_kind))
         assert shown["attention"]
         network, tokenizer, *_ = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
@@ -108,6 +121,8 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"RUN must be the folder of a run.*'nowhere' does not; try runs/NAME"):
         report(["nowhere"])
     (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(UserError, match="RUN must name each run once"):
+        report([str(tmp_path), f"{tmp_path}/"])
     with pytest.raises(UserError, match="--output must lie in a folder that exists"):
         report([str(tmp_path), "--output", str(tmp_path / "no" / "page.html")])
 

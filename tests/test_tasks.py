@@ -121,8 +121,9 @@ def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task
     pictures = [path.stem.partition("_") for path in (trained / "attention").glob("[0-9]*.png")]
     assert {layer for _, _, layer in pictures} == layers
     assert 1 <= len({row for row, *_ in pictures}) <= 4
-    positions = {name for name, _ in network.named_modules() if name.endswith("positions")}
-    assert {path.stem for path in (trained / "attention").glob("*positions.png")} == positions
+    positions = {name for name, _ in network.named_modules() if name.endswith(("positions", "rotary"))}
+    assert positions
+    assert {path.stem for path in (trained / "attention").glob("[a-z]*.png")} == positions
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("text")], indirect=True)

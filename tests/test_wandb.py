@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import wandb
 import yaml
 
 from datamodules import Copy
+from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
+from lightning_tfm.errors import UserError
 from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 
 SCRIPT = Path(sys.executable).with_name("lightning-tfm")
@@ -134,6 +137,26 @@ def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
     command, sync, pattern = (cwd / "stdout").read_text().splitlines()[-1].split()
     assert (Path(command).name, sync) == ("wandb", "sync")
     assert list(cwd.glob(pattern)) == [path.parent]
+
+
+def test_where_the_user_is_logged_in_and_the_server_answers_a_run_is_online(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "_answers", lambda address: True)
+    asked = []
+    monkeypatch.setattr(wandb, "login", lambda **settings: asked.append(settings) or True)
+    monkeypatch.setattr(wandb, "init", lambda **settings: asked.append(settings))
+    wandb.teardown()  # what the process knew of the mode
+    _ = loggers.WandbLogger(project="tests").experiment
+    login, init = asked[:2]
+    assert login["prompt"] is False
+    assert init["mode"] == "online"
+    assert init["settings"].init_timeout >= 10, "a server that answers may take its time"
+    assert not init["settings"].silent
+
+
+def test_what_would_upload_every_checkpoint_is_refused():
+    with pytest.raises(UserError, match="log_model must be false, but is true; log_best keeps"):
+        loggers.WandbLogger(log_model=True)
 
 
 def test_to_go_on_is_to_continue_the_same_run(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Batch, Examples, PairDataset, TextDataset
 from lightning_tfm.files import write_text
 from lightning_tfm.inspection import Look, looks, window_looks
-from lightning_tfm.layers import attention_maps
+from lightning_tfm.layers import RotaryPositions, attention_maps
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.modules.task import TaskModule
 
@@ -53,9 +54,9 @@ class Attention(Callback):
         dataset = loader.dataset
         if trainer.sanity_checking or not isinstance(dataset, PairDataset):
             return
-        pairs = [dataset.pairs[row] for row in loader.sampler.batches[batch_idx].tolist()]
-        if pairs[0].alignment is None:
+        if any(pair.alignment is None for pair in dataset.pairs):  # of the whole part: all processes must do the same
             return
+        pairs = [dataset.pairs[row] for row in loader.sampler.batches[batch_idx].tolist()]
         gold = gold_links(pairs, batch)
         with attention_maps(pl_module.network) as maps:
             pl_module.network(batch.source, batch.target_in)
@@ -78,30 +79,39 @@ class Attention(Callback):
         folder = Path(trainer.log_dir)  # a broadcast: every process must ask
         if not trainer.is_global_zero:
             return
-        from lightning_tfm.pictures import draw_attention, draw_positions, on_one_canvas  # takes a while to import
+        from lightning_tfm.pictures import on_one_canvas  # takes a while to import
 
         (folder / "attention").mkdir(exist_ok=True)
-        pictures = []
-        dataset = trainer.test_dataloaders[0].dataset
-        if isinstance(dataset, TextDataset):  # for the report, which has no text
-            windows = [window_of(dataset, row) for row in range(min(DRAWN, len(dataset)))]
-            write_text(folder / "attention" / "windows.json", json.dumps(windows))
-        tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
-        for row, title, found in _examples(pl_module, dataset, tested):
-            for look in (look.first() for look in found):
-                path = folder / "attention" / f"{row}_{look.layer}.png"
-                title_of_layer = f"{look.layer}: {title}"
-                draw_attention(look.weights, look.queries, look.keys, title_of_layer, look.gold).savefig(path, dpi=100)
-                pictures.append(path)
-        for name, module in pl_module.network.named_modules():
-            if name.endswith("positions") and hasattr(pl_module.network, "max_length"):
-                count = torch.arange(pl_module.network.max_length, device=pl_module.device)
-                path = folder / "attention" / f"{name}.png"
-                draw_positions(module(count)).savefig(path, dpi=100)
-                pictures.append(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # of no font that is at hand: a box is drawn
+            pictures = self._draw(pl_module, predictions, trainer.test_dataloaders[0].dataset, folder / "attention")
         for logger in wandb_loggers(trainer) if pictures else ():  # a network may have neither
             captions = [path.stem for path in pictures]
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
+
+    def _draw(self, module: TaskModule, predictions: Predictions, dataset: Examples, folder: Path) -> list[Path]:
+        """Draws attention and positions into a folder."""
+        pictures = []
+        if isinstance(dataset, TextDataset):  # for the report, which has no text
+            windows = [window_of(dataset, row) for row in range(min(DRAWN, len(dataset)))]
+            write_text(folder / "windows.json", json.dumps(windows))
+        from lightning_tfm.pictures import draw_attention, draw_positions
+
+        tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
+        for row, title, found in _examples(module, dataset, tested):
+            for look in (look.first() for look in found):
+                path = folder / f"{row}_{look.layer}.png"
+                title_of_layer = f"{look.layer}: {title}"
+                draw_attention(look.weights, look.queries, look.keys, title_of_layer, look.gold).savefig(path, dpi=100)
+                pictures.append(path)
+        for name, layer in module.network.named_modules():
+            if name.endswith(("positions", "rotary")) and hasattr(module.network, "max_length"):
+                encodings = layer(torch.arange(module.network.max_length, device=module.device))
+                if isinstance(layer, RotaryPositions):
+                    encodings = torch.cat(encodings, dim=-1)[0]  # cosines, then sines
+                draw_positions(encodings).savefig(path := folder / f"{name}.png", dpi=100)
+                pictures.append(path)
+        return pictures
 
 
 def window_of(dataset: TextDataset, row: int) -> list[int]:

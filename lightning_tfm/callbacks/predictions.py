@@ -19,13 +19,22 @@ from lightning_tfm.modules.task import Evaluation, test_prefix
 SAMPLES = 16
 """The first examples of the validation part."""
 
+BY_KIND = ("exact_match", "nll")
+"""What is told of each kind of pairs."""
+
+
+def is_of_a_kind(metric: str) -> bool:
+    """Whether a metric of the test is that of one kind of pairs, as test/exact_match/KIND."""
+    return any(name in metric.split("/")[:-1] for name in BY_KIND)
+
 
 class Predictions(Callback):
     """Shows a few answers of each validation as a table in W&B, and keeps all answers of the test.
 
     The test of a run writes `predictions.jsonl` into its folder, a line for each example, see `TaskModule.answered`.
-    Where pairs have a kind, each kind's exact match is logged as `test/exact_match/KIND`. Where texts are gone on with,
-    there are no answers. Beside them lie the pictures of the answers, see `TaskModule.pictures`.
+    Where pairs have a kind, each kind's exact match is logged as `test/exact_match/KIND`, and as `test/nll/KIND` the
+    mean loss of a target, in nats. Where texts are gone on with, there are no answers. Beside them lie the pictures of
+    the answers, see `TaskModule.pictures`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +74,8 @@ class Predictions(Callback):
         columns = ["source", "target", "answer", "right"]
         for logger in wandb_loggers(trainer):
             rows = [[line[name] for name in columns] for line in lines]
-            logger.log_table("val/samples", columns, rows, step=trainer.global_step - 1)  # as Lightning counts them
+            step = max(0, trainer.global_step - 1)  # as Lightning counts them
+            logger.log_table("val/samples", columns, rows, step=step)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = []
@@ -94,10 +104,11 @@ class Predictions(Callback):
         by_kind = defaultdict(list)
         for name, _, line in self.lines:
             if line["kind"] is not None:
-                by_kind[f"{test_prefix(name)}/exact_match/{line['kind']}"].append(line["right"])
-        for name, right in sorted(by_kind.items()):
-            share = torch.tensor(right, device=pl_module.device).float().mean()
-            pl_module.log(name, share, add_dataloader_idx=False, sync_dist=True)
+                for metric, value in zip(BY_KIND, (line["right"], line["nll"]), strict=True):
+                    by_kind[f"{test_prefix(name)}/{metric}/{line['kind']}"].append(value)
+        for name, values in sorted(by_kind.items()):
+            mean = torch.tensor(values, device=pl_module.device).float().mean()
+            pl_module.log(name, mean, add_dataloader_idx=False, sync_dist=True)
         if self.has_trained and self.lines and trainer.loggers:
             path = Path(trainer.log_dir) / "predictions.jsonl"  # a broadcast: every process must ask
             if trainer.is_global_zero:

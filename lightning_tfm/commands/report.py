@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import yaml
 
+from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.checkpoint import load
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import Pair
@@ -35,6 +36,9 @@ WANTED = ("val/exact_match", "val/accuracy", "val/bleu", "val/loss")
 POINTS = 1_200
 """Of the curves of a metric, over all runs."""
 
+LONG = 80
+"""Characters of a text by which an example is chosen."""
+
 LIMIT = 5_000_000
 """Bytes of a page."""
 
@@ -45,6 +49,8 @@ def report(arguments: list[str]) -> int:
     """Writes the page."""
     options = _parse(arguments)
     folders = [Path(run) for run in options.runs]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("RUN must name each run once, but one comes twice; leave it out")
     names = _names(folders)
     runs = [_run(folder, name, POINTS // len(folders)) for folder, name in zip(folders, names, strict=True)]
     text, halved = page(runs), 0
@@ -93,7 +99,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _run(folder: Path, name: str, points: int) -> Json:
     """What the page shows of a run, so many points of its curves. What a run has not (yet) is left out."""
-    text = (folder / "config.yaml").read_text()
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
     predictions = _predictions(folder / "predictions.jsonl")
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     windows = folder / "attention/windows.json"
@@ -111,7 +117,7 @@ def _run(folder: Path, name: str, points: int) -> Json:
             _attention(
                 next(filter(Path.is_file, checkpoints), None),
                 predictions,
-                json.loads(windows.read_text()) if windows.is_file() else [],
+                json.loads(windows.read_text(encoding="utf-8")) if windows.is_file() else [],
             )
         ),
     }
@@ -121,8 +127,8 @@ def _facts(folder: Path) -> dict[str, str]:
     facts: dict[str, str] = {}
     summary, provenance = folder / "summary.json", folder / "provenance.json"
     if summary.is_file():
-        told = json.loads(summary.read_text())
-        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if "exact_match/" not in name}
+        told = json.loads(summary.read_text(encoding="utf-8"))
+        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if not is_of_a_kind(name)}
         facts |= {
             "training": f"{told['train_seconds']:,.0f} s",
             "samples per second": f"{told['samples_per_second']:,.0f}",
@@ -131,7 +137,7 @@ def _facts(folder: Path) -> dict[str, str]:
             "seed": str(told["seed"]),
         }
     if provenance.is_file():
-        starts = json.loads(provenance.read_text())
+        starts = json.loads(provenance.read_text(encoding="utf-8"))
         first, last = starts[0], starts[-1]
         facts |= {
             "begun": first["time"],
@@ -155,7 +161,7 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
     """Metric -> (step, value), about so many of them, the last one always."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     if path.is_file():
-        *lines, _ = path.read_text().split("\n")  # a run that goes on may have written a part of a line
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a run that goes on may have written a part of a line
         for row in csv.DictReader(lines):
             for name, value in row.items():
                 if name in ("step", "epoch") or name.startswith("test/"):
@@ -168,7 +174,9 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
 def _predictions(path: Path) -> list[Json]:
     if not path.is_file():
         return []
-    *lines, _ = path.read_text().split("\n")  # str.splitlines would also part a line at U+0085, which data may hold
+    *lines, _ = path.read_text(encoding="utf-8").split(
+        "\n"
+    )  # str.splitlines would also part a line at U+0085, which data may hold
     return [json.loads(line) for line in lines]
 
 
@@ -187,13 +195,19 @@ def _told(line: Json) -> Json:
 
 
 def _kinds(predictions: list[Json]) -> list[Json]:
-    counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    by_kind: dict[tuple[str, str], list[Json]] = defaultdict(list)
     for line in predictions:
         if line["kind"] is not None:
-            counts[line["set"], line["kind"]].append(line["right"])
+            by_kind[line["set"], line["kind"]].append(line)
     return [
-        {"set": name, "kind": kind, "exact match": sum(right) / len(right), "pairs": len(right)}
-        for (name, kind), right in sorted(counts.items())
+        {
+            "set": name,
+            "kind": kind,
+            "exact match": sum(line["right"] for line in lines) / len(lines),
+            "loss": nll if math.isfinite(nll := sum(line["nll"] for line in lines) / len(lines)) else None,
+            "pairs": len(lines),
+        }
+        for (name, kind), lines in sorted(by_kind.items())
     ]
 
 
@@ -209,12 +223,17 @@ def _attention(checkpoint: Path | None, predictions: list[Json], windows: list[l
     for line in _shown(predictions, 2 * EXAMPLES):
         pair = Pair(line["source"], line["target"], line["alignment"])
         mark = "\N{CHECK MARK}" if line["right"] else "\N{BALLOT X}"
-        title = f"{mark} {line['source']} \N{RIGHTWARDS ARROW} {line['answer']}"
+        title = f"{mark} {_short(line['source'])} \N{RIGHTWARDS ARROW} {_short(line['answer'])}"
         found = sorted(looks(network, tokenizer, pair), key=lambda look: not look.gold)  # what has a right answer first
         yield _told(line) | {"title": title, "layers": [_layer(look.first()) for look in found]}
     for ids in windows:
         found = window_looks(network, tokenizer, ids)
-        yield {"title": tokenizer.decode(ids).strip(), "layers": [_layer(look.first()) for look in found]}
+        yield {"title": _short(tokenizer.decode(ids).strip()), "layers": [_layer(look.first()) for look in found]}
+
+
+def _short(text: str) -> str:
+    """The beginning of a long text, for a menu."""
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
 
 
 def _layer(look: Look) -> Json:
@@ -253,7 +272,7 @@ def page(runs: list[Json]) -> str:
     # What ends a script, or begins a comment in it, must not stand in one.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     bundle = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
-    template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(), autoescape=True)
+    template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"), autoescape=True)
     return template.render(
         title=", ".join(run["name"] for run in runs),
         charts=charts,
@@ -315,13 +334,20 @@ def _charts(runs: list[Json]) -> list[Json]:
                 yOffset=altair.YOffset("run:N", sort=order),
                 x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
                 color=color,
-                tooltip=["run:N", "kind:N", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
+                tooltip=[
+                    "run:N",
+                    "kind:N",
+                    altair.Tooltip("exact match:Q", format=".4f"),
+                    altair.Tooltip("loss:Q", format=".4f"),
+                    "pairs:Q",
+                ],
             )
             .add_params(chosen)
             .transform_filter("datum.set == set")
         )
-        rows = [[kind["run"], kind["set"], kind["kind"], kind["exact match"], kind["pairs"]] for kind in kinds]
-        add("kinds", "Exact match by kind", bars, ["run", "set", "kind", "exact match", "pairs"], rows)
+        columns = ["run", "set", "kind", "exact match", "loss", "pairs"]
+        rows = [[kind[column] for column in columns] for kind in kinds]
+        add("kinds", "Exact match by kind", bars, columns, rows)
 
     scores = []
     for run in runs:

@@ -91,7 +91,7 @@ def reproduce(arguments: list[str]) -> int:
     jobs = [(seed, experiment) for seed in range(1, options.seeds + 1) for experiment in experiments]
     for seed, experiment in jobs:
         _check(_folder(options.output, experiment, seed), experiment, source)
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     told, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
     columns = (told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), now)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
