@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from benchmarks import convergence, decoding, framework, gpu, limits, steps
-from benchmarks.measure import ROUNDS, THREADS, Row
+from benchmarks.measure import ROUNDS, THREADS, Row, pinned
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.files import write_text
 
@@ -91,7 +92,8 @@ def markdown(results: dict[str, Any]) -> str:
         f"torch {versions['torch']}, each row at the commit beside it: "
         f"{sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
         f"{ROUNDS} rounds, in which rates are measured ours, peer, peer, ours, and trainings in turn; the interval "
-        "covers the median with 90 %.",
+        "covers the median with 90 %. [README.md](README.md) says how it is measured, and of each target that is not "
+        "held why, or what was tried.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
@@ -180,12 +182,13 @@ def main() -> None:
         for place, benchmark in enumerate(chosen, start=1):
             progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__name__}")
             measured = []
-            for row in benchmark(options.full):
-                measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
-                console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
-                speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
-                value = number(row.ours if row.ratio is None else row.ratio)
-                progress.update(bar, last=f"{speed:.2g} rows a minute, the last one: {value or row.status}")
+            with nullcontext() if benchmark.__module__ == gpu.__name__ else pinned():
+                for row in benchmark(options.full):
+                    measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
+                    console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
+                    speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
+                    value = number(row.ours if row.ratio is None else row.ratio)
+                    progress.update(bar, last=f"{speed:.2g} rows a minute, the last one: {value or row.status}")
             progress.advance(bar)
             publish(measured)
             rows += measured

@@ -11,12 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from lightning import Callback, LightningModule, Trainer, seed_everything
+from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.framework import BARE, EXPERIMENTS
@@ -28,28 +30,29 @@ from benchmarks.measure import (
     Row,
     Side,
     absolute_row,
+    in_turn,
+    pinned,
     seconds_row,
     started,
     timed,
 )
-from benchmarks.steps import build_dates, build_gpt, date_step, tutorial_dates
-from datamodules import Date
+from benchmarks.steps import GPT_SIZE, build_dates, date_step, nano_step, tutorial_dates
+from datamodules import Date, Text
 from datamodules.text import FILES
-from lightning_tfm.data import located
+from lightning_tfm.callbacks import provenance
+from lightning_tfm.data import TaskDataModule, located
 from lightning_tfm.data.download import mirror_from_elsewhere
 from lightning_tfm.errors import UserError
+from lightning_tfm.tokenizer import PAD
 
 RECORDED = Path(__file__).parent / "recorded"
 """Whole runs of peers that take too long to be repeated: one JSON object a line."""
 
-COPY_STEPS = 1000
-"""Of 4 sequences: the experiment's own. With 800, two of eight seeds of the row miss the goal."""
-
 DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
 """Against each peer: the fewest hundreds with which the validation data of seeds 1 to 5 reach the goal."""
 
-NANO_TOKENS = 2000 * 12 * 64
-"""What nanoGPT trains on by its character settings for a CPU."""
+NANO_STEPS = 2000
+"""That nanoGPT trains for by its character settings for a CPU, of 12 windows of 64 characters."""
 
 MOST_PASSES = 20
 """Over the data, as the tutorial makes them: a peer that has not reached its goal by then is taken as it is."""
@@ -57,12 +60,18 @@ MOST_PASSES = 20
 SEEDS = range(11, 11 + ROUNDS)
 """Not those that settings were chosen with, 1 to 5."""
 
+COPY_SEEDS = range(21, 21 + ROUNDS)
+"""The number of steps of copying was chosen with seeds 11 to 18, too."""
 
-def trained(experiment: str, seed: int, steps: int | None = None) -> tuple[dict[str, Any], list[dict[str, str]]]:
+
+def trained(
+    experiment: str, seed: int, steps: int | None = None, data: TaskDataModule | None = None
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """A run of the command with one validation, at its end: what its summary.json and its metrics.csv hold.
 
     Args:
         steps: how many there are, if not those of the experiment.
+        data: what the peer learns, which must be what the run has learned.
     """
     path = EXPERIMENTS / f"{experiment}.yaml"
     steps = steps or yaml.safe_load(path.read_text())["trainer"]["max_steps"]
@@ -85,26 +94,36 @@ def trained(experiment: str, seed: int, steps: int | None = None) -> tuple[dict[
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text())
+        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text())
+        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides learn other data"
         with next(Path(folder).glob("runs/*/*/metrics.csv")).open() as file:
             return summary, list(csv.DictReader(file))
 
 
-def run(experiment: str, seed: int, steps: int, split: str, goal: float) -> tuple[float, float]:
-    """A run of the command: its seconds of training, and the exact match on the split at its end.
+def run(
+    experiment: str, seed: int, split: str, goal: float, steps: int | None = None, data: TaskDataModule | None = None
+) -> Block:
+    """A run of the command: the exact match on the split at its end, and its seconds of training.
 
     The seconds are the run's own, with the one validation; infinitely many, where it misses the goal.
     """
-    summary, metrics = trained(experiment, seed, steps)
+    summary, metrics = trained(experiment, seed, steps, data)
     val = [float(row["val/exact_match"]) for row in metrics if row["val/exact_match"]]
     exact_match = summary["test"]["exact_match"] if split == "test" else val[-1]
-    return summary["train_seconds"] if exact_match >= goal else math.inf, exact_match
+    return Block(exact_match, summary["train_seconds"] if exact_match >= goal else math.inf)
+
+
+def dates_of(seed: int) -> Date:
+    """The dates of a seed, which both sides train on."""
+    data = Date(seed=seed)
+    data.setup("fit")
+    return data
 
 
 def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
     """The date tutorial's whole training, on our dates: after each pass, its seconds so far and its exact match."""
     torch.manual_seed(seed)
-    data = Date(seed=seed)
-    data.setup("fit")
+    data = dates_of(seed)
     network = peers.TutorialDateLSTM()
     step, pairs, seconds = date_step(network), data.datasets["train"].pairs, 0.0
 
@@ -152,11 +171,10 @@ def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
     from yoyodyne.models import modules
 
     seed_everything(seed)
-    dates = Date(seed=seed)
-    files = {}
+    dates, files = dates_of(seed), {}
     for split in ("train", "val"):
         path = Path(folder) / f"{split}.tsv"
-        path.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in dates.pairs(split)))
+        path.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs))
         files[split] = str(path)
     module = data.DataModule(model_dir=folder, batch_size=128, **files)
     model = models.SoftAttentionLSTMModel(
@@ -194,11 +212,11 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
     """Dates: seconds until all of 2,000 validation dates are right, against yoyodyne."""
     rounds, reached, theirs = [], [], []
     with started(Side(build_yoyodyne), warm=False) as (_, whole):
-        for seed in SEEDS:
-            block = whole()
-            ours, exact_match = run("date_attention_lstm", seed, DATE_STEPS["yoyodyne"], "val", 1.0)
-            rounds.append((ours, block.seconds))
-            reached.append(exact_match)
+        for number, seed in enumerate(SEEDS):
+            ask = partial(run, "date_attention_lstm", seed, "val", 1.0, DATE_STEPS["yoyodyne"], dates_of(seed))
+            ours, block = in_turn(number, ask, whole)
+            rounds.append((ours.seconds, block.seconds))
+            reached.append(ours.amount)
             theirs.append(block.amount)
     note = f"{DATE_STEPS['yoyodyne']} steps, {_told(reached, 1.0)}; of the peer's, {_told(theirs, 1.0)}, "
     note += "looked at after each pass of 391 steps"
@@ -210,11 +228,11 @@ def recorded_tutorial() -> dict[str, float]:
     return json.loads((RECORDED / "date_tutorial.jsonl").read_text().splitlines()[-1])
 
 
-def scaled(blocks: list[Block]) -> float:
-    """The seconds that the recorded run would take now, by these short ones."""
+def scaled(blocks: list[Block]) -> Block:
+    """The recorded run: its exact match, and the seconds that it would take now, by these short ones."""
     whole = recorded_tutorial()
     now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
-    return whole["seconds"] * whole["samples_per_second"] / now
+    return Block(whole["exact_match"], whole["seconds"] * whole["samples_per_second"] / now)
 
 
 def build_tutorial(goal: float) -> Built:
@@ -234,27 +252,70 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
     rounds, reached, theirs = [], [], []
     side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
     with started(side, warm=not full) as (_, work):
-        for seed in SEEDS:
-            blocks = [work() for _ in range(1 if full else 3)]
-            ours, exact_match = run("date_attention_lstm", seed, steps, "test", goal)
-            blocks += [] if full else [work() for _ in range(3)]
-            rounds.append((ours, blocks[0].seconds if full else scaled(blocks)))
-            reached.append(exact_match)
-            theirs.append(blocks[0].amount)
+        for number, seed in enumerate(SEEDS):
+            ask = partial(run, "date_attention_lstm", seed, "test", goal, steps, dates_of(seed))
+            if full:
+                ours, block = in_turn(number, ask, work)
+            else:
+                before = [work() for _ in range(3)]
+                ours = ask()
+                block = scaled([*before, *(work() for _ in range(3))])
+            rounds.append((ours.seconds, block.seconds))
+            reached.append(ours.amount)
+            theirs.append(block.amount)
     if full:
         told = f"of the peer's, {_told(theirs, goal)}"
     else:
         whole = recorded_tutorial()
-        told = f"the peer's recorded run took {whole['seconds']:.0f} s and had {whole['exact_match']:.2f} then"
+        told = f"the peer's recorded run ({whole['processor']}) took {whole['seconds']:.0f} s and had "
+        told += f"{whole['exact_match']:.2f} then"
     note = f"{steps} steps, {_told(reached, goal)}; {told}"
     yield seconds_row(f"dates until {goal} on test / tutorial", "≥ 40 x", rounds, note)
 
 
 def copying(full: bool) -> Iterator[Row]:
-    """Copying: seconds until 0.999, where the tutorial is at 0.41 after its whole training."""
-    runs = [run("copy_transformer", seed, COPY_STEPS, "test", 0.999) for seed in SEEDS]
-    note = f"{COPY_STEPS} steps of 4 sequences; {_told([exact_match for _, exact_match in runs], 0.999)}"
-    yield absolute_row("copying until 0.999", "s", "≤ 12 s", [seconds for seconds, _ in runs], note)
+    """Copying: seconds until 0.999, by the experiment as it is."""
+    runs = [run("copy_transformer", seed, "test", 0.999) for seed in COPY_SEEDS]
+    note = f"1,000 steps of 4 sequences; {_told([block.amount for block in runs], 0.999)}"
+    yield absolute_row("copying until 0.999", "s", "≤ 12 s", [block.seconds for block in runs], note)
+
+
+def nano_rate(number: int) -> float:
+    """nanoGPT's rate at a step, counted from 0, by its character settings for a CPU."""
+    if number < 100:
+        return 1e-3 * (number + 1) / 101
+    return 1e-4 + 0.5 * (1 + math.cos(math.pi * (number - 100) / (NANO_STEPS - 100))) * 9e-4
+
+
+def build_nano(steps: int) -> Built:
+    """nanoGPT on tiny Shakespeare: each block is a training, the loss of the whole validation part at its end.
+
+    Args:
+        steps: of a training. If these are fewer than its own, the seconds are scaled.
+    """
+    data = Text("tiny_shakespeare", context=GPT_SIZE["max_length"])
+    data.setup("fit")
+    train, val = data.datasets["train"], data.datasets["val"]
+    inputs, targets = val[torch.arange(len(val))][1:]
+    seeds = iter(SEEDS)
+
+    def work() -> Block:
+        torch.manual_seed(next(seeds))
+        network = peers.NanoGPT(**GPT_SIZE | {"vocab_size": data.vocab_size}, bias=False)
+        step = nano_step(network, nano_rate)
+
+        def training() -> float:
+            for _ in range(steps):
+                step(train[torch.randint(len(train), (12,))])
+            return steps
+
+        seconds = timed(training).seconds * NANO_STEPS / steps
+        with torch.no_grad():
+            parts = zip(inputs.split(64), targets.split(64), strict=True)
+            losses = [F.cross_entropy(network(x).mT, y, ignore_index=PAD, reduction="sum") for x, y in parts]
+        return Block((sum(losses) / (targets != PAD).sum()).item(), seconds)
+
+    return Built({}, work)
 
 
 def shakespeare(full: bool) -> Iterator[Row]:
@@ -265,19 +326,18 @@ def shakespeare(full: bool) -> Iterator[Row]:
     except UserError as error:
         yield Row(name, "s", target, note=str(error))
         return
-    rounds, losses = [], []
-    with started(Side(build_gpt, {"side": "nano", "bias": False, "allocator": False})) as (_, some):
-        for seed in SEEDS:
-            blocks = [some() for _ in range(4)]
-            summary, _ = trained("shakespeare_gpt", seed)
-            blocks += [some() for _ in range(4)]
-            rate = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
-            loss = summary["test"]["loss"]
-            rounds.append((summary["train_seconds"] if loss <= goal else math.inf, NANO_TOKENS / rate))
-            losses.append(loss)
-    note = f"{summary['steps']:,} steps; losses over the whole validation part {min(losses):.3f} to {max(losses):.3f}; "
-    note += "the peer's time is that of 96 steps, scaled"
-    yield seconds_row(name, target, rounds, note)
+
+    def ours(seed: int) -> Block:
+        summary, _ = trained("shakespeare_gpt", seed)
+        loss = summary["test"]["loss"]
+        return Block(loss, summary["train_seconds"] if loss <= goal else math.inf)
+
+    with started(Side(build_nano, {"steps": NANO_STEPS if full else NANO_STEPS // 10}), warm=False) as (_, nano):
+        pairs = [in_turn(number, partial(ours, seed), nano) for number, seed in enumerate(SEEDS)]
+    reached, theirs = ([block.amount for block in side] for side in zip(*pairs, strict=True))
+    note = f"losses over the whole validation part {min(reached):.3f} to {max(reached):.3f}; the peer's "
+    note += f"{min(theirs):.3f} to {max(theirs):.3f}" if full else "time is that of its first 200 steps, scaled"
+    yield seconds_row(name, target, [(ours.seconds, peer.seconds) for ours, peer in pairs], note)
 
 
 def _told(reached: list[float], goal: float) -> str:
@@ -290,9 +350,11 @@ def record() -> None:
     """`python -m benchmarks.convergence`: runs the tutorial whole, and writes what its row leans on."""
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
-    with (RECORDED / "date_tutorial.jsonl").open("w") as file:
+    made = {"commit": provenance.ask_git("rev-parse", "--short=7", "HEAD").strip(), "seed": 1, "threads": THREADS}
+    made |= {"processor": provenance.hardware()["processor"], "torch": torch.__version__}
+    with pinned(), (RECORDED / "date_tutorial.jsonl").open("w") as file:
         for line in train_tutorial(0.976, seed=1):
-            print(json.dumps({key: round(value, 4) for key, value in line.items()}), file=file, flush=True)
+            print(json.dumps(made | {key: round(value, 4) for key, value in line.items()}), file=file, flush=True)
 
 
 if __name__ == "__main__":

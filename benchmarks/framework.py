@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,18 +63,22 @@ class Clock(Callback):
     begun = seconds = amount = 0.0
     loss = float("nan")  # of step LOGGED
 
+    def __init__(self) -> None:
+        self.seen: list[Batch] = []
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM:
-            Clock.amount, Clock.begun = 0.0, time.perf_counter()
+            Clock.begun = time.perf_counter()
         elif batch_idx == WARM + TIMED:
             Clock.seconds = time.perf_counter() - Clock.begun
-        Clock.amount += tokens_of(batch) if batch_idx < WARM + TIMED else 0
+            Clock.amount = float(sum(map(tokens_of, self.seen[WARM:])))
+        self.seen.append(batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx + 1 == LOGGED:
-            Clock.trainer, Clock.loss = trainer, trainer.callback_metrics["train/loss"].item()
+            Clock.trainer, Clock.loss = trainer, outputs["loss"].item()
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
@@ -174,7 +178,7 @@ def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
 
 
 class Plain(LightningModule):
-    """The same steps, for Lightning alone: nothing is logged but what is compared."""
+    """The same steps, for Lightning alone."""
 
     def __init__(self, network: Network, optimization: Optimization) -> None:
         super().__init__()
@@ -182,10 +186,7 @@ class Plain(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
-        loss = loss / (batch.target_out != PAD).sum()
-        if batch_idx + 1 == LOGGED:
-            self.log("train/loss", loss)
-        return loss
+        return loss / (batch.target_out != PAD).sum()
 
     def configure_optimizers(self) -> dict[str, Any]:
         return self.optimization.configure(self.network, WARM + TIMED + 1, fused=True)
@@ -198,17 +199,19 @@ class Manual(Plain):
         super().__init__(network, optimization)
         self.automatic_optimization, self.clip = False, clip
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        self.manual_backward(super().training_step(batch, batch_idx))
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        return loss.detach()
 
 
 def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
-    """The same steps by Lightning's Trainer, without logger, checkpoints or bar, on the same data module."""
+    """The same steps by Lightning's Trainer in its barest mode, on the same data module."""
     fit(experiment, *settings)
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     clip, seed = Clock.trainer.gradient_clip_val, data.seed
@@ -225,7 +228,7 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
             limit_val_batches=0,
             use_distributed_sampler=False,
             callbacks=[Clock()],
-            **BARE,
+            barebones=True,
         )
         plain = Manual(network, optimization, clip) if manual else Plain(network, optimization)
         trainer.fit(plain, datamodule=data)
@@ -235,11 +238,6 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
     return Built({"loss": Clock.loss}, work)
 
 
-def build_manual(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Lightning alone, by manual optimisation."""
-    return build_lightning(experiment, settings, manual=True)
-
-
 def same_loss(ours: dict, peer: dict) -> None:
     """The sides make the same steps."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
@@ -247,31 +245,30 @@ def same_loss(ours: dict, peer: dict) -> None:
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
     """The command's run against a bare loop on the same batches."""
-
-    def sides(build: Callable[..., Built], experiment: str, threads: int, *settings: str) -> tuple[Side, Side]:
-        arguments = {"experiment": experiment, "settings": settings}
-        return Side(build, arguments, threads), Side(build_bare, arguments, threads)
-
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
-    name = "date_attention_lstm"
-    times = [
-        (1000 / ours, 1000 / bare)  # ms a step
-        for ours, bare in compare(*sides(build_trainer, name, THREADS, "--data.init_args.batch_size=64"), same_loss)
-    ]
-    yield ratio_row(f"Trainer / bare loop, {name}, batch 64", "ms a step", "≤ 1.05 x", times, default)
+    alone = "Lightning's Trainer in its barest mode on the same data module"
+    kinds = (
+        ("Trainer", build_trainer, {}, default),
+        ("limit: Lightning alone", build_lightning, {}, alone),
+        ("limit: manual optimisation", build_lightning, {"manual": True}, f"{alone}; the module steps by itself"),
+    )
+    name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
+    for what, build, chosen, note in kinds:
+        arguments = {"experiment": name, "settings": (batch,)}
+        rates = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
+        times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
+        target = "" if what.startswith("limit") else "≤ 1.05 x"
+        yield ratio_row(f"{what} / bare loop, {name}, batch 64", "ms a step", target, times, note)
     name = "copy_transformer"
-    alone = "Lightning's Trainer on the same data module, without logger, checkpoints or bar"
-    for build, what, target, note in (
-        (build_trainer, "Trainer - bare loop", "≤ 0.7 ms", default),
-        (build_lightning, "limit: Lightning alone - bare loop", "", alone),
-        (build_manual, "limit: manual optimisation - bare loop", "", f"{alone}; the module steps by itself"),
-    ):
+    for what, build, chosen, note in kinds:
         # Of one thread: what is looked for drowns in what two wait for. Each round in processes of its own: of two
         # that do the same, one is often faster by as much as is looked for.
-        pair = sides(build, name, threads=1)
+        arguments = {"experiment": name, "settings": ()}
+        pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
         rates = [rate for _ in range(ROUNDS) for rate in compare(*pair, same_loss, rounds=1)]
         more = [1000 / ours - 1000 / bare for ours, bare in rates]
-        yield absolute_row(f"{what}, {name}", "ms a step", target, more, f"{note}; one thread")
+        target = "" if what.startswith("limit") else "≤ 0.7 ms"
+        yield absolute_row(f"{what} - bare loop, {name}", "ms a step", target, more, f"{note}; one thread")
 
 
 WITHOUT_PEER = """

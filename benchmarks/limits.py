@@ -13,6 +13,7 @@ from benchmarks.steps import (
     COPY,
     DATES,
     GPT_SIZE,
+    GPT_STEPS,
     build_copy,
     build_dates,
     build_gpt,
@@ -23,6 +24,7 @@ from benchmarks.steps import (
     parameters_of,
     repeated,
     same_parameters,
+    steps_of,
     tokens_of,
     windows,
 )
@@ -54,30 +56,37 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
     return step
 
 
+NARROW = {"d_model": 8}
+"""A width at which a step's arithmetic takes no time that counts: as many operations are left, each a call."""
+
+
 def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
-    """The products of a model's step alone, or the step compiled by torch.compile.
+    """What a model's step is made of: its products or its calls alone; or the step compiled by torch.compile.
 
     Args:
         model: "GPT", "GPT as huggingface", or where a Transformer normalizes: "pre", "post".
-        side: "products" or "compiled".
+        side: "products", "calls" or "compiled".
     """
     keep_freed_memory()
     torch.manual_seed(0)
+    narrow = NARROW if side == "calls" else {}
+    if model == "GPT as huggingface":
+        network: Network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE | narrow))
+    elif model == "GPT":
+        network = GPT(**GPT_SIZE | narrow, bias=False)
+    else:
+        network = Transformer(**COPY | narrow, norm=model)
     if model.startswith("GPT"):
-        as_huggingface = model == "GPT as huggingface"
-        network: Network = (
-            GPT.from_huggingface(huggingface_gpt2(GPT_SIZE)) if as_huggingface else GPT(**GPT_SIZE, bias=False)
-        )
-        batches, steps, clip = windows(batch_size, GPT_SIZE["max_length"]), 12, 1.0
+        batches, steps, clip = windows(batch_size, GPT_SIZE["max_length"]), GPT_STEPS, 1.0
     else:
-        network, clip = Transformer(**COPY, norm=model), None
-        batches, steps = copy_batches(batch_size, like_lengths=False), max(8, 128 // batch_size)
+        batches, steps, clip = copy_batches(batch_size, like_lengths=False), steps_of(batch_size), None
     facts = {"parameters": parameters_of(network)}
-    if side == "compiled":
-        network.compile()
-        step = our_step(network, clip)
+    if side == "products":
+        step: Callable[[Batch], None] = products_of(network, batches[0])
     else:
-        step = products_of(network, batches[0])
+        if side == "compiled":
+            network.compile()
+        step = our_step(network, clip)
     return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], steps))
 
 
@@ -106,8 +115,12 @@ def build_lstm_limit(side: str) -> Built:
     return built
 
 
+def not_the_same(ours: dict[str, Any], peer: dict[str, Any]) -> None:
+    """The sides do not do the same work: that is the point."""
+
+
 def limits(full: bool) -> Iterator[Row]:
-    """The products of a step alone, and steps compiled, against the peers: what a formulation can come to."""
+    """Products and calls alone, and steps compiled, against the peers: what a formulation can come to."""
     pairs: list[tuple[str, dict[str, Any], Side]] = []
     for norm, batch_size, side, name in (
         ("post", 2, "tutorial", "tutorial"),
@@ -125,10 +138,12 @@ def limits(full: bool) -> Iterator[Row]:
         pairs.append((f"GPT step / {name}", {"model": model}, peer))
     for name, arguments, peer in pairs:
         for side, note in (
-            ("products", "of the linear layers alone: on these tensors no formulation in float32 can be faster"),
+            ("products", "of the linear layers alone, one after the other, on the same padded tensors"),
+            ("calls", "the same operations, 8 wide: what is left is calling them"),
             ("compiled", "the same tensors; torch.compile takes some 40 s before"),
         ):
-            rounds = compare(Side(build_limit, arguments | {"side": side}), peer, same_parameters)
+            same = not_the_same if side == "calls" else same_parameters
+            rounds = compare(Side(build_limit, arguments | {"side": side}), peer, same)
             yield ratio_row(f"limit: {name}, {side}", "tokens/s", "", rounds, note)
 
 
@@ -141,6 +156,6 @@ def lstm_limits(full: bool) -> Iterator[Row]:
         rounds = compare(
             Side(build_lstm_limit, {"side": side}),
             Side(build_dates, {"side": "tutorial"}),
-            lambda ours, peer: None,  # not the same work: that is the point
+            not_the_same,
         )
         yield ratio_row(f"limit: attention LSTM training / tutorial, {side}", "samples/s", "", rounds, note)

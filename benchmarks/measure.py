@@ -24,7 +24,7 @@ THREADS = 2
 
 
 class Block(NamedTuple):
-    """A piece of work that was done: how much of the unit, and in how many seconds."""
+    """A piece of work: how much of the unit was done (of a whole training: what it came to), in how many seconds."""
 
     amount: float
     seconds: float
@@ -142,6 +142,8 @@ def seconds_row(name: str, target: str, rounds: list[tuple[float, float]], note:
     """A row of rounds (ours, peer) in seconds, so that less is better; infinitely many where a goal was missed."""
     row = ratio_row(name, "s", target, [(1 / ours, 1 / peer) for ours, peer in rounds], note)
     row.ours, row.peer = (statistics.median(side) for side in zip(*rounds, strict=True))
+    row.ratio = 1 / statistics.median(ours / peer for ours, peer in rounds)  # if half of the goals are missed: 0
+    row.held = reaches(row.ratio, target)
     return row
 
 
@@ -152,6 +154,25 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
     return Row(
         name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
     )
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    """All that is started meanwhile, on either side, stays on the same THREADS cores."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:THREADS])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[Block, Block]:
+    """A whole training of each side, the peer's first in every other round."""
+    if number % 2:
+        theirs = peer()
+        return ours(), theirs
+    return ours(), peer()
 
 
 @contextmanager
@@ -166,9 +187,7 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
     with socket.socket() as listener:  # a port that is free
         listener.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-    # Threads stay on their cores; a single one is free, or all that runs beside it would be bound to its core.
-    bound = "true" if side.threads > 1 else "false"
-    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "OMP_PROC_BIND": bound, "WANDB_MODE": "offline"}
+    os.environ |= {"OMP_NUM_THREADS": str(side.threads), "WANDB_MODE": "offline"}
     try:
         for rank in range(side.processes):
             ours, theirs = context.Pipe()
