@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.measure import Block, Built, Row, Side, absolute_row, compare, ratio_row, started
+from benchmarks.measure import ROUNDS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started
 from benchmarks.steps import decay_groups, parameters_of, same_parameters, windows
 from datamodules.text import FILES
 from lightning_tfm.callbacks.telemetry import peak_flops
@@ -107,11 +107,11 @@ def gpt2_124m(full: bool) -> Iterator[Row]:
     """GPT-2's 124M shape on a GPU: bf16, compiled, 16 x 1024 tokens a step."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
     used, share = "GPT-2 124M, bf16, compiled: model FLOP utilisation", "≥ 45 %"
-    peak = peak_flops(torch.device("cuda" if has_gpu() else "cpu"), half=True)
     if not has_gpu():
         yield Row(name, "tokens/s", target, note="no GPU")
         yield Row(used, "%", share, note="no GPU")
         return
+    peak = peak_flops(torch.device("cuda"), half=True)
     arguments = {"size": GPT2_124M, "batch_size": 16, "device": "cuda", "steps": 20, "compiled": True}
     rounds = compare(
         Side(build_gpt2, {"side": "ours", **arguments}), Side(build_gpt2, {"side": "nano", **arguments}), same_training
@@ -199,9 +199,9 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
         return
     arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 5000, "every": 250}
     with started(Side(build_shakespeare, arguments)) as (_, work):
-        blocks = [work() for _ in range(8)]
+        blocks = [work() for _ in range(ROUNDS)]
     note = "of training, without validations; compiled by the run before; the whole validation part: losses "
-    note += f" {', '.join(f'{block.amount:.3f}' for block in blocks)}"
+    note += f"{', '.join(f'{block.amount:.3f}' for block in blocks)}"
     yield absolute_row(name, "s", target, [block.seconds for block in blocks], note)
 
 

@@ -153,6 +153,7 @@ class SelfAttention(Attention):
         """
         assert not (is_causal and past is not None)
         query, key, value = self._project(x, past, rotation)
+        # One kernel, which keeps no weights (B, H, T, S) for the way back: dropout on them would have them written out.
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.output(context.transpose(1, 2).flatten(2)), (key, value)
 

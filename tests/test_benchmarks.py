@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import decoding, framework, gpu, measure, peers, steps
+from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps
 from benchmarks.__main__ import COLUMNS, FOLDER, cells, markdown, publish, state
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
@@ -55,6 +58,9 @@ def test_a_goal_that_is_missed_is_never_reached():
     assert (row.ours, row.ratio, row.low, row.held) == (2.0, 4.0, 0.0, True)
     row = measure.seconds_row("until 1.0", "≥ 4 x", [*rounds, *rounds[-3:]])
     assert (row.ratio, row.held) == (0.0, False)
+    half = measure.seconds_row("until 1.0", "≥ 1 x", [(2.0, 8.0)] * 4 + [(math.inf, 8.0)] * 4)
+    assert (half.ratio, half.held) == (0.0, False)
+    assert half.as_dict()["ours"] is None
     row = measure.absolute_row("until 1.0", "s", "≤ 4 s", [math.inf, math.inf, 1.0])
     assert not row.held
     assert row.as_dict()["ours"] is None  # JSON knows no infinity
@@ -111,6 +117,66 @@ def test_what_is_published_is_what_was_measured():
     assert header == "| " + " | ".join(COLUMNS) + " |"
     assert len(shown) >= 8
     assert set(shown) <= lines
+
+
+def test_trainings_take_turns_to_be_first():
+    order = []
+    ours = lambda: order.append("ours") or measure.Block(1.0, 2.0)  # noqa: E731
+    peer = lambda: order.append("peer") or measure.Block(1.0, 3.0)  # noqa: E731
+    pairs = [measure.in_turn(number, ours, peer) for number in range(3)]
+    assert order == ["ours", "peer", "peer", "ours", "ours", "peer"]
+    assert {(a.seconds, b.seconds) for a, b in pairs} == {(2.0, 3.0)}
+
+
+def test_what_is_measured_stays_on_the_same_cores():
+    before = os.sched_getaffinity(0)
+    with measure.pinned():
+        assert os.sched_getaffinity(0) == set(sorted(before)[: measure.THREADS])
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_recorded_run_takes_as_long_as_the_machine_is_slow(monkeypatch):
+    recorded = {"seconds": 100.0, "samples_per_second": 50.0, "exact_match": 0.9}
+    monkeypatch.setattr(convergence, "recorded_tutorial", lambda: recorded)
+    blocks = [measure.Block(30.0, 1.0), measure.Block(30.0, 2.0)]  # 20 samples a second
+    assert convergence.scaled(blocks) == (0.9, 250.0)
+
+
+def test_a_run_must_learn_what_its_peer_learns(monkeypatch):
+    class Other:
+        fingerprint = "other"
+
+    settings = ["--data.init_args.train_size=100", "--data.init_args.val_size=10", "--data.init_args.test_size=10"]
+    run = subprocess.run
+    monkeypatch.setattr(convergence.subprocess, "run", lambda command, **how: run([*command, *settings], **how))
+    with pytest.raises(AssertionError, match="the sides learn other data"):
+        convergence.trained("date_attention_lstm", seed=3, steps=2, data=Other())
+
+
+@pytest.mark.parametrize(("model", "batch_size"), [("post", 2), ("pre", 2), ("GPT", 12)])
+def test_limits_are_of_the_model_that_is_trained(model, batch_size):
+    """Products and calls alone: the first of all linear layers, the second with almost no arithmetic."""
+    whole = GPT(**steps.GPT_SIZE, bias=False) if model == "GPT" else Transformer(**steps.COPY, norm=model)
+    products = limits.build_limit(model, "products", batch_size)
+    calls = limits.build_limit(model, "calls", batch_size)
+    assert products.facts["parameters"] == steps.parameters_of(whole)
+    assert calls.facts["parameters"] < steps.parameters_of(whole) / 50
+    assert products.work().amount == calls.work().amount > 0
+
+
+def test_products_are_those_of_every_linear_layer():
+    network = Transformer(**steps.COPY)
+    batch = steps.copy_batches(2, like_lengths=False)[0]
+    step = limits.products_of(network, batch)
+    with FlopCounterMode(display=False) as products:
+        step(batch)
+    linear = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)]
+    rows = {layer: [] for layer in linear}
+    for layer in linear:
+        layer.register_forward_hook(lambda layer, args, _: rows[layer].append(args[0].numel() // layer.in_features))
+    network(batch.source, batch.target_in)
+    expected = sum(3 * 2 * count * layer.weight.numel() for layer, counts in rows.items() for count in counts)
+    assert products.get_total_flops() == expected
 
 
 def test_two_sides_are_measured_in_processes_of_their_own():
@@ -262,6 +328,29 @@ def test_only_states_that_keep_their_shapes_can_be_replayed(network, keeps):
         target = gpu.clone(state)
         gpu.copy_into(target, following)
         assert all(a.equal(b) for a, b in zip(target, following, strict=True))
+
+
+def test_with_a_gpu_its_rows_are_of_what_was_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu, "compare", lambda ours, peer, same: [(4e5, 3.2e5)] * measure.ROUNDS)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
+    against, used = gpu.gpt2_124m(False)
+    assert (against.ratio, against.held, against.note) == (1.25, True, "a GPU")
+    assert used.ours == pytest.approx(100 * 4e5 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # biases are none
+    assert used.held == (used.ours >= 45)
+    monkeypatch.setattr(gpu, "peak_flops", lambda device, half: None)
+    _, unknown = gpu.gpt2_124m(False)
+    assert (unknown.status, unknown.note) == ("not measured", "no peak is known for a GPU")
+    (graphs,) = gpu.decoding_graphs(False)
+    assert graphs.ratio == 1.25
+
+    trainings = iter([measure.Block(1.46, 50.0)] * 7 + [measure.Block(1.6, math.inf)])
+    monkeypatch.setattr(gpu, "started", lambda side: nullcontext(({}, lambda: next(trainings))))
+    monkeypatch.setattr(gpu, "located", lambda name, files: tmp_path)
+    (row,) = gpu.tiny_shakespeare(False)
+    assert (row.ours, row.held) == (50.0, True)
+    assert "1.460, 1.600" in row.note
 
 
 def test_without_a_gpu_its_rows_say_so(monkeypatch):

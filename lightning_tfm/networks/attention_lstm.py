@@ -56,6 +56,7 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         """One LSTM step whose input is the last output and the context; (B, D) in and out."""
+        # Not LSTMCell: it would multiply the token's part in each step anew. One product for all four gates.
         gates = token_gates + self.decoder_state(torch.cat((context, hidden), dim=-1))
         forget_in_out, candidate = gates.split((3 * hidden.size(-1), hidden.size(-1)), dim=-1)
         forget, input, output = forget_in_out.sigmoid().chunk(3, dim=-1)
