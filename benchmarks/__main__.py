@@ -111,7 +111,7 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row.ratio is not None and not row.target.startswith("≤")][::-1]
+    rows = [row for row in rows if row.ratio is not None and row.unit != "ms a step"][::-1]  # more is better
     figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
     for place, row in enumerate(rows):
         colour = "tab:orange" if row.held is False else "tab:blue"

@@ -61,7 +61,7 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
             chosen(theirs.next_logits(sequence[:, : text.size(1) + step]))
         return len(steps)
 
-    with torch.inference_mode():  # all that it chooses, in one go
+    with torch.no_grad():  # all that it chooses, in one go
         answers = chosen(theirs(sequence[:, :-1])[:, -SAMPLED:])
     return Built({"tokens": answers}, lambda: timed(recomputed))
 

@@ -78,7 +78,9 @@ class Clock(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx + 1 == LOGGED:
-            Clock.trainer, Clock.loss = trainer, outputs["loss"].item()
+            # Of the command's run, whose loss is a sum, what it logs; in its barest mode Lightning logs nothing.
+            Clock.trainer = trainer
+            Clock.loss = trainer.callback_metrics.get("train/loss", outputs["loss"]).item()
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None) -> None:

@@ -56,8 +56,8 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
     return step
 
 
-NARROW = {"d_model": 8}
-"""A width at which a step's arithmetic takes no time that counts: as many operations are left, each a call."""
+NARROW = 8
+"""A width at which a step's products take next to no time: as many operations are left, each a call."""
 
 
 def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
@@ -69,13 +69,14 @@ def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
     """
     keep_freed_memory()
     torch.manual_seed(0)
-    narrow = NARROW if side == "calls" else {}
+    narrow = {"d_model": NARROW} if side == "calls" else {}
     if model == "GPT as huggingface":
         network: Network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE | narrow))
     elif model == "GPT":
         network = GPT(**GPT_SIZE | narrow, bias=False)
     else:
-        network = Transformer(**COPY | narrow, norm=model)
+        width = narrow.get("d_model", COPY["d_model"])
+        network = Transformer(**COPY | narrow, d_ff=4 * width, norm=model)
     if model.startswith("GPT"):
         batches, steps, clip = windows(batch_size, GPT_SIZE["max_length"]), GPT_STEPS, 1.0
     else:

@@ -36,8 +36,8 @@ FINISH = 60.0
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     """Lightning's, but W&B cannot hurt the training: it never asks, and a run goes on as if it were not there.
 
-    Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE decides where it is set.
-    Where W&B fails, at the start or later, it is left out, and that is said.
+    Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE may say offline or
+    disabled. Where W&B fails, at the start or later, it is left out, and that is said.
 
     Args:
         log_best: whether the best checkpoint is kept as an artifact.

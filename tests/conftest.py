@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import wandb
 
 from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
@@ -69,6 +70,16 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         target_in[row, 0] = BOS
         target_in[row, 1 : target_length + 1] = torch.tensor([next(symbols) for _ in range(target_length)])
     return source, target_in
+
+
+@pytest.fixture
+def new_wandb():
+    """W&B as in a process that has not used it yet: it knows no mode and no run."""
+    wandb.finish()
+    wandb.teardown()
+    yield
+    wandb.finish()
+    wandb.teardown()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import wandb
 import yaml
 
 from corpora import TEXT, reviews, sentences, write_lines
@@ -259,12 +258,13 @@ def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path,
     assert list(tmp_path.iterdir()) == []  # nothing is left where the user works
 
 
-def test_a_test_that_wandb_has_offline_ends_with_how_it_is_uploaded(checkpoint, monkeypatch, tmp_path, capsys):
+def test_a_test_that_wandb_has_offline_ends_with_how_it_is_uploaded(
+    checkpoint, monkeypatch, tmp_path, capsys, new_wandb
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["--data.init_args.test_size=100", f"--ckpt_path={checkpoint}"]
     assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
-    wandb.finish()
     told = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert (Path(told[0]).name, told[1]) == ("wandb", "sync")
     assert list(tmp_path.glob(told[2]))

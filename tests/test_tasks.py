@@ -122,7 +122,7 @@ def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task
     assert {layer for _, _, layer in pictures} == layers
     assert 1 <= len({row for row, *_ in pictures}) <= 4
     positions = {name for name, _ in network.named_modules() if name.endswith(("positions", "rotary"))}
-    assert positions
+    assert positions or "lstm" in task
     assert {path.stem for path in (trained / "attention").glob("[a-z]*.png")} == positions
 
 

@@ -139,13 +139,12 @@ def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
     assert list(cwd.glob(pattern)) == [path.parent]
 
 
-def test_where_the_user_is_logged_in_and_the_server_answers_a_run_is_online(monkeypatch):
+def test_where_the_user_is_logged_in_and_the_server_answers_a_run_is_online(monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(loggers, "_answers", lambda address: True)
     asked = []
     monkeypatch.setattr(wandb, "login", lambda **settings: asked.append(settings) or True)
     monkeypatch.setattr(wandb, "init", lambda **settings: asked.append(settings))
-    wandb.teardown()  # what the process knew of the mode
     _ = loggers.WandbLogger(project="tests").experiment
     login, init = asked[:2]
     assert login["prompt"] is False

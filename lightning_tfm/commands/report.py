@@ -204,7 +204,7 @@ def _kinds(predictions: list[Json]) -> list[Json]:
             "set": name,
             "kind": kind,
             "exact match": sum(line["right"] for line in lines) / len(lines),
-            "loss": nll if math.isfinite(nll := sum(line["nll"] for line in lines) / len(lines)) else None,
+            "loss": f"{sum(line['nll'] for line in lines) / len(lines):.4f}",  # a word, where it is not finite
             "pairs": len(lines),
         }
         for (name, kind), lines in sorted(by_kind.items())
@@ -338,7 +338,7 @@ def _charts(runs: list[Json]) -> list[Json]:
                     "run:N",
                     "kind:N",
                     altair.Tooltip("exact match:Q", format=".4f"),
-                    altair.Tooltip("loss:Q", format=".4f"),
+                    "loss:N",
                     "pairs:Q",
                 ],
             )
