@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from datamodules import Copy
-from lightning_tfm.callbacks.telemetry import Telemetry, step_flops
+from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
 from lightning_tfm.data import Batch, TrainingBatches
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
@@ -223,6 +223,32 @@ def test_utilisation_is_what_was_computed_over_what_could_be(model, monkeypatch)
         assert (
             telemetry.flops_per_token > 2 * 3 * sum(p.numel() for p in module.network.parameters() if p.dim() > 1) / 4
         )
+
+
+def test_of_a_gpu_its_memory_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    told = {}
+    module = SimpleNamespace(device=torch.device("cuda"), log_dict=told.update)
+    strategy, loader = SimpleNamespace(reduce=lambda value, reduce_op: value), SimpleNamespace(samples=10)
+    trainer = SimpleNamespace(global_step=50, log_every_n_steps=50, strategy=strategy, train_dataloader=loader)
+    telemetry = Telemetry()
+    telemetry.peak = None
+    telemetry._begin(0)
+    telemetry.on_train_batch_end(trainer, module, None, SimpleNamespace(tokens=torch.tensor(7)), 49)
+    assert set(told) == {"samples", "tokens_per_second", "gpu_memory_gib"}
+    assert told["gpu_memory_gib"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "full"), [("NVIDIA H200", 989e12, 67e12), ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12)]
+)
+def test_the_peak_of_a_gpu_is_of_dense_products(name, half, full, monkeypatch):
+    """By the makers' data sheets."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    device = torch.device("cuda")
+    assert peak_flops(device, half=True) == half
+    assert peak_flops(device, half=False) == full
+    assert peak_flops(torch.device("cpu"), half=True) is None
 
 
 # Optimization
