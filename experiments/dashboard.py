@@ -12,6 +12,7 @@ from pathlib import Path
 
 import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
+from wandb.errors import CommError, UsageError
 from wandb_workspaces import expr
 
 TASKS = ("copy", "toy_translation", "date")
@@ -70,9 +71,12 @@ def main() -> None:
     parser.add_argument("--entity", required=True, help="user or team in W&B")
     parser.add_argument("--project", default="lightning_tfm")
     options = parser.parse_args()
-    for made in (workspace(options.entity, options.project), report(options.entity, options.project)):
-        made.save()
-        print(made.url)
+    try:
+        for made in (workspace(options.entity, options.project), report(options.entity, options.project)):
+            made.save()
+            print(made.url)
+    except (UsageError, CommError) as error:  # nobody is logged in, or the server does not answer
+        parser.error(f"W&B cannot save it: {error}")
 
 
 if __name__ == "__main__":

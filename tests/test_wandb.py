@@ -317,3 +317,12 @@ def _names(panel):
         for name in value if isinstance(value, list | tuple) else [value]:
             if isinstance(name, str):
                 yield name
+
+
+def test_dashboards_need_an_account(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    command = [sys.executable, EXPERIMENTS / "dashboard.py", "--entity", "team"]
+    child = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert child.returncode == 2
+    assert child.stderr.splitlines()[-1].startswith("dashboard.py: error: W&B cannot save it: No API key")

@@ -286,7 +286,8 @@ def _charts(runs: list[Json]) -> list[Json]:
     import altair
 
     order = [run["name"] for run in runs]
-    color = altair.Color("run:N", sort=order, legend=altair.Legend(orient="top") if len(runs) > 1 else None, title=None)
+    legend = altair.Legend(orient="top", labelLimit=0) if len(runs) > 1 else None
+    color = altair.Color("run:N", sort=order, legend=legend, title=None)
     charts = []
 
     def add(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> None:
@@ -330,7 +331,7 @@ def _charts(runs: list[Json]) -> list[Json]:
             altair.Chart(altair.Data(values=kinds), width=620)
             .mark_bar()
             .encode(
-                y=altair.Y("kind:N", title=None),
+                y=altair.Y("kind:N", title=None, axis=altair.Axis(labelLimit=0)),
                 yOffset=altair.YOffset("run:N", sort=order),
                 x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
                 color=color,
