@@ -13,6 +13,7 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -299,6 +300,9 @@ class SaveConfig(SaveConfigCallback):
 
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for must not end a run
+            stream.reconfigure(errors="backslashreplace")
     keep_freed_memory()
     gc.freeze()  # what is imported stays: no garbage is looked for in it again
     for signum in (signal.SIGTERM, signal.SIGINT):

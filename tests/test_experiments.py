@@ -201,6 +201,14 @@ def test_on_many_cores_nothing_is_said_that_no_user_can_mend(tmp_path):
     assert child.stderr == ""
 
 
+def test_a_terminal_that_lacks_characters_ends_no_run(tmp_path):
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "lightning_tfm", *map(str, fit("gpt"))]
+    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=200)
+    assert child.returncode == 0, child.stderr
+    assert b"\\u2192" in child.stdout, "the arrow before an answer"
+
+
 def test_a_run_says_where_it_comes_from(run_folder):
     (start,) = json.loads((run_folder / "provenance.json").read_text())
     assert set(start) == {"time", "step", "command", "git", "versions", "hardware", "data_fingerprint", "wandb"}
