@@ -91,12 +91,12 @@ class Attention(Callback):
 
     def _draw(self, module: TaskModule, predictions: Predictions, dataset: Examples, folder: Path) -> list[Path]:
         """Draws attention and positions into a folder."""
+        from lightning_tfm.pictures import draw_attention, draw_positions
+
         pictures = []
         if isinstance(dataset, TextDataset):  # for the report, which has no text
             windows = [window_of(dataset, row) for row in range(min(DRAWN, len(dataset)))]
             write_text(folder / "windows.json", json.dumps(windows))
-        from lightning_tfm.pictures import draw_attention, draw_positions
-
         tested = [(line["nll"], row) for name, row, line in predictions.lines if name == "test"]
         for row, title, found in _examples(module, dataset, tested):
             for look in (look.first() for look in found):

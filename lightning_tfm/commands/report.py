@@ -174,9 +174,8 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
 def _predictions(path: Path) -> list[Json]:
     if not path.is_file():
         return []
-    *lines, _ = path.read_text(encoding="utf-8").split(
-        "\n"
-    )  # str.splitlines would also part a line at U+0085, which data may hold
+    # str.splitlines would also part a line at U+0085, which data may hold
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines]
 
 
