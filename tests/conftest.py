@@ -38,8 +38,9 @@ DATA = {
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test draws the same numbers, alone or among others."""
+    """Every test draws the same numbers, in the same precision, alone or among others."""
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(params=NETWORKS)

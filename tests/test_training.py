@@ -245,6 +245,8 @@ def test_the_peak_of_a_gpu_is_of_dense_products(monkeypatch):
     device = torch.device("cuda")
     assert peak_flops(device, half=True) == 989e12
     assert peak_flops(device, half=False) == 67e12
+    torch.set_float32_matmul_precision("high")
+    assert peak_flops(device, half=False) == 495e12
     assert peak_flops(torch.device("cpu"), half=True) is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
     known = {torch.bfloat16: 2.0, torch.float32: 1.0}
