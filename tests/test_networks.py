@@ -150,11 +150,13 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
     assert not any(module._forward_hooks for module in network.modules())
 
 
+@pytest.mark.parametrize("cuts", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("d_in", "d_out"), [(384, 1152), (64, 32), (400, 401), (512, 1024)])
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0), ()])
-def test_a_linear_layer_is_torchs_for_one_row_and_many(shape, d_in, d_out, bias):
-    """Sums in another order: equal to a few units of the last place of what is summed."""
+def test_a_linear_layer_is_torchs_for_one_row_and_many(shape, d_in, d_out, bias, cuts, monkeypatch):
+    """On either kind of processor. Sums in another order: equal to a few units of the last place of what is summed."""
+    monkeypatch.setattr(Linear, "CUTS", cuts)
     layer, x = Linear(d_in, d_out, bias=bias), torch.randn(*shape, d_in, requires_grad=True)
     theirs = nn.Linear(d_in, d_out, bias=bias)
     theirs.load_state_dict(layer.state_dict())
