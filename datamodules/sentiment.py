@@ -75,7 +75,8 @@ class Sentiment(LabelledDataModule):
             if split not in parts and share:
                 parts["train"], parts[split] = shared_out(parts["train"], split, share)
             if names:
-                parts[split] = [text for part in read_labelled(names, encoding).values() for text in part]
+                given = read_labelled(names, encoding)
+                parts[split] = given.get(split) or given["train"]
             if split not in parts:
                 raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
@@ -120,27 +121,32 @@ def read_labelled(names: list[str], encoding: str) -> dict[str, list[Pair]]:
         rows = read_table(paths[0], encoding)
         if len(rows[0]) != 2:
             raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
-        texts = [Pair(text.strip(), label.strip()) for label, text in rows]
+        texts = _stripped(paths[0], rows)
     else:
         labels = [path.name.removesuffix(".gz").rpartition(".")[2] for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
-        texts = [
-            Pair(line.strip(), label)
-            for path, label in zip(paths, labels, strict=True)
-            for line in read_lines(path, encoding)
-        ]
-    for number, text in enumerate(texts, start=1):
-        if not text.source or not text.target:
-            raise UserError(f"each line must hold a text and its label, but text {number} of {names} lacks one")
+        texts = []
+        for path, label in zip(paths, labels, strict=True):
+            texts += _stripped(path, [[label, line] for line in read_lines(path, encoding)])
     return {"train": texts}
+
+
+def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
+    """The labels and texts of a file's lines."""
+    texts = [Pair(text.strip(), label.strip()) for label, text in rows]
+    for number, text in enumerate(texts, start=1):
+        if not all(text[:2]):
+            raise UserError(
+                f"each line must hold a text and its label, but line {number} of {str(path)!r} lacks one; delete it"
+            )
+    return texts
 
 
 def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[Pair]]:
     """Texts by the folders they lie in: PART/LABEL/FILE, or LABEL/FILE where there are no parts."""
-    # IMDB has reviews without a label, too, and lists beside the labels' folders.
-    found = [(path.parent.parent.name, path.parent.name, text.strip()) for path, text in files]
-    found = [(part, Pair(text, label)) for part, label, text in found if label not in ("", "unsup", *PARTS)]
+    texts = [(path, Pair(text.strip(), path.parent.name)) for path, text in files]
+    found = [(path.parent.parent.name, text) for path, text in texts]
     if any(part in PARTS for part, _ in found):
         others = {part for part, _ in found if part not in ("", *PARTS)}  # "" is of a list beside the parts
         if others:
@@ -150,7 +156,8 @@ def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, 
             )
         found = [(part, text) for part, text in found if part]
     else:
-        found = [("train", text) for _, text in found]
+        above = {folder for path, _ in texts for folder in path.parent.parents}
+        found = [("train", text) for path, text in texts if path.parent not in above]  # others lie beside the labels
     parts: dict[str, list[Pair]] = {}
     for part, text in found:
         parts.setdefault(part, []).append(text)
@@ -159,9 +166,16 @@ def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, 
     return parts
 
 
+def _is_labelled(path: PurePosixPath) -> bool:
+    """Whether a file may be a text in the folder of its label: IMDB has reviews without one, and lists of addresses."""
+    return path.suffix == ".txt" and path.parent.name not in ("", "unsup", *PARTS)
+
+
 def _of_folder(folder: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
     for path in sorted(folder.rglob("*.txt")):
-        yield PurePosixPath(path.relative_to(folder).as_posix()), read_text(path, encoding)
+        inside = PurePosixPath(path.relative_to(folder).as_posix())
+        if _is_labelled(inside):
+            yield inside, read_text(path, encoding)
 
 
 def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
@@ -171,8 +185,12 @@ def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, s
             files = {
                 member.name: tar.extractfile(member).read()
                 for member in tar
-                if member.isreg() and member.name.endswith(".txt")
+                if member.isreg() and _is_labelled(PurePosixPath(member.name))
             }
+            tar.fileobj.seek(tar.offset)  # tarfile takes a damaged header for the end
+            while rest := tar.fileobj.read(1 << 20):
+                if rest.strip(b"\0"):
+                    raise tarfile.ReadError("it is damaged")
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = str(error).partition(":")[0]
         raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {reason}") from None

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from argparse import ArgumentError
+from io import TextIOWrapper
 
 from lightning_tfm.errors import Interrupted, UserError, explain
 from lightning_tfm.memory import uncollected
@@ -38,6 +39,9 @@ def main() -> None:
     """Runs a command. Ends the process with status 2, and one line, at a user's mistake."""
     arguments = sys.argv[1:]
     command = arguments[0] if arguments else "--help"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for must not end a command
+            stream.reconfigure(errors="backslashreplace")
     # The commands are imported here: torch and Lightning take seconds, which a help text should not.
     try:
         if command in ("--help", "-h"):

@@ -141,9 +141,9 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir():
-        raise UserError(
-            f"the checkpoint must be a file, but {str(path)!r} is a folder; try {str(path / 'best.ckpt')!r}"
-        )
+        inside = next((path / name for name in ("best.ckpt", "checkpoints/best.ckpt") if (path / name).is_file()), None)
+        mend = f"try {str(inside)!r}" if inside else "name a file that fit has written, as .../checkpoints/best.ckpt"
+        raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {mend}")
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
     try:
@@ -260,7 +260,9 @@ def averaged(paths: Sequence[str | Path]) -> dict[str, Any]:
     return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}
 
 
-def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[str, Size], goes_on: bool) -> None:
+def check_fits(
+    path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[str, Size], goes_on: bool, averages: bool
+) -> None:
     """Raises UserError, naming the first difference, unless a checkpoint is of this network and vocabulary.
 
     Args:
@@ -268,6 +270,7 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
         hyper_parameters: those of the model.
         shapes: of the model's weights, by name.
         goes_on: whether its training goes on: then the optimizer, whose state it holds, must be the same too.
+        averages: whether the run averages its weights: one that goes on must, or must not, as it did before.
     """
     checkpoint = read(path)
     odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but parts do not fit")
@@ -284,6 +287,11 @@ def check_fits(path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[
                     "an average does; go on from one of the run's own checkpoints"
                 )
             _ = [checkpoint[part] for part in TRAINING]
+            if ("averaging_state" in checkpoint) is not averages:
+                raise UserError(
+                    f"trainer.callbacks must {'not ' * averages}have a WeightAveraging to go on from {str(path)!r}, "
+                    f"whose run has {'none' if averages else 'one'}; use its config.yaml"
+                )
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))

@@ -13,7 +13,6 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,6 +20,7 @@ import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
+from lightning.pytorch.callbacks import WeightAveraging as AnyAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -34,6 +34,7 @@ from lightning_tfm import modules
 from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
 from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
@@ -173,7 +174,8 @@ class TfmCLI(LightningCLI):
         path = self._get(self.config, "ckpt_path")
         if path is not None:
             shapes = {name: weight.shape for name, weight in self.model.state_dict().items()}
-            check_fits(path, self.model.hparams_initial, shapes, goes_on=self.subcommand == "fit")
+            averages = any(isinstance(callback, AnyAveraging) for callback in self.trainer.callbacks)
+            check_fits(path, self.model.hparams_initial, shapes, self.subcommand == "fit", averages)
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
@@ -217,6 +219,8 @@ class TfmCLI(LightningCLI):
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
+            for name, signature in signatures(self.model).items():
+                print(f"{name}: {signature}")
             _tell_upload(self.trainer)
 
     after_test = after_validate
@@ -224,7 +228,8 @@ class TfmCLI(LightningCLI):
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
             return
-        checkpoints = self.trainer.checkpoint_callback
+        # A user's own callback may keep others beside them.
+        checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
         path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation none is the best
         self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
@@ -300,9 +305,6 @@ class SaveConfig(SaveConfigCallback):
 
 def run() -> None:
     """Runs fit, validate or test as the command line says."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for must not end a run
-            stream.reconfigure(errors="backslashreplace")
     keep_freed_memory()
     gc.freeze()  # what is imported stays: no garbage is looked for in it again
     for signum in (signal.SIGTERM, signal.SIGINT):

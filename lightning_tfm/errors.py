@@ -84,9 +84,11 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if classes and settings and (other := re.search(r"Import path ([\w.]+) does not correspond to a subclass", reason)):
         base = get_type_hints(_imported(classes[-1]).__init__).get(settings[-1])
         if inspect.isclass(base):
+            why = getattr(_imported(classes[-1]), "because", None)
             return (
-                f"{'.'.join(settings)} of {classes[-1]} must be {' or '.join(concrete(base))}, but is "
-                f"{other[1].rpartition('.')[2]}"
+                f"{'.'.join(settings)} of {classes[-1]} must be {' or '.join(concrete(base))}"
+                + (f", {why}" if why else "")
+                + f", but is {other[1].rpartition('.')[2]}"
             )
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:

@@ -224,6 +224,11 @@ def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
     """
     if tokens == "subword":
         return _learned_subwords(texts, vocab_size)
+    if vocab_size <= NUM_SPECIAL + 1:
+        raise UserError(
+            f"vocab_size must be above {NUM_SPECIAL + 1}, the ids of padding, begin, end and what is unknown, but is "
+            f"{vocab_size}; try 1000"
+        )
     if tokens == "reader's word":
         split = WordTokenizer(()).split
         return WordTokenizer(commonest((word for text in texts for word in split(text)), vocab_size))

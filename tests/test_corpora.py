@@ -277,6 +277,16 @@ def as_archive(path, texts, part="", others=()):
     return str(path)
 
 
+def damaged(archive):
+    """In the middle, where the name of a file stands; packed as if it were right."""
+    path = Path(archive)
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    begin = content.index(b"aclImdb", len(content) // 2)
+    content[begin : begin + 400] = bytes(range(200)) * 2
+    path.write_bytes(gzip.compress(bytes(content)))
+    return archive
+
+
 def sentiment(train, **settings):
     return Sentiment(**{"train": train, "val_share": 0.2, "test_share": 0.2, "batch_size": 8} | settings)
 
@@ -301,6 +311,21 @@ def test_labelled_texts_are_the_same_from_a_folder_an_archive_a_table_and_files(
         data.setup("fit")
         fingerprints.add(tuple(sorted(held(data, ["test"]))))
     assert len(fingerprints) == 1, "a text belongs to its part by its hash"
+
+
+def test_what_lies_beside_the_labels_folders_is_no_text(tmp_path):
+    as_files(tmp_path / "folder/reviews", reviews())
+    (tmp_path / "folder/reviews/README.txt").write_text("who made this")
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "folder/reviews", "reviews")
+    for name in ("folder", "folder/reviews", "archive.tar.gz"):
+        assert held(sentiment([str(tmp_path / name)])) == sorted(reviews()), name
+
+
+def test_of_an_archive_that_is_tested_its_test_part_is(tmp_path):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200, seed=2)))]
+    _, archive = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
+    assert held(sentiment(train, test=[str(archive)]), ["test"]) == sorted(reviews(30, seed=1))
 
 
 def test_splits_are_disjoint_whatever_the_seed(tmp_path):
@@ -379,6 +404,8 @@ BAD_FILES = {
     "blank lines alone": (b"\n \n", "must hold text, but is empty"),
     "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
     "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
+    "UTF-16": ("größe\n".encode("utf-16"), "must be in encoding utf-8, but begins as utf-16 does; name that"),
+    "its mark alone": (codecs.BOM_UTF8, "must hold text, but is empty"),
 }
 
 
@@ -414,8 +441,12 @@ def test_lines_end_with_line_feeds_alone(tmp_path):
     assert read_lines(path) == ["eins", "zwei\x85\u2028drei\x0cvier"]
     path.write_text("größe", encoding="utf-16")
     assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
-    with pytest.raises(UserError, match="encoding must be one that Python knows, but is 'utf-9'; try utf-8 or latin-1"):
-        read_text(path, "utf-9")
+    path.write_text("größe", encoding="latin-1")
+    for other in ("utf-9", "hex", "zip", "rot13"):  # of which the last three are of bytes, or of texts only
+        with pytest.raises(UserError, match=f"encoding must be one of texts that Python knows, but is '{other}'; try"):
+            read_text(path, other)
+    with pytest.raises(UserError, match="must be in encoding idna, but its line 1 is not"):
+        read_text(path, "idna")
 
 
 def pair_files(tmp_path, left, right):
@@ -466,11 +497,33 @@ BAD_DATA = {
     "no file": (lambda p: Text(str(p / "none")), "there is no file '.*none', nor is it one of tinyshakespeare"),
     "a text that is shorter than the context": (
         lambda p: Text(text_file(p, "short text"), context=64).setup("fit"),
-        r"each part of the text must be longer than context \(64 tokens\), but one has 9; try context 4",
+        "the train part of the text must have at least 129 tokens with context 64, but has 9; try context 4",
     ),
     "more windows in a batch than there are": (
         lambda p: (data := Text(text_file(p), context=64, batch_size=100)).setup("fit") or data.training_batches(0, 1),
         "batch_size must be at most the 41 windows of the training part, but is 100",
+    ),
+    "a validation part that is shorter than the context": (
+        lambda p: Text(text_file(p), val_share=0.01, context=64).setup("fit"),
+        "the val part of the text must have at least 65 tokens with context 64, but has 30; try context 14",
+    ),
+    "a vocabulary of what is unknown": (
+        lambda p: Text(text_file(p), vocab_size=4),
+        "vocab_size must be above 4, the ids of padding, begin, end and what is unknown, but is 4; try 1000",
+    ),
+    "a line without a text": (
+        lambda p: sentiment([write_lines(p / "a.neg", ["bad"]), write_lines(p / "a.pos", ["good", " "])]),
+        r"each line must hold a text and its label, but line 2 of '.*a.pos' lacks one; delete it",
+    ),
+    "a text without a word": (
+        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, [*reviews(), *[("pos", "<br />")] * 9]))]).setup(
+            "fit"
+        ),
+        r"each text must hold a word, but '<br />' \(pos\) does not; delete it",
+    ),
+    "a damaged archive": (
+        lambda p: sentiment([damaged(as_archive(p / "a.tar.gz", reviews()))]),
+        "must be an archive of texts, but cannot be read as one: it is damaged",
     ),
     "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
     "no share for validation": (lambda p: Text(text_file(p), val_share=0.0), "val_share must be above 0"),

@@ -128,6 +128,31 @@ def test_a_part_of_another_file_is_not_trusted(server, tmp_path):
     assert [path.name for path in cached(tmp_path)] == ["file.txt"]
 
 
+def test_what_was_kept_of_another_file_is_given_up(server, tmp_path):
+    """Its mirror may have changed: the rest of a file that is right does not mend it."""
+    folder = download("file.txt", file(server)).parent
+    (folder / "file.txt").unlink()
+    (folder / "file.txt.part").write_bytes(b"x" * 1000)
+    assert download("file.txt", file(server)).read_bytes() == CONTENT
+    assert [asked for _, asked in server.asked] == [None, "bytes=1000-", None]
+
+
+def test_a_reason_is_told_as_it_is_where_a_part_is_kept(server, tmp_path):
+    server.faults = ["breaks off", "missing"]
+    with pytest.raises(UserError):
+        download("file.txt", file(server))
+    with pytest.raises(UserError, match="Not Found"):
+        download("file.txt", file(server))
+    with pytest.raises(UserError, match="there is no answer"):
+        download("file.txt", Download("http://127.0.0.1:9/file.txt", SUM))
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, tmp_path):
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    with pytest.raises(UserError, match=r"'file.txt' cannot be kept in '.*cache.*': .*; make room there, or let XDG"):
+        download("file.txt", file(server))
+
+
 def test_a_missing_file_is_named(server, tmp_path):
     server.faults = ["missing"]
     with pytest.raises(UserError, match=r"'file.txt' cannot be downloaded from http.*/origin/file.txt: Not Found. "):

@@ -21,7 +21,7 @@ from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.modules import TaskModule
-from runs import fit, in_process, in_terminal
+from runs import fit, in_process, in_terminal, trained_run
 
 TAB = "\t"
 
@@ -224,7 +224,9 @@ def test_a_run_says_where_it_comes_from(run_folder):
     commit = asked.stdout.strip() if asked.returncode == 0 else None
     assert start["git"]["commit"] == commit
     if commit is not None:
-        changed = subprocess.run(["git", "-C", repository, "diff", "HEAD"], capture_output=True, text=True).stdout
+        changed = subprocess.run(
+            ["git", "-C", repository, "diff", "HEAD", "--binary"], capture_output=True, text=True
+        ).stdout
         saved = run_folder / "uncommitted_0.diff"
         assert saved.exists() == bool(changed)
         assert not changed or (start["git"]["dirty"] and saved.read_text() == changed)
@@ -374,8 +376,26 @@ def test_generate_names_lines_that_are_no_text(checkpoint, monkeypatch, capsys, 
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
     out, err = capsys.readouterr()
     assert out.splitlines() == ["1999-12-31", "", "2000-02-29"]
-    assert "line 2" in err
-    assert "(position 4 of" in err
+    assert "line 2: it must be UTF-8, but is not" in err
+
+
+def test_generate_reads_a_line_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
+    """Without the blanks round it; what ends a line is the line feed, so that answers stay side by side."""
+    (tmp_path / "asked").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
+    out, err = capsys.readouterr()
+    assert out.split("\n") == ["1999-12-31", "2000-02-29", "", "2000-02-29", ""]
+    assert r"line 3: the vocabulary has no character '\r' (position 6" in err
+
+
+def test_a_terminal_without_a_character_loses_no_answer(tmp_path_factory, tmp_path):
+    checkpoint = trained_run("translation_transformer", tmp_path_factory) / "checkpoints/best.ckpt"
+    command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint, "--max-tokens", "9", "--temperature", "9"]
+    asked = [*command, *["der Hund"] * 40]
+    run = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.split(b"\n")) == 40 + 1
+    assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some bytes that were sampled are no ASCII"
 
 
 def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):

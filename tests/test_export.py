@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
 
 import lightning_tfm
-from lightning_tfm.commands.export import inputs_of
+from lightning_tfm.commands.export import difference, inputs_of
 from lightning_tfm.decoding import decode
 from lightning_tfm.networks import AttentionLSTM, EncoderClassifier
 from lightning_tfm.tokenizer import EOS
@@ -92,6 +93,20 @@ def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path
     assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path / "exported") == 2
     assert "must give the logits of the checkpoint within 0.0001, but differs by 0.5" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_number_or_of_another_shape_differs(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    assert difference(trained, lambda inputs: trained.network(**inputs)) == 0
+    assert difference(trained, lambda inputs: trained.network(**inputs)[..., :1]) == math.inf
+    for some in (slice(None), slice(1)):  # all, or a single one
+
+        def broken(inputs, some=some):
+            logits = trained.network(**inputs).clone()
+            logits.view(-1)[some] = torch.nan
+            return logits
+
+        assert math.isnan(difference(trained, broken))
 
 
 def test_what_is_there_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):

@@ -21,7 +21,7 @@ from corpora import TEXT, as_imdb, reviews
 from lightning_tfm.checkpoint import load, read
 from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
-from runs import TASKS, assert_same_files, in_process, run, trained_run, write_task
+from runs import TASKS, assert_same_files, equal, in_process, run, trained_run, write_task
 
 
 @pytest.fixture(params=TASKS)
@@ -102,6 +102,15 @@ def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
         assert summary["signatures"][name] == str(metric.get_signature())
 
 
+@pytest.mark.parametrize("task", ["translation_transformer"], indirect=True)
+def test_a_test_alone_tells_the_signatures(task, trained, tmp_path):
+    path = trained.parents[2] / f"{task}.yaml"
+    child = run("test", "--config", path, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    for name, signature in metrics_of(trained)["signatures"].items():
+        assert f"{name}: {signature}\n" in child.out.read_text()
+
+
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
 def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
     lines, test = lines_of(trained), metrics_of(trained)["test"]
@@ -171,6 +180,15 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
                 probabilities = network(torch.tensor([tokenizer.encode(text)])).softmax(-1)[0]
             assert label == labels[probabilities.argmax()]
             assert float(probability) == pytest.approx(probabilities.max().item(), abs=1e-4)
+
+
+def test_a_line_that_is_no_utf8_is_named(trained, monkeypatch, tmp_path, capsys):
+    (tmp_path / "asked").write_bytes(b"ein Hund\nein H\xfcnd\n")
+    checkpoint = trained / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
+    out, err = capsys.readouterr()
+    assert "line 2: it must be UTF-8, but is not" in err
+    assert out.endswith("\n\n"), "a line for each line"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +272,11 @@ def change(path, **changes):
             ["learns from a text, which Text holds, but Seq2SeqModule learns from pairs of source and target",
              "try lightning_tfm.modules.LanguageModel"],
         ),
-        ("text_gpt", {"network": "AttentionLSTM"}, ["AttentionLSTM", "GPT"]),
+        (
+            "text_gpt",
+            {"network": "AttentionLSTM"},
+            ["must be GPT, for a text has no source that an encoder could read, but is AttentionLSTM"],
+        ),
         (
             "reviews_classifier",
             {"module": "LanguageModel", "network": "GPT"},
@@ -265,7 +287,16 @@ def change(path, **changes):
             {"module": "Classifier", "network": "EncoderClassifier"},
             ["learns from pairs of source and target, which Tsv holds", "try lightning_tfm.modules.Seq2SeqModule"],
         ),
-        ("reviews_classifier", {"network": "Transformer"}, ["Transformer", "EncoderClassifier"]),
+        (
+            "reviews_classifier",
+            {"network": "Transformer"},
+            ["must be EncoderClassifier, which says a class, and writes nothing, but is Transformer"],
+        ),
+        (
+            "spelling_gpt",
+            {"network": "EncoderClassifier"},
+            ["which answers a source, but is EncoderClassifier"],
+        ),
     ],
 )  # fmt: skip
 def test_a_pair_that_makes_no_sense_is_refused_with_what_fits(name, changes, messages, monkeypatch, tmp_path, capsys):
@@ -374,17 +405,37 @@ def test_the_average_is_the_definitions(tmp_path):
             torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_goes_on_with_its_average_or_without(tmp_path, monkeypatch, capsys):
+    """Else the average would be trained on with an optimizer's state that is another's."""
+    monkeypatch.chdir(tmp_path)
+    path = write_task("spelling_gpt", tmp_path)
+    averaging = "--trainer.callbacks+=lightning_tfm.callbacks.WeightAveraging"
+    arguments = ["fit", "--config", path, "--trainer.max_steps=2"]
+    for before, now, message in (
+        ([], [averaging], "must not have a WeightAveraging to go on from '.*', whose run has none"),
+        ([averaging], [], "must have a WeightAveraging to go on from '.*', whose run has one"),
+    ):
+        child = run(*arguments, *before, cwd=tmp_path)
+        assert child.wait() == 0, child.err.read_text()
+        assert in_process(monkeypatch, *arguments, *now, "--ckpt_path=last") == 2
+        assert re.search(message, capsys.readouterr().err)
+
+
 def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsys):
+    """Those of the last validations of a run, which keeps them."""
     folder = trained_run("spelling_gpt", tmp_path_factory)
-    paths = [folder / f"checkpoints/{name}.ckpt" for name in ("best", "last")]
-    child = run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--seed_everything=2", cwd=tmp_path)
+    child = run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path)
     assert child.wait() == 0
-    paths[1] = tmp_path / "runs/spelling_gpt/version_0/checkpoints/best.ckpt"
+    checkpoints = tmp_path / "runs/spelling_gpt/version_0/checkpoints"
+    paths = [checkpoints / f"step_{step}.ckpt" for step in (20, 30, 40)]
+    assert sorted(checkpoints.glob("*.ckpt")) == sorted([*paths, checkpoints / "best.ckpt", checkpoints / "last.ckpt"])
+    assert [read(path)["global_step"] for path in paths] == [20, 30, 40]
+    equal(read(paths[2])["state_dict"], read(checkpoints / "last.ckpt")["state_dict"])
     mean = tmp_path / "mean.ckpt"
     assert in_process(monkeypatch, "average", *paths, "--output", mean) == 0, capsys.readouterr().err
     weights = [read(path)["state_dict"] for path in (*paths, mean)]
-    for name, weight in weights[2].items():
-        torch.testing.assert_close(weight, (weights[0][name] + weights[1][name]) / 2)
+    for name, weight in weights[3].items():
+        torch.testing.assert_close(weight, sum(other[name] for other in weights[:3]) / 3)
     assert in_process(monkeypatch, "generate", mean, "abc") == 0
     child = run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
@@ -441,6 +492,43 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
     settings[2] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
     child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
+
+
+def cut(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def lose_a_layer(folder):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    weights = {name: weight for name, weight in load_file(path).items() if "c_attn" not in name}
+    save_file(weights, path, {"format": "pt"})
+
+
+def become_another(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "bert"}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (cut, "gpt2' is not: "),
+        (lose_a_layer, "gpt2' is not: it lacks transformer.h.0.attn.c_attn.bias"),
+        (become_another, "gpt2' is not: it holds a model of type bert"),
+    ],
+)
+def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_path, monkeypatch, capsys):
+    """What it lacks would be drawn, and training would begin from noise."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--model.init_args.network.init_args.gelu=tanh", f"--model.init_args.start_from={gpt2_folder}"]
+    arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
+    harm(gpt2_folder)
+    assert in_process(monkeypatch, "fit", "--config", write_task("text_gpt", tmp_path), *arguments) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from lightning_tfm.errors import Interrupted, UserError
 class Checkpoints(Checkpoint):
     """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
 
-    The best has the best of a validation metric. Both are saved where a step and the validation that belongs to it are
-    over, so that a run that goes on from either repeats nothing and leaves nothing out.
+    The best has the best of a validation metric. Those of the last validations can be kept beside them, as
+    `step_N.ckpt`, to be averaged. All are saved where a step and the validation that belongs to it are
+    over, so that a run that goes on from any repeats nothing and leaves nothing out.
 
     SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
 
@@ -31,14 +32,21 @@ class Checkpoints(Checkpoint):
         every_n_train_steps: how often last.ckpt is saved, in steps: the most that a killed run can lose.
         monitor: the metric that the best checkpoint has the best of.
         mode: whether its best is its lowest ("min") or its highest ("max").
+        keep_last: of how many validations the checkpoints are kept.
     """
 
     def __init__(
-        self, every_n_train_steps: int = 200, monitor: str = "val/loss", mode: Literal["min", "max"] = "min"
+        self,
+        every_n_train_steps: int = 200,
+        monitor: str = "val/loss",
+        mode: Literal["min", "max"] = "min",
+        keep_last: int = 0,
     ) -> None:
         if every_n_train_steps < 1:
             raise UserError(f"checkpoint.every_n_train_steps must be at least 1, but is {every_n_train_steps}; try 200")
-        self.every_n_train_steps = every_n_train_steps
+        if keep_last < 0:
+            raise UserError(f"checkpoint.keep_last must be at least 0, but is {keep_last}; try 5")
+        self.every_n_train_steps, self.keep_last = every_n_train_steps, keep_last
         self.monitor, self.sign = monitor, {"min": 1, "max": -1}[mode]
         self.best_score = math.inf
         self.stopped = False  # by early stopping
@@ -111,19 +119,27 @@ class Checkpoints(Checkpoint):
             self._save_if_due(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking or trainer.fast_dev_run:
+        if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
             return
-        self.stopped = trainer.should_stop
         if self.monitor not in trainer.callback_metrics:
             metrics = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
             raise UserError(
                 f"checkpoint.monitor must be a metric of the validation, but is {self.monitor!r}; "
                 f"there are {', '.join(metrics)}"
             )
+        if trainer.sanity_checking:
+            return
+        self.stopped = trainer.should_stop
         score = self.sign * trainer.callback_metrics[self.monitor].item()
         if score < self.best_score:
             self.best_score = score  # first, for it is saved too
             self._save(trainer, self.best_model_path)
+        if self.keep_last:
+            self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
+            if trainer.is_global_zero:
+                steps = sorted(self.dirpath.glob("step_*.ckpt"), key=lambda path: int(path.stem.removeprefix("step_")))
+                for path in steps[: -self.keep_last]:
+                    path.unlink()
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Trainer) -> None:

@@ -13,6 +13,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.files import write_text
 
 
+def signatures(module: LightningModule) -> dict[str, str]:
+    """Of sacrebleu's scores, by their names: with what settings they were computed; none where there are none."""
+    scores = getattr(module, "scores", {})
+    return next(iter(scores.values())).signatures if scores else {}
+
+
 class Summary(Callback):
     """Says in a line what is trained, and writes `summary.json` into the run's folder once that has been tested.
 
@@ -62,11 +68,10 @@ class Summary(Callback):
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test/")
         }
-        scores = getattr(pl_module, "scores", {})
-        signatures = {"signatures": scores["test"].signatures} if "test" in scores else {}
+        told = signatures(pl_module)
         summary = {
             "test": test,
-            **signatures,
+            **({"signatures": told} if told else {}),
             "train_seconds": round(self.earlier_seconds, 2),
             "samples_per_second": round(self.samples / self.earlier_seconds, 1),
             "steps": trainer.global_step,

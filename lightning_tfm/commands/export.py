@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import tempfile
 import warnings
@@ -63,7 +64,8 @@ def export(arguments: list[str]) -> int:
                 "bos": BOS,
                 "eos": EOS,
             }
-            (path.parent / "config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n")
+            config = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+            (path.parent / "config.json").write_text(config, encoding="utf-8")
             shutil.move(path.parent, output)
     except OSError as error:
         raise UserError(f"{str(output)!r} cannot be written: {error.strerror}; choose another --output") from None
@@ -102,12 +104,15 @@ def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
 @torch.no_grad()
 def difference(trained: Trained, other: Callable[[Inputs], Tensor]) -> float:
     """The largest difference of logits, over inputs of several sizes."""
-    largest = 0.0
+    differences = []
     longest = min(12, getattr(trained.network, "max_length", 24) // 2, trained.max_target_length or 12)
     for rows, length in ((2, min(5, longest)), (1, 1), (3, longest)):
         inputs = inputs_of(trained, rows, length)
-        largest = max(largest, (trained.network(**inputs) - other(inputs)).abs().max().item())
-    return largest
+        ours, theirs = trained.network(**inputs), other(inputs)
+        if ours.shape != theirs.shape:
+            return math.inf
+        differences.append((ours - theirs).abs().max())
+    return torch.stack(differences).max().item()  # NaN, if any is
 
 
 def _safetensors(trained: Trained, path: Path) -> float:

@@ -53,7 +53,10 @@ def generate(arguments: list[str]) -> int:
                     bar.write(f"lightning-tfm: line {number}: {notes[number]}", file=sys.stderr)
                 if alone and number > 1:  # a text is of lines itself
                     print("-" * 20, file=output)
-                print(answers.get(number, ""), file=output)  # a line for each line, so that they stay side by side
+                answer = answers.get(number, "")
+                if not alone:  # a line for each line, so that they stay side by side; subwords could write two
+                    answer = answer.replace("\n", " ")
+                print(answer, file=output)
             output.flush()
             failures += sum(number not in sources for number in notes)
             bar.update(len(batch))
@@ -129,8 +132,10 @@ def _check_options(options: Namespace, task: str) -> None:
 
 def _open(path: Path, mode: str) -> TextIO:
     try:
-        # what is no UTF-8 becomes a character that no vocabulary has, so that its line is named like any other
-        return path.open(mode, encoding="utf-8-sig" if mode == "r" else "utf-8", errors="surrogateescape")
+        if mode == "w":
+            return path.open(mode, encoding="utf-8")
+        # What is no UTF-8 becomes half a character, by which its line is known.
+        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
         raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
 
@@ -144,7 +149,7 @@ def _input(options: Namespace, files: ExitStack, alone: bool) -> tuple[Iterable[
         return files.enter_context(_open(options.input, "r")), batch_size
     if sys.stdin is None:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
-    sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     return sys.stdin, 1 if sys.stdin.isatty() else batch_size
 
 
@@ -167,7 +172,11 @@ def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, l
         line = line.rstrip("\r\n")
         if not line.strip():
             continue
+        if trained.task != "language modelling":
+            line = "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")  # as what it was trained on
         try:
+            if any("\ud800" <= character <= "\udfff" for character in line):
+                raise UserError("it must be UTF-8, but is not")
             ids = trained.tokenizer.encode(line)
             if trained.task == "seq2seq":
                 ids = [*ids, EOS]

@@ -52,21 +52,30 @@ def download(name: str, file: Download) -> Path:
         path = Path(mirror) / name
         if not path.is_file():
             raise UserError(f"{MIRROR} must name a folder that holds {name!r}, but {mirror!r} does not")
-        kind, _, wanted = checksum.rpartition(":")
-        if pooch.file_hash(str(path), alg=kind or "sha256") != wanted:
+        if not _is_right(path, checksum):
             raise UserError(_another(str(path), checksum))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
     cache = Path(pooch.os_cache("lightning_tfm"))
-    part = cache / f"{name}.part"
-    part.parent.mkdir(parents=True, exist_ok=True)
+    path, part = cache / name, cache / f"{name}.part"
     pooch.get_logger().setLevel("ERROR")
+    retrieve = partial(pooch.retrieve, source, checksum, name, cache, downloader=partial(_go_on, part))
+    kept = 0  # bytes of an earlier download that broke off
     try:
+        if path.is_file() and _is_right(path, checksum):  # before all else, for the cache may be another's
+            return path
+        part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # one process of those that train together downloads it
-            return Path(pooch.retrieve(source, checksum, name, cache, downloader=partial(_go_on, part)))
+            kept = part.stat().st_size if part.exists() else 0
+            try:
+                return Path(retrieve())
+            except ValueError:
+                if not kept:
+                    raise
+                return Path(retrieve())  # whole: what was kept may have been of another file
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "there is no answer"
-        if part.exists():
+        if part.exists() and part.stat().st_size > kept:
             reason = "it broke off; what has arrived is kept, and gone on with"
         raise UserError(
             f"{name!r} cannot be downloaded from {source}: {reason}. {MIRROR} may name a mirror: an address, or a "
@@ -74,6 +83,19 @@ def download(name: str, file: Download) -> Path:
         ) from None
     except ValueError:
         raise UserError(_another(source, checksum)) from None
+    except OSError as error:
+        raise UserError(
+            f"{name!r} cannot be kept in {str(cache)!r}: {error.strerror}; make room there, or let XDG_CACHE_HOME name "
+            "another folder"
+        ) from None
+
+
+def _is_right(path: Path, checksum: str) -> bool:
+    """Whether a file has the sum."""
+    import pooch
+
+    kind, _, wanted = checksum.rpartition(":")
+    return pooch.file_hash(str(path), alg=kind or "sha256") == wanted
 
 
 def _another(place: str, checksum: str) -> str:

@@ -25,7 +25,7 @@ def located(name: str, known: dict[str, Download]) -> Path:
     if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():
         return Path(mirror, name)
     others = f", nor is it one of {', '.join(known)}, which can be downloaded" if known else ""
-    raise UserError(f"there is no file {name!r}{others}")
+    raise UserError(f"there is no file {name!r}{others}; {MIRROR} may name the folder that holds it")
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -44,22 +44,26 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def decoded(data: bytes, name: str, encoding: str) -> str:
     """What a file of that name holds, as text; raises as `read_text` does."""
-    if not data.strip():
-        raise UserError(f"the file {name!r} must hold text, but is empty")
     try:
-        codec = codecs.lookup(encoding)
-    except LookupError:
-        raise UserError(f"encoding must be one that Python knows, but is {encoding!r}; try utf-8 or latin-1") from None
-    if b"\0" in data and not codec.name.startswith(("utf-16", "utf-32")):
-        raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
-    try:
+        wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+        if not wide and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"the file {name!r} must be in encoding {encoding}, but begins as utf-16 does; name that")
+        if not wide and b"\0" in data:
+            raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
         text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+    except UnicodeError as error:
+        line = data[: getattr(error, "start", 0)].count(b"\n") + 1
         raise UserError(
             f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; name its encoding"
         ) from None
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+    except LookupError:  # also of what packs bytes, as "zip"
+        raise UserError(
+            f"encoding must be one of texts that Python knows, but is {encoding!r}; try utf-8 or latin-1"
+        ) from None
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    if not text.strip():
+        raise UserError(f"the file {name!r} must hold text, but is empty")
+    return text
 
 
 def read_table(path: Path, encoding: str = "utf-8") -> list[list[str]]:

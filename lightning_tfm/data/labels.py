@@ -47,11 +47,19 @@ class LabelledDataset(Dataset):
         tokenizer: the vocabulary.
         labels: the names of the classes.
         text_length: tokens of a text that are read.
+
+    Raises:
+        UserError: if a text holds no token.
     """
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], text_length: int) -> None:
         self.pairs = pairs
         ids = tokenizer.encode_all([pair.source for pair in pairs])
+        if not all(ids):
+            empty = pairs[ids.index([])]
+            raise UserError(
+                f"each text must hold a word, but {empty.source[:40]!r} ({empty.target}) does not; delete it"
+            )
         self.longest = max(map(len, ids))
         self.cut = sum(len(row) > text_length for row in ids)  # how many
         self.ids, self.lengths = padded([row[-text_length:] for row in ids])

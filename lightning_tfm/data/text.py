@@ -23,14 +23,19 @@ class TextDataset(Dataset):
         context: tokens of a window.
         stride: tokens from the beginning of a row to that of the next: 1 for windows anywhere; `context` for windows
             side by side, which score every token once.
+        part: what an error calls the text.
+
+    Raises:
+        UserError: if the text is too short: to train, which begins anywhere, two windows must fit.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int, part: str = "text") -> None:
         ids = tokenizer.encode(text)
-        if len(ids) <= context:
+        least = context + 1 if stride == context else 2 * context + 1
+        if len(ids) < least:
             raise UserError(
-                f"each part of the text must be longer than context ({context} tokens), but one has {len(ids)}; "
-                f"try context {max(1, len(ids) // 2)}, or more text"
+                f"the {part} part of the text must have at least {least} tokens with context {context}, but has "
+                f"{len(ids)}; try context {max(1, (len(ids) - 1) // 2)}, or more text"
             )
         self.ids = torch.tensor(ids)
         self.context, self.stride = context, stride
@@ -81,7 +86,8 @@ class TextDataModule(TaskDataModule):
         self.max_target_length = 0
 
     def examples(self, split: str) -> TextDataset:
-        return TextDataset(self.texts[split], self.tokenizer, self.context, 1 if split == "train" else self.context)
+        stride = 1 if split == "train" else self.context
+        return TextDataset(self.texts[split], self.tokenizer, self.context, stride, split)
 
     def training_batches(self, rank: int, world_size: int) -> BatchStream:
         num_tokens = len(self.datasets["train"].ids)

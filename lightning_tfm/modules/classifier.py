@@ -13,6 +13,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset
+from lightning_tfm.errors import UserError
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
 from lightning_tfm.networks import EncoderClassifier
@@ -39,6 +40,7 @@ class Classifier(TaskModule):
 
     task = "classification"
     fits = LabelledDataModule
+    because = "which says a class, and writes nothing"
 
     def __init__(
         self,
@@ -50,6 +52,11 @@ class Classifier(TaskModule):
         consistency: float = 0.0,
     ) -> None:
         check_label_smoothing(label_smoothing)
+        if network.word_dropout and tokenizer.unknown_id is None:
+            raise UserError(
+                "word_dropout must be 0 with subwords, none of which stands for what is unknown, but is "
+                f"{network.word_dropout}; let data.init_args.tokens be word"
+            )
         super().__init__(
             network,
             optimization,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class LanguageModel(TaskModule):
 
     task = "language modelling"
     fits = TextDataModule
+    because = "for a text has no source that an encoder could read"
 
     def __init__(
         self,
@@ -90,12 +92,18 @@ def _gpt2(folder: str, network: GPT) -> GPT:
     if not Path(folder, "config.json").is_file():
         raise UserError(f"start_from must be a folder of Hugging Face's GPT-2, but there is no {folder}/config.json")
     try:
+        from safetensors import SafetensorError
         from transformers import GPT2LMHeadModel
     except ImportError:
         raise UserError("start_from needs the package transformers; pip install transformers") from None
     try:
-        model = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+        kind = json.loads(Path(folder, "config.json").read_text()).get("model_type")
+        if kind != "gpt2":
+            raise ValueError(f"it holds a model of type {kind}")
+        model, loaded = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+        if loaded["missing_keys"]:  # which would be drawn
+            raise ValueError(f"it lacks {sorted(loaded['missing_keys'])[0]}")
+    except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"start_from must be a folder of Hugging Face's GPT-2, but {folder!r} is not: {reason}"

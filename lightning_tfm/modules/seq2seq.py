@@ -33,6 +33,7 @@ class Seq2SeqModule(TaskModule):
 
     task = "seq2seq"
     fits = PairDataModule
+    because = "which answers a source"
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class TaskModule(LightningModule):
     Attributes:
         task: the name of the task.
         fits: the data modules whose data it can be trained on.
+        because: why its network must be of its kind.
 
     Args:
         network: what is trained.
@@ -63,6 +64,7 @@ class TaskModule(LightningModule):
 
     task: str
     fits: type[TaskDataModule]
+    because: str
 
     def __init__(self, network: Network, optimization: Optimization, **hyper_parameters: Any) -> None:
         super().__init__()
