@@ -82,9 +82,10 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if "are required" in reason:
         return f"{reason}; name a YAML with --config"
     if classes and settings and (other := re.search(r"Import path ([\w.]+) does not correspond to a subclass", reason)):
-        base = get_type_hints(_imported(classes[-1]).__init__).get(settings[-1])
+        owner = _imported(classes[-1])
+        base = get_type_hints(owner.__init__).get(settings[-1])
         if inspect.isclass(base):
-            why = getattr(_imported(classes[-1]), "because", None)
+            why = getattr(owner, "because", None)
             return (
                 f"{'.'.join(settings)} of {classes[-1]} must be {' or '.join(concrete(base))}"
                 + (f", {why}" if why else "")

@@ -23,8 +23,8 @@ class Checkpoints(Checkpoint):
     """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
 
     The best has the best of a validation metric. Those of the last validations can be kept beside them, as
-    `step_N.ckpt`, to be averaged. All are saved where a step and the validation that belongs to it are
-    over, so that a run that goes on from any repeats nothing and leaves nothing out.
+    `step_N.ckpt`, to be averaged. All are saved where a step and the validation that belongs to it are over, so that a
+    run that goes on from any repeats nothing and leaves nothing out.
 
     SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
 
@@ -136,10 +136,9 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.best_model_path)
         if self.keep_last:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
-            if trainer.is_global_zero:
-                steps = sorted(self.dirpath.glob("step_*.ckpt"), key=lambda path: int(path.stem.removeprefix("step_")))
-                for path in steps[: -self.keep_last]:
-                    path.unlink()
+            steps = sorted(self.dirpath.glob("step_*.ckpt"), key=lambda path: int(path.stem.removeprefix("step_")))
+            for path in steps[: -self.keep_last]:
+                trainer.strategy.remove_checkpoint(path)
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Trainer) -> None:

@@ -23,13 +23,13 @@ class TextDataset(Dataset):
         context: tokens of a window.
         stride: tokens from the beginning of a row to that of the next: 1 for windows anywhere; `context` for windows
             side by side, which score every token once.
-        part: what an error calls the text.
+        part: which of the text it is, as an error names it.
 
     Raises:
         UserError: if the text is too short: to train, which begins anywhere, two windows must fit.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int, part: str = "text") -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int, part: str) -> None:
         ids = tokenizer.encode(text)
         least = context + 1 if stride == context else 2 * context + 1
         if len(ids) < least:
