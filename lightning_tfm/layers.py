@@ -22,8 +22,8 @@ from lightning_tfm.errors import UserError
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one attention layer, (B, H, S, D/H) each: what a decoder keeps between its steps."""
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles that queries and keys are turned by, (B or 1, 1, T, D/2H) each."""
+Rotation = Tensor
+"""What queries and keys are turned by: e^(i angle), complex (B or 1, 1, T, D/2H)."""
 
 
 def _reads_in_one_thread() -> bool:
@@ -259,8 +259,7 @@ class LearnedPositions(nn.Embedding):
 class RotaryPositions(nn.Module):
     """Turns queries and keys, so that their product tells how far apart they stand (Su et al. 2021, 3.2.2).
 
-    Values i and i + d/2 of a head's d are the coordinates that are turned together, at position p by the angle
-    p / 10000^(2i/d).
+    Values 2i and 2i + 1 of a head's d are a complex number, which at position p is turned by p / 10000^(2i/d).
     """
 
     def __init__(self, max_length: int, d_head: int) -> None:
@@ -268,19 +267,20 @@ class RotaryPositions(nn.Module):
         if d_head % 2:
             raise UserError(f"d_model / num_heads must be even for rotary positions, but is {d_head}; try {d_head + 1}")
         angles = torch.outer(torch.arange(max_length), 10000.0 ** -(torch.arange(0, d_head, 2) / d_head))
-        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("cos", angles.cos(), persistent=False)  # apart, for `.to(dtype)` keeps no imaginary part
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, positions: Tensor) -> Rotation:
         """Of positions (T), or (B, T) where each row has its own."""
-        return self.cos[positions].unsqueeze(-3), self.sin[positions].unsqueeze(-3)  # alike for all heads
+        cos, sin = (part[positions].unsqueeze(-3).float() for part in (self.cos, self.sin))  # alike for all heads
+        return torch.complex(cos, sin)
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     """Queries or keys (B, H, T, D/H), turned."""
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).type_as(x)
+    # One complex product: as real ones, on parts that lie apart, turning took a tenth of a small model's step on a CPU.
+    numbers = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # (B, H, T, D/2H)
+    return torch.view_as_real(numbers * rotation).flatten(-2).type_as(x)
 
 
 def positional_encoding(kind: Literal["sinusoidal", "learned"], max_length: int, d_model: int) -> nn.Module:

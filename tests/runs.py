@@ -260,7 +260,7 @@ TASKS = {
     "translation_transformer": ("Seq2SeqModule", "Transformer", SMALL | {"d_ff": 32, "tie_embeddings": True}),
     "translation_attention_lstm": ("Seq2SeqModule", "AttentionLSTM", {"d_model": 16}),
     "spelling_gpt": ("Seq2SeqModule", "GPT", SMALL),
-    "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16}),
+    "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16, "positions": "rotary"}),
     "reviews_classifier": (
         "Classifier",
         "EncoderClassifier",

@@ -294,13 +294,13 @@ def test_sinusoidal_positions_equal_their_formula(d_model):
 
 
 def test_rotary_positions_equal_their_formula():
-    """Coordinates as complex numbers, each times e^(i p theta); products depend on distances alone."""
+    """Each pair of coordinates is turned by p theta; products depend on distances alone."""
     d, positions = 8, torch.tensor([[0, 3, 4], [11, 14, 15]])
     rotary, x = RotaryPositions(16, d), torch.randn(2, 2, 3, d, dtype=torch.float64)
     theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
-    turns = torch.polar(torch.ones(2, 1, 3, d // 2, dtype=torch.float64), positions[:, None, :, None] * theta)
-    expected = torch.view_as_real(torch.complex(*x.chunk(2, dim=-1)) * turns)
-    torch.testing.assert_close(rotated(x, rotary(positions)), torch.cat(expected.unbind(-1), dim=-1), atol=1e-5, rtol=0)
+    angle, a, b = positions[:, None, :, None] * theta, x[..., ::2], x[..., 1::2]
+    expected = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1).flatten(-2)
+    torch.testing.assert_close(rotated(x, rotary(positions)), expected, atol=1e-5, rtol=0)
 
     x = x[:1].expand_as(x)
     turned = rotated(x, rotary(positions))

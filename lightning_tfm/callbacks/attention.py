@@ -108,7 +108,7 @@ class Attention(Callback):
             if name.endswith(("positions", "rotary")) and hasattr(module.network, "max_length"):
                 encodings = layer(torch.arange(module.network.max_length, device=module.device))
                 if isinstance(layer, RotaryPositions):
-                    encodings = torch.cat(encodings, dim=-1)[0]  # cosines, then sines
+                    encodings = torch.cat((encodings.real, encodings.imag), dim=-1)[0]  # cosines, then sines
                 draw_positions(encodings).savefig(path := folder / f"{name}.png", dpi=100)
                 pictures.append(path)
         return pictures
