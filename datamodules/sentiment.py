@@ -45,6 +45,8 @@ class Sentiment(LabelledDataModule):
         encoding: of the texts, as Python calls it.
         tokens: words in small letters and punctuation marks, or byte-level subwords.
         vocab_size: how many there are: the commonest of the training part.
+        num_ngrams: how many ids the character n-grams of words share, which tell of words that training has not seen;
+            0 where a word is known by itself alone.
         text_length: tokens of a text that are read.
         cut_longer: whether of longer texts the end is read, which sums up, instead of their being refused.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
@@ -60,6 +62,7 @@ class Sentiment(LabelledDataModule):
         encoding: str = "utf-8",
         tokens: Literal["word", "subword"] = "word",
         vocab_size: int = 20_000,
+        num_ngrams: int = 0,
         text_length: int = 200,
         cut_longer: bool = False,
         batch_size: int = 32,
@@ -70,6 +73,9 @@ class Sentiment(LabelledDataModule):
         for name, share in (("val_share", val_share), ("test_share", test_share)):
             if not 0 <= share < 0.5:
                 raise UserError(f"{name} must be at least 0 and below 0.5, but is {share}; try 0.1")
+        if num_ngrams and (num_ngrams < 0 or tokens == "subword"):
+            rule = "0 with subwords, which are parts of words themselves" if tokens == "subword" else "at least 0"
+            raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
         parts = read_labelled(train, encoding)
         for split, share, names in (("test", test_share, test), ("val", val_share, val)):
             if split not in parts and share:
@@ -88,7 +94,7 @@ class Sentiment(LabelledDataModule):
                         f"{text.source[:40]!r} in {split} is {text.target!r}"
                     )
         tokens = {"word": "reader's word"}.get(tokens, tokens)
-        tokenizer = learned((text.source for text in parts["train"]), tokens, vocab_size)
+        tokenizer = learned((text.source for text in parts["train"]), tokens, vocab_size, num_ngrams)
         self.parts = parts
         super().__init__(tokenizer, labels, text_length, cut_longer, batch_size, eval_batch_size, num_workers, seed)
 

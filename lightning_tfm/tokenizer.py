@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,9 @@ PAD, BOS, EOS = 0, 1, 2
 
 NUM_SPECIAL = 3
 
+Ids = list[int] | list[tuple[int, ...]]
+"""Of each token its id, or, where a tokenizer has several for each, all of them."""
+
 UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
 """Stands for what training has not seen, where that is not refused: the first symbol of a vocabulary."""
 
@@ -26,11 +30,13 @@ class Tokenizer(ABC):
 
     Attributes:
         vocab_size: number of ids, PAD, BOS and EOS among them.
+        ids_per_token: how many ids a token of a source has.
         unknown_id: what stands for all symbols that the vocabulary lacks; None if they are refused, or there are none.
         writes_sentences: whether a target is made of words, so that a score over words (BLEU) makes sense.
     """
 
     vocab_size: int
+    ids_per_token = 1
     unknown_id: int | None
     writes_sentences: bool
 
@@ -39,7 +45,7 @@ class Tokenizer(ABC):
         """What of a source each id stands for, whether the vocabulary has it or not."""
 
     @abstractmethod
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> Ids:
         """A source to ids.
 
         Raises:
@@ -62,7 +68,7 @@ class Tokenizer(ABC):
         """A target to ids; raises as `encode` does."""
         return self.encode(text)
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[str]) -> list[Ids]:
         """Many sources to ids."""
         return [self.encode(text) for text in texts]
 
@@ -149,28 +155,52 @@ def _written(ids: Iterable[int]) -> list[int]:
 class WordTokenizer(Tokenizer):
     """Words and punctuation marks in small letters, of texts that are read, and not written.
 
+    With n-grams, what a word is made of stands beside it, whether the vocabulary has it or not: `unwatchable` shares
+    `watch` with what is known (Bojanowski et al. 2017, 3.2). Each word has then several ids: its own, and those of its
+    NGRAMS, the first MOST of them; for fewer there is PAD.
+
     Args:
         words: the vocabulary; others are unknown.
+        num_ngrams: how many ids the n-grams share, by their hashes; 0 for none.
     """
 
     unknown_id, writes_sentences = UNKNOWN_ID, True
 
-    def __init__(self, words: Iterable[str]) -> None:
+    NGRAMS, MOST = (3, 4, 5), 32
+
+    def __init__(self, words: Iterable[str], num_ngrams: int = 0) -> None:
         self.words = tuple(words)
+        self.num_ngrams = num_ngrams
         self._ids = {word: id for id, word in enumerate(self.words, start=UNKNOWN_ID + 1)}
-        self.vocab_size = UNKNOWN_ID + 1 + len(self.words)
+        self._first_ngram = UNKNOWN_ID + 1 + len(self.words)
+        self.vocab_size = self._first_ngram + num_ngrams
+        self.ids_per_token = 1 + self.MOST if num_ngrams else 1
+        self._spelled: dict[str, tuple[int, ...]] = {}  # what `_spell` has said
 
     def split(self, text: str) -> list[str]:
         return re.findall(r"[\w']+|[^\w\s]", re.sub(r"<br\s*/?>", " ", text).lower())
 
-    def encode(self, text: str) -> list[int]:
-        return [self._ids.get(word, UNKNOWN_ID) for word in self.split(text)]
+    def encode(self, text: str) -> Ids:
+        words = self.split(text)
+        if not self.num_ngrams:
+            return [self._ids.get(word, UNKNOWN_ID) for word in words]
+        for word in words:
+            if word not in self._spelled:
+                self._spelled[word] = self._spell(word)
+        return [self._spelled[word] for word in words]
+
+    def _spell(self, word: str) -> tuple[int, ...]:
+        """The ids of a word and of its n-grams, with marks where it begins and ends."""
+        marked = f"<{word}>"
+        ngrams = [marked[i : i + n] for n in self.NGRAMS for i in range(len(marked) - n + 1)][: self.MOST]
+        ids = [self._first_ngram + zlib.crc32(ngram.encode()) % self.num_ngrams for ngram in ngrams]
+        return self._ids.get(word, UNKNOWN_ID), *ids, *[PAD] * (self.MOST - len(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join((UNKNOWN, *self.words)[id - UNKNOWN_ID] for id in _written(ids))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"words": list(self.words)}
+        return {"words": list(self.words), "num_ngrams": self.num_ngrams}
 
 
 class SubwordTokenizer(Tokenizer):
@@ -213,11 +243,12 @@ class SubwordTokenizer(Tokenizer):
         return {"model": self.model.to_str()}
 
 
-def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
+def learned(texts: Iterable[str], tokens: str, vocab_size: int, num_ngrams: int = 0) -> Tokenizer:
     """The tokenizer of at most so many ids that is learned from texts: of the commonest tokens.
 
     Args:
         tokens: "character"; "word", between spaces; "reader's word", as WordTokenizer has it; or "subword".
+        num_ngrams: how many more ids the n-grams of a reader's words have.
 
     Raises:
         UserError: if there are fewer ids than a tokenizer of that kind must have.
@@ -231,7 +262,7 @@ def learned(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
         )
     if tokens == "reader's word":
         split = WordTokenizer(()).split
-        return WordTokenizer(commonest((word for text in texts for word in split(text)), vocab_size))
+        return WordTokenizer(commonest((word for text in texts for word in split(text)), vocab_size), num_ngrams)
     separator = {"character": "", "word": " "}[tokens]
     symbols = (symbol for text in texts for symbol in _split(text, separator))
     return SymbolTokenizer([UNKNOWN, *commonest(symbols, vocab_size)], separator)

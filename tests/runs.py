@@ -297,7 +297,7 @@ def write_task(name, folder):
         data = "Text", {"path": str(folder / "text.txt"), "context": 16, "batch_size": 8}
     else:
         table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
-        data = "Sentiment", {"train": [table], "text_length": 16, "batch_size": 20}
+        data = "Sentiment", {"train": [table], "num_ngrams": 50, "text_length": 16, "batch_size": 20}
     config = {
         "seed_everything": 1,
         "trainer": {

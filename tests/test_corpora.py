@@ -396,6 +396,39 @@ def test_words_are_read_in_small_letters_apart_from_their_marks():
     assert again.encode("Great nonsense") == tokenizer.encode("great NONSENSE") == [4, 3]
 
 
+def test_ngrams_tell_of_words_that_training_has_not_seen():
+    tokenizer = restored(learned(["a watch", "a fuss"], "reader's word", 7, num_ngrams=10_000).to_dict())
+    (a, watch, unwatchable), width = tokenizer.encode("a watch unwatchable"), tokenizer.ids_per_token
+    assert tokenizer.vocab_size == 7 + 10_000
+    assert {len(a), len(watch), len(unwatchable)} == {width}
+    assert (a[0], watch[0], unwatchable[0]) == (4, 6, 3), "the word's own id comes first"
+    ngrams = [{id for id in word[1:] if id != PAD} for word in (a, watch, unwatchable)]
+    assert all(7 <= id < tokenizer.vocab_size for word in ngrams for id in word)
+    # <wat atch> and so on: 5 + 4 + 3 n-grams of <watch>, of which those inside are in both: wat atc tch watc atch watch
+    assert [len(word) for word in ngrams[:2]] == [1, 12]
+    assert len(ngrams[1] & ngrams[2]) == 6
+    long = tokenizer.encode("a" * 40)[0]
+    assert len(long) == width
+    with pytest.raises(UserError, match="num_ngrams must be 0 with subwords"):
+        Sentiment(["x.tsv"], tokens="subword", num_ngrams=100)
+    with pytest.raises(UserError, match="num_ngrams must be at least 0, but is -1"):
+        Sentiment(["x.tsv"], num_ngrams=-1)
+
+
+def test_a_batch_of_spelled_words_holds_what_the_tokenizer_says(tmp_path):
+    table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
+    data = Sentiment([table], num_ngrams=50, text_length=16, batch_size=20)
+    data.setup("fit")
+    examples = data.datasets["train"]
+    rows = torch.tensor([3, 7, 5])
+    text = examples[rows].text  # (B, S, G)
+    for row, ids in zip(rows.tolist(), text.tolist(), strict=True):
+        expected = data.tokenizer.encode(examples.pairs[row].source)
+        assert [tuple(token) for token in ids[: len(expected)]] == expected
+        assert not any(map(any, ids[len(expected) :]))
+    assert examples[rows].tokens == examples.lengths[rows].sum()
+
+
 # Bad input
 
 

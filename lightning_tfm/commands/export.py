@@ -91,9 +91,10 @@ def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
     size = trained.network.hyper_parameters["vocab_size"]
 
     def drawn(length: int) -> Tensor:
-        ids = torch.randint(NUM_SPECIAL, size, (rows, length), generator=generator)
+        ids = torch.randint(NUM_SPECIAL, size, (rows, length, trained.tokenizer.ids_per_token), generator=generator)
         lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
-        return ids.masked_fill(torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1), PAD)
+        padding = torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1)
+        return ids.masked_fill(padding.unsqueeze(-1), PAD).squeeze(-1)
 
     if trained.task == "classification":
         return {"text": drawn(length)}

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.memory import uncollected
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.tokenizer import PAD, Ids, Tokenizer
 
 
 class Batch(NamedTuple):
@@ -374,13 +374,15 @@ def _ignore_signals(worker: int) -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N)."""
+def padded(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor (N, longest), right-padded with PAD, and their lengths (N).
+
+    Of tokens with G ids each, it is (N, longest, G).
+    """
     lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.full((len(rows), int(lengths.max())), PAD)
-    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = torch.tensor(
-        [*itertools.chain.from_iterable(rows)], dtype=torch.long
-    )
+    tokens = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.long)
+    ids = torch.full((len(rows), int(lengths.max()), *tokens.shape[1:]), PAD)
+    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = tokens
     return ids, lengths
 
 

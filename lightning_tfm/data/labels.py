@@ -21,7 +21,7 @@ class LabelledBatch(NamedTuple):
     """B texts and their classes.
 
     Attributes:
-        text: (B, S), right-padded ids.
+        text: (B, S), right-padded ids, or (B, S, G) where a token has G of them.
         label: (B), from 0.
     """
 
@@ -36,7 +36,8 @@ class LabelledBatch(NamedTuple):
     @property
     def tokens(self) -> Tensor:
         """How many tokens are read."""
-        return (self.text != PAD).sum()
+        first = self.text if self.text.dim() == 2 else self.text[..., 0]
+        return (first != PAD).sum()
 
 
 class LabelledDataset(Dataset):
@@ -62,7 +63,13 @@ class LabelledDataset(Dataset):
             )
         self.longest = max(map(len, ids))
         self.cut = sum(len(row) > text_length for row in ids)  # how many
-        self.ids, self.lengths = padded([row[-text_length:] for row in ids])
+        read = [row[-text_length:] for row in ids]
+        self.spelled = None
+        if tokenizer.ids_per_token > 1:  # which are kept once for each word, not for each time that it is used
+            numbers = {(PAD,) * tokenizer.ids_per_token: PAD}
+            read = [[numbers.setdefault(token, len(numbers)) for token in row] for row in read]
+            self.spelled = torch.tensor([*numbers])  # (words, G)
+        self.ids, self.lengths = padded(read)
         self.labels = torch.tensor([labels.index(pair.target) for pair in pairs])
 
     @cached_property
@@ -73,7 +80,8 @@ class LabelledDataset(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> LabelledBatch:
-        return LabelledBatch(self.ids[rows, : self.lengths[rows].max()], self.labels[rows])
+        text = self.ids[rows, : self.lengths[rows].max()]
+        return LabelledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows])
 
 
 class LabelledDataModule(TaskDataModule, ABC):

@@ -74,7 +74,8 @@ class Optimization:
         if self.optimizer == "adamw":
             optimizer = AdamW([{"name": "matrices", "params": matrices} | decay, vectors], **settings)
         else:
-            outer = {id(layer.weight) for layer in network.modules() if isinstance(layer, nn.Embedding)}
+            tables = nn.Embedding | nn.EmbeddingBag
+            outer = {id(layer.weight) for layer in network.modules() if isinstance(layer, tables)}
             outer |= {id(p) for p in network.head.parameters()} | {id(p) for p in matrices if p.dim() > 2}
             inner = {"name": "inner matrices", "params": [p for p in matrices if id(p) not in outer]} | decay
             other = {"name": "outer matrices", "params": [p for p in matrices if id(p) in outer]} | decay

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout, TransformerLayer, check_heads
@@ -62,7 +63,7 @@ class EncoderClassifier(Network):
             raise UserError(f"word_dropout must be at least 0 and below 1, but is {word_dropout}; try 0.2")
         self.max_length = text_length
         self.word_dropout = word_dropout
-        self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=PAD)
+        self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
         self.positions = nn.Embedding(text_length, d_model)
         for table in (self.embedding, self.positions):  # small, so that what is learned of a word is heard at once
             nn.init.normal_(table.weight, std=0.02)
@@ -82,13 +83,16 @@ class EncoderClassifier(Network):
             )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Logits (B, C) of the classes of text (B, S), right-padded with PAD."""
+        """Logits (B, C) of the classes of text (B, S), right-padded with PAD; of (B, S, G) where a token has G ids."""
         self.check_lengths(text.size(1))
-        real = text != PAD  # (B, S)
+        text = text.view(*text.shape[:2], -1)  # (B, S, G)
+        real = text[..., 0] != PAD  # (B, S)
         if self.training and self.word_dropout:
-            dropped = torch.rand(text.shape, device=text.device) < self.word_dropout
-            text = text.masked_fill(dropped & real, UNKNOWN_ID)
-        x = self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device))
+            dropped = (torch.rand(real.shape, device=text.device) < self.word_dropout) & real
+            unknown = F.pad(text.new_tensor([UNKNOWN_ID]), (0, text.size(2) - 1), value=PAD)  # (G)
+            text = torch.where(dropped.unsqueeze(-1), unknown, text)
+        x = self.embedding(text.flatten(0, 1)).unflatten(0, real.shape)
+        x = x + self.positions(torch.arange(text.size(1), device=text.device))
         x = self.dropout(x)  # (B, S, D)
         for layer in self.encoder:
             x, _ = layer(x, real[:, None, None])
