@@ -34,8 +34,6 @@ class Classifier(TaskModule):
         labels: the names of the classes.
         optimization: optimizer and schedule.
         label_smoothing: of the training loss.
-        consistency: how much a text's two answers in training, with other dropout, must agree: the weight of their
-            divergence (R-Drop, Liang et al. 2021); 0 for one answer.
     """
 
     task = "classification"
@@ -49,7 +47,6 @@ class Classifier(TaskModule):
         labels: Sequence[str],
         optimization: Optimization = Optimization(),
         label_smoothing: float = 0.0,
-        consistency: float = 0.0,
     ) -> None:
         check_label_smoothing(label_smoothing)
         if network.word_dropout and tokenizer.unknown_id is None:
@@ -63,12 +60,10 @@ class Classifier(TaskModule):
             tokenizer=tokenizer.to_dict(),
             labels=list(labels),
             label_smoothing=label_smoothing,
-            consistency=consistency,
         )
         self.tokenizer = tokenizer
         self.labels = list(labels)
         self.label_smoothing = label_smoothing
-        self.consistency = consistency
         self.metrics = nn.ModuleDict()
 
     def setup(self, stage: str) -> None:
@@ -83,17 +78,9 @@ class Classifier(TaskModule):
                 )
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        loss = self._loss(logits := self.network(batch.text).float(), batch.label)
-        if self.consistency:
-            other = self.network(batch.text).float()
-            ours, theirs = logits.log_softmax(-1), other.log_softmax(-1)
-            divergence = F.kl_div(ours, theirs, reduction="sum", log_target=True)
-            divergence = divergence + F.kl_div(theirs, ours, reduction="sum", log_target=True)
-            loss = (loss + self._loss(other, batch.label)) / 2 + self.consistency / 4 * divergence
+        logits = self.network(batch.text).float()
+        loss = F.cross_entropy(logits, batch.label, label_smoothing=self.label_smoothing, reduction="sum")
         return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
-
-    def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction="sum")
 
     def _evaluate(self, batch: LabelledBatch, prefix: str) -> Evaluation:
         """`probabilities` (B, C) of the classes, and `nll` (B) of the right one, in nats."""

@@ -27,6 +27,7 @@ class Optimization:
         optimizer: "adamw" (Loshchilov & Hutter 2019); or "muon" (Jordan et al. 2024), which makes the steps of matrices
             between the embeddings and the output orthogonal, with AdamW for the rest.
         learning_rate: the highest rate, reached after the warm-up.
+        muon_learning_rate: the highest rate of Muon's matrices, where it is another.
         warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a half cosine, from a 25th).
         schedule: what comes then, until `trainer.max_steps`: "cosine" and "one_cycle" (Smith & Topin 2018) fall to 0
             by a half cosine, "inverse_sqrt" falls as 1 / sqrt(step) (Vaswani et al. 2017, 5.3).
@@ -35,13 +36,20 @@ class Optimization:
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
+    muon_learning_rate: float | None = None
     warmup_steps: int = 0
     schedule: Literal["cosine", "inverse_sqrt", "one_cycle"] = "cosine"
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
-            raise UserError(f"learning_rate must be above 0, but is {self.learning_rate}; try 0.001")
+        for name, rate in (("learning_rate", self.learning_rate), ("muon_learning_rate", self.muon_learning_rate)):
+            if rate is not None and not rate > 0:
+                raise UserError(f"{name} must be above 0, but is {rate}; try 0.001")
+        if self.muon_learning_rate is not None and self.optimizer != "muon":
+            raise UserError(
+                f"muon_learning_rate must not be given with optimizer {self.optimizer}, but is "
+                f"{self.muon_learning_rate}; try optimizer muon"
+            )
         for name in ("warmup_steps", "weight_decay"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be at least 0, but is {getattr(self, name)}")
@@ -79,8 +87,9 @@ class Optimization:
             outer |= {id(p) for p in network.head.parameters()} | {id(p) for p in matrices if p.dim() > 2}
             inner = {"name": "inner matrices", "params": [p for p in matrices if id(p) not in outer]} | decay
             other = {"name": "outer matrices", "params": [p for p in matrices if id(p) in outer]} | decay
-            # The rate is scaled so that its steps are as long as AdamW's (Liu et al. 2025, 2.2): one rate suits both.
-            muon = Muon([inner], lr=self.learning_rate, adjust_lr_fn="match_rms_adamw")
+            # The rate is scaled so that its steps are as long as AdamW's (Liu et al. 2025, 2.2).
+            rate = self.muon_learning_rate or self.learning_rate
+            muon = Muon([inner], lr=rate, momentum=BETAS[0], adjust_lr_fn="match_rms_adamw")
             optimizer = Together(muon, AdamW([other, vectors], **settings))
         schedule = LambdaLR(optimizer, lambda step: self.factor(step, max_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
