@@ -480,7 +480,7 @@ def mistake(monkeypatch, capsys, *arguments):
         (
             r"schedule: \w+",
             "schedule: cosinus",
-            "schedule: must be one of 'cosine', 'inverse_sqrt', 'one_cycle', but is cosinus",
+            "schedule: must be one of 'linear', 'cosine', 'inverse_sqrt', 'one_cycle', but is cosinus",
         ),
         (r"batch_size: \d+", "batch_size: 0", "batch_size must be at least 1, but is 0"),
         (r"warmup_steps: \d+", "warmup_steps: -5", "warmup_steps must be at least 0, but is -5"),

@@ -270,7 +270,7 @@ def rates(optimization, max_steps):
     return values
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "one_cycle"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
 def test_every_schedule_rises_to_the_highest_rate_and_falls(schedule):
     values = rates(Optimization(learning_rate=0.5, warmup_steps=10, schedule=schedule), 100)
     top = values.index(max(values))
@@ -285,6 +285,8 @@ def test_schedules_equal_their_formulas():
     cosine = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="cosine"), 20)
     assert cosine[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert cosine[4:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * step / 16) for step in range(16)])
+    linear = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="linear"), 20)
+    assert linear == pytest.approx([0.25, 0.5, 0.75, 1.0, *(1 - step / 16 for step in range(16))])
     falling = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
     assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
     assert rates(Optimization(learning_rate=1.0, schedule="cosine"), 10)[0] == 1.0

@@ -29,8 +29,9 @@ class Optimization:
         learning_rate: the highest rate, reached after the warm-up.
         muon_learning_rate: the highest rate of Muon's matrices, where it is another.
         warmup_steps: steps in which the rate rises, linearly from 0 ("one_cycle": by a half cosine, from a 25th).
-        schedule: what comes then, until `trainer.max_steps`: "cosine" and "one_cycle" (Smith & Topin 2018) fall to 0
-            by a half cosine, "inverse_sqrt" falls as 1 / sqrt(step) (Vaswani et al. 2017, 5.3).
+        schedule: what comes then, until `trainer.max_steps`: "linear" falls to 0 by equal steps (Bergsma et al. 2025),
+            "cosine" and "one_cycle" (Smith & Topin 2018) fall to 0 by a half cosine, "inverse_sqrt" falls as
+            1 / sqrt(step) (Vaswani et al. 2017, 5.3).
         weight_decay: of matrices; biases, norms and other vectors do not decay.
     """
 
@@ -38,7 +39,7 @@ class Optimization:
     learning_rate: float = 1e-3
     muon_learning_rate: float | None = None
     warmup_steps: int = 0
-    schedule: Literal["cosine", "inverse_sqrt", "one_cycle"] = "cosine"
+    schedule: Literal["linear", "cosine", "inverse_sqrt", "one_cycle"] = "cosine"
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
@@ -69,8 +70,8 @@ class Optimization:
             return 1 - 0.96 * _half_cosine(risen) if self.schedule == "one_cycle" else risen
         if self.schedule == "inverse_sqrt":
             return math.sqrt(max(1, self.warmup_steps) / max(1, step))
-        progress = (step - self.warmup_steps) / (max_steps - self.warmup_steps)
-        return _half_cosine(progress)
+        progress = min(1.0, (step - self.warmup_steps) / (max_steps - self.warmup_steps))
+        return 1 - progress if self.schedule == "linear" else _half_cosine(progress)
 
     def configure(self, network: Network, max_steps: int, fused: bool) -> dict[str, Any]:
         """Optimizer and schedule of a network, as `configure_optimizers` returns them."""
@@ -97,7 +98,7 @@ class Optimization:
 
 def _half_cosine(progress: float) -> float:
     """From 1 at 0 to 0 at 1."""
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Together(Optimizer):
