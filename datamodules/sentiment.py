@@ -14,12 +14,22 @@ from lightning_tfm.data.files import decoded
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import learned
 
+CNN_SENTENCE = "https://raw.githubusercontent.com/yoonkim/CNN_sentence/23e0e1f7355705bb083043fda05c031b15acb38c/"
+
 FILES = {
     "aclImdb_v1.tar.gz": Download(
-        "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "md5:7c2ac02c03563afcf9b574c7e56c153a"
-    )
+        "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+        "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+    ),
+    "polarity/rt-polarity.neg": Download(
+        CNN_SENTENCE + "rt-polarity.neg", "4ace77d558c3714723843f1d65b60c01e3417b208180f0728808d76ad0eeeaca"
+    ),
+    "polarity/rt-polarity.pos": Download(
+        CNN_SENTENCE + "rt-polarity.pos", "2da124ec187a9d5a29c9f04e91c540e02baed5af8868f550a26bd6fd4dbf8bf0"
+    ),
 }
-"""What can be downloaded: 50,000 reviews of the Internet Movie Database (Maas et al. 2011)."""
+"""What can be downloaded: 50,000 reviews of the Internet Movie Database (Maas et al. 2011), and 10,662 sentences of
+film reviews (Pang & Lee 2005), in Latin-1."""
 
 PARTS = ("train", "val", "test")
 

@@ -26,10 +26,10 @@ def mirror_from_elsewhere() -> dict[str, str]:
 
 
 class Download(NamedTuple):
-    """Where a file lies, where there is no mirror, and the sum of its content: SHA-256, or another: "md5:..."."""
+    """Where a file lies, where there is no mirror, and the SHA-256 of its content."""
 
     address: str
-    checksum: str
+    sha256: str
 
 
 def download(name: str, file: Download) -> Path:
@@ -46,23 +46,23 @@ def download(name: str, file: Download) -> Path:
     import requests
     from filelock import FileLock
 
-    address, checksum = file
+    address, sha256 = file
     mirror = os.environ.get(MIRROR, "")
     if mirror and "://" not in mirror:
         path = Path(mirror) / name
         if not path.is_file():
             raise UserError(f"{MIRROR} must name a folder that holds {name!r}, but {mirror!r} does not")
-        if not _is_right(path, checksum):
-            raise UserError(_another(str(path), checksum))
+        if not _is_right(path, sha256):
+            raise UserError(_another(str(path), sha256))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
     cache = Path(pooch.os_cache("lightning_tfm"))
     path, part = cache / name, cache / f"{name}.part"
     pooch.get_logger().setLevel("ERROR")
-    retrieve = partial(pooch.retrieve, source, checksum, name, cache, downloader=partial(_go_on, part))
+    retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_go_on, part))
     kept = 0  # bytes of an earlier download that broke off
     try:
-        if path.is_file() and _is_right(path, checksum):  # before all else, for the cache may be another's
+        if path.is_file() and _is_right(path, sha256):  # before all else, for the cache may be another's
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # one process of those that train together downloads it
@@ -82,7 +82,7 @@ def download(name: str, file: Download) -> Path:
             "folder that holds the file"
         ) from None
     except ValueError:
-        raise UserError(_another(source, checksum)) from None
+        raise UserError(_another(source, sha256)) from None
     except OSError as error:
         raise UserError(
             f"{name!r} cannot be kept in {str(cache)!r}: {error.strerror}; make room there, or let XDG_CACHE_HOME name "
@@ -90,16 +90,15 @@ def download(name: str, file: Download) -> Path:
         ) from None
 
 
-def _is_right(path: Path, checksum: str) -> bool:
+def _is_right(path: Path, sha256: str) -> bool:
     """Whether a file has the sum."""
     import pooch
 
-    kind, _, wanted = checksum.rpartition(":")
-    return pooch.file_hash(str(path), alg=kind or "sha256") == wanted
+    return pooch.file_hash(str(path)) == sha256
 
 
-def _another(place: str, checksum: str) -> str:
-    return f"{place} must be the file of checksum {checksum[:20]}..., but is another one, and is not used"
+def _another(place: str, sha256: str) -> str:
+    return f"{place} must be the file of SHA-256 {sha256[:20]}..., but is another one, and is not used"
 
 
 def _go_on(part: Path, address: str, output: str, _: object) -> None:
