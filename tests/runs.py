@@ -264,7 +264,7 @@ TASKS = {
     "reviews_classifier": (
         "Classifier",
         "EncoderClassifier",
-        SMALL | {"d_ff": 32, "word_dropout": 0.1},
+        SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_pairs": 100},
     ),
 }
 """By name: the module, the network, and how small that is."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -28,7 +30,8 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.tokenizer import EOS, PAD
+from lightning_tfm.networks.naive_bayes import NaiveBayes
+from lightning_tfm.tokenizer import EOS, PAD, UNKNOWN_ID
 
 
 def test_logits_do_not_depend_on_later_inputs(network, batch):
@@ -489,6 +492,44 @@ def test_words_are_dropped_in_training_alone(classifier):
     padded = torch.nn.functional.pad(text[:, :2], (0, 4), value=PAD)
     classifier(padded)
     assert (read[2][:, 2:] == PAD).all()
+
+
+def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
+    """As counted by hand, with pairs as pairs: of so many ids no two share one here."""
+    texts = torch.randint(4, 12, (40, 7), generator=torch.Generator().manual_seed(0))
+    texts[::3, 5:] = PAD
+    texts[1::4, 2] = UNKNOWN_ID
+    labels = torch.arange(40) % 3
+    naive_bayes = NaiveBayes(12, 10**6, 3)
+    for rows in torch.arange(40).split(16):
+        naive_bayes.count(texts[rows], labels[rows])
+
+    def features(text):
+        known = [word if word not in (PAD, UNKNOWN_ID) else None for word in text]
+        pairs = {(a, b) for a, b in itertools.pairwise(known) if a is not None and b is not None}
+        return {word for word in known if word is not None} | pairs
+
+    counts = [Counter(), Counter(), Counter()]
+    for text, label in zip(texts.tolist(), labels.tolist(), strict=True):
+        counts[label].update(features(text))
+    number = [(labels == c).sum().item() for c in range(3)]
+    unseen = torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])
+    for text, logits in zip((more := torch.cat((texts, unseen))).tolist(), naive_bayes(more), strict=True):
+        seen = [f for f in features(text) if any(f in c for c in counts)]
+        expected = [sum(math.log(counts[c][f] / number[c] + 3 / 40) for f in seen) for c in range(3)]
+        torch.testing.assert_close(logits, torch.tensor(expected, dtype=torch.float), atol=1e-4, rtol=1e-4)
+    assert naive_bayes(unseen)[1].tolist() == [0, 0, 0]
+
+
+def test_a_classifier_answers_with_naive_bayes_and_is_trained_without():
+    text, label = torch.randint(4, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
+    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, dropout=0.0, num_pairs=50)
+    alone = network.train()(text)
+    network.naive_bayes.count(text, label)
+    assert network(text).equal(alone)
+    both = network.eval()(text).softmax(-1)
+    product = alone.softmax(-1) * network.naive_bayes(text).softmax(-1)
+    torch.testing.assert_close(both, product.sqrt() / product.sqrt().sum(-1, keepdim=True))
 
 
 def test_a_classifier_learns_a_batch_by_heart(classifier):

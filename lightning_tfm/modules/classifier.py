@@ -76,6 +76,17 @@ class Classifier(TaskModule):
                         "f1": MulticlassF1Score(len(self.labels), average="macro"),
                     }
                 )
+        if stage == "fit" and self.network.naive_bayes is not None:
+            self._count(self.trainer.datamodule.datasets["train"])
+
+    def _count(self, examples: LabelledDataset) -> None:
+        """Counts the words of the training data, which is all that a NaiveBayes learns."""
+        naive_bayes = self.network.naive_bayes
+        for buffer in naive_bayes.buffers():
+            buffer.zero_()
+        for rows in torch.arange(len(examples)).split(1024):
+            text, label = examples[rows]
+            naive_bayes.count(text.view(*text.shape[:2], -1)[..., 0], label)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
         logits = self.network(batch.text).float()

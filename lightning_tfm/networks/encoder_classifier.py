@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout, TransformerLayer, check_heads
+from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import Network
 from lightning_tfm.tokenizer import PAD, UNKNOWN_ID
 
@@ -26,7 +27,9 @@ class EncoderClassifier(Network):
         d_ff: width inside the feed-forward.
         d_hidden: width of the layer between the mean and the classes.
         dropout: on embeddings, on each sub-layer's output, on the mean and on the hidden layer.
+        embedding_dropout: on embeddings, where it is another.
         word_dropout: share of the tokens that are taken for unknown in training (Iyyer et al. 2015).
+        num_pairs: ids of pairs of words in a NaiveBayes, which answers beside the network; None for the network alone.
         text_length: longest text, in tokens; its positions are learned.
         norm: before each sub-layer ("pre") or after each sum ("post").
     """
@@ -42,7 +45,9 @@ class EncoderClassifier(Network):
         d_ff: int = 32,
         d_hidden: int = 20,
         dropout: float = 0.1,
+        embedding_dropout: float | None = None,
         word_dropout: float = 0.0,
+        num_pairs: int | None = None,
         norm: Literal["pre", "post"] = "post",
     ) -> None:
         super().__init__(
@@ -55,18 +60,19 @@ class EncoderClassifier(Network):
             d_ff=d_ff,
             d_hidden=d_hidden,
             dropout=dropout,
+            embedding_dropout=embedding_dropout,
             word_dropout=word_dropout,
+            num_pairs=num_pairs,
             norm=norm,
         )
         check_heads(d_model, num_heads)
-        if not 0 <= word_dropout < 1:
-            raise UserError(f"word_dropout must be at least 0 and below 1, but is {word_dropout}; try 0.2")
         self.max_length = text_length
         self.word_dropout = word_dropout
         self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
         self.positions = nn.Embedding(text_length, d_model)
         for table in (self.embedding, self.positions):  # small, so that what is learned of a word is heard at once
             nn.init.normal_(table.weight, std=0.02)
+        self.embedding_dropout = Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
@@ -74,6 +80,7 @@ class EncoderClassifier(Network):
         self.norm = nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
         self.hidden = nn.Sequential(nn.Linear(d_model, d_hidden), nn.ReLU(), Dropout(dropout))
         self.head = nn.Linear(d_hidden, num_classes)
+        self.naive_bayes = None if num_pairs is None else NaiveBayes(vocab_size, num_pairs, num_classes)
 
     def check_lengths(self, source_length: int, target_length: int = 0) -> None:
         if source_length > self.max_length:
@@ -83,19 +90,26 @@ class EncoderClassifier(Network):
             )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Logits (B, C) of the classes of text (B, S), right-padded with PAD; of (B, S, G) where a token has G ids."""
+        """Logits (B, C) of the classes of text (B, S), right-padded with PAD; of (B, S, G) where a token has G ids.
+
+        With a NaiveBayes, which is not trained, they are the mean of both in evaluation, and the network's in training.
+        """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
-        real = text[..., 0] != PAD  # (B, S)
+        words = text[..., 0]
+        real = words != PAD  # (B, S)
         if self.training and self.word_dropout:
             dropped = (torch.rand(real.shape, device=text.device) < self.word_dropout) & real
             unknown = F.pad(text.new_tensor([UNKNOWN_ID]), (0, text.size(2) - 1), value=PAD)  # (G)
             text = torch.where(dropped.unsqueeze(-1), unknown, text)
         x = self.embedding(text.flatten(0, 1)).unflatten(0, real.shape)
         x = x + self.positions(torch.arange(text.size(1), device=text.device))
-        x = self.dropout(x)  # (B, S, D)
+        x = self.embedding_dropout(x)  # (B, S, D)
         for layer in self.encoder:
             x, _ = layer(x, real[:, None, None])
         x = self.norm(x) * real.unsqueeze(-1)
         mean = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # (B, D)
-        return self.head(self.hidden(self.dropout(mean)))
+        logits = self.head(self.hidden(self.dropout(mean)))
+        if self.naive_bayes is None or self.training:
+            return logits
+        return (logits.log_softmax(-1) + self.naive_bayes(words).log_softmax(-1)) / 2

@@ -28,11 +28,10 @@ class Network(nn.Module, ABC):
     def __init__(self, **hyper_parameters: Any) -> None:
         super().__init__()
         self.hyper_parameters = hyper_parameters
-        dropout = hyper_parameters["dropout"]
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout must be at least 0 and below 1, but is {dropout}; try 0.1")
         for name, value in hyper_parameters.items():
-            if type(value) is int and value < 1:
+            if name.endswith("dropout") and value is not None and not 0 <= value < 1:
+                raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
+            if type(value) is int and not name.endswith("dropout") and value < 1:
                 raise UserError(f"{name} must be at least 1, but is {value}")
 
     @abstractmethod
