@@ -49,11 +49,12 @@ class Classifier(TaskModule):
         label_smoothing: float = 0.0,
     ) -> None:
         check_label_smoothing(label_smoothing)
-        if network.word_dropout and tokenizer.unknown_id is None:
-            raise UserError(
-                "word_dropout must be 0 with subwords, none of which stands for what is unknown, but is "
-                f"{network.word_dropout}; let data.init_args.tokens be word"
-            )
+        for name in ("word_dropout", "num_pairs"):
+            if (value := network.hyper_parameters[name]) and tokenizer.unknown_id is None:
+                raise UserError(
+                    f"{name} must not be given with subwords, none of which stands for what is unknown, but is "
+                    f"{value}; let data.init_args.tokens be word"
+                )
         super().__init__(
             network,
             optimization,
