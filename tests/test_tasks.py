@@ -19,8 +19,12 @@ import yaml
 
 from corpora import TEXT, as_imdb, reviews
 from lightning_tfm.checkpoint import load, read
+from lightning_tfm.errors import UserError
 from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
+from lightning_tfm.modules import Classifier
+from lightning_tfm.networks import EncoderClassifier
+from lightning_tfm.tokenizer import learned
 from runs import TASKS, assert_same_files, equal, in_process, run, trained_run, write_task
 
 
@@ -329,6 +333,14 @@ def test_a_batch_that_is_too_large_ends_before_training_with_one_line(task, monk
     assert in_process(monkeypatch, "fit", "--config", path, f"--data.init_args.{size}", *more) == 2
     assert re.search(r"error: batch_size must be at most the \d+ ", capsys.readouterr().err.splitlines()[-1])
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("setting", [{"word_dropout": 0.1}, {"num_pairs": 9}])
+def test_what_leans_on_an_unknown_word_is_refused_with_subwords(setting):
+    tokenizer = learned(["a film"], "subword", 300)
+    network = EncoderClassifier(tokenizer.vocab_size, 2, 9, **setting)
+    with pytest.raises(UserError, match=f"{next(iter(setting))} must not be given with subwords"):
+        Classifier(network, tokenizer, ["neg", "pos"])
 
 
 def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, capsys):
