@@ -488,6 +488,7 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
         f"--model.init_args.start_from={gpt2_folder}",
         "--model.init_args.network.init_args.gelu=tanh",
         f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}",
+        "--model.init_args.network.init_args.positions=learned",
         "--trainer.max_steps=1",
         "--model.init_args.optimization.learning_rate=1e-12",
     ]
@@ -555,7 +556,8 @@ def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_pat
 def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
-    settings = {"gelu": "tanh"} | {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
+    settings = {"gelu": "tanh", "positions": "learned"}
+    settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
     arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
     arguments.append(f"--model.init_args.start_from={change.get('folder', gpt2_folder)}")
     file = change.get("tokenizer_file", gpt2_folder / "tokenizer.json")
