@@ -470,8 +470,6 @@ def gpt2_folder(tmp_path):
     """A GPT-2 of Hugging Face, small, with a tokenizer of its own."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from lightning_tfm.tokenizer import learned
-
     tokenizer = learned([TEXT], "subword", 290)
     config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     folder = tmp_path / "gpt2"

@@ -34,10 +34,14 @@ class LabelledBatch(NamedTuple):
         return (self.text,)
 
     @property
+    def words(self) -> Tensor:
+        """The own id of each token, which comes first of those that it has, (B, S)."""
+        return self.text if self.text.dim() == 2 else self.text[..., 0]
+
+    @property
     def tokens(self) -> Tensor:
         """How many tokens are read."""
-        first = self.text if self.text.dim() == 2 else self.text[..., 0]
-        return (first != PAD).sum()
+        return (self.words != PAD).sum()
 
 
 class LabelledDataset(Dataset):

@@ -86,8 +86,8 @@ class Classifier(TaskModule):
         for buffer in naive_bayes.buffers():
             buffer.zero_()
         for rows in torch.arange(len(examples)).split(1024):
-            text, label = examples[rows]
-            naive_bayes.count(text.view(*text.shape[:2], -1)[..., 0], label)
+            batch = examples[rows]
+            naive_bayes.count(batch.words, batch.label)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
         logits = self.network(batch.text).float()

@@ -29,9 +29,10 @@ class Network(nn.Module, ABC):
         super().__init__()
         self.hyper_parameters = hyper_parameters
         for name, value in hyper_parameters.items():
-            if name.endswith("dropout") and value is not None and not 0 <= value < 1:
-                raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
-            if type(value) is int and not name.endswith("dropout") and value < 1:
+            if name.endswith("dropout"):
+                if value is not None and not 0 <= value < 1:
+                    raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
+            elif type(value) is int and value < 1:
                 raise UserError(f"{name} must be at least 1, but is {value}")
 
     @abstractmethod
