@@ -37,8 +37,9 @@ def draw_attention(
     heads, T, S = weights.shape
     columns = min(heads, HEADS_A_ROW)
     rows = -(-heads // columns)
-    size = (columns * (0.9 + 0.16 * S), rows * (0.8 + 0.19 * T))
-    figure = Figure(figsize=size, layout="constrained")
+    width = max(columns * (0.9 + 0.16 * S), 3.0)
+    lines = len(title) / (12 * width)  # about twelve characters an inch
+    figure = Figure(figsize=(width, rows * (0.8 + 0.19 * T) + 0.2 * lines), layout="constrained")
     for head, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         if head >= heads:
             axes.set_axis_off()
@@ -52,7 +53,7 @@ def draw_attention(
         for column, row in gold:
             axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="tab:orange"))
     figure.colorbar(image, ax=figure.axes, shrink=0.6, label="weight")
-    figure.suptitle(title, fontsize=9, parse_math=False)
+    figure.suptitle(title, fontsize=9, parse_math=False, wrap=True)
     return figure
 
 

@@ -162,6 +162,19 @@ def test_looks_are_labelled_by_what_stands_there(network):
             torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
 
 
+@pytest.mark.parametrize("size", [3, 11, 40])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_long_title_lies_within_its_picture(heads, size):
+    """Above the panels, and not over its edges."""
+    title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
+    symbols = ["Sofa"] * size
+    figure = draw_attention(torch.ones(heads, size, size) / size, symbols, symbols, title)
+    figure.draw_without_rendering()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+    assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
+
+
 def test_where_source_and_target_are_one_long_sequence_the_target_is_shown():
     """What is cut are the rows that read the source."""
     tokenizer = SymbolTokenizer("abcdefgh")
