@@ -171,7 +171,9 @@ def test_a_long_title_lies_within_its_picture(heads, size):
     figure = draw_attention(torch.ones(heads, size, size) / size, symbols, symbols, title)
     figure.draw_without_rendering()
     box = figure._suptitle.get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    assert box.y1 <= figure.bbox.height
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
 
 
