@@ -30,7 +30,7 @@ PREDICTIONS = 500
 EXAMPLES = 6
 """Of each run, whose attention is shown: so many of the largest loss, and as many that are typical."""
 
-WANTED = ("val/exact_match", "val/accuracy", "val/bleu", "val/loss")
+WANTED = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
 """The first of these that a run has logged is the curve that is shown first."""
 
 POINTS = 1_200
