@@ -14,6 +14,9 @@ from torch import Tensor
 
 HEADS_A_ROW = 4
 
+LABELS = 20
+"""Of a confusion matrix, whose numbers are written."""
+
 LARGEST = 2_000
 """Pixels of a side of a picture that W&B gets."""
 
@@ -75,18 +78,23 @@ def draw_positions(encodings: Tensor) -> Figure:
 
 
 def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
-    """How many examples of each label (a row) were taken for which (a column); counts are by (row, column)."""
+    """How many examples of each label (a row) were taken for which (a column); counts are by (row, column).
+
+    Of more labels than LABELS it is a map, without numbers and with the names of some.
+    """
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
-    size = 1.8 + 0.8 * len(labels)
+    size = 1.8 + 0.8 * min(len(labels), LABELS)
     figure = Figure(figsize=(size + 0.8, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
-    for row, column in itertools.product(range(len(labels)), repeat=2):
-        colour = "white" if shares[row, column] > 0.5 else "black"
-        axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(labels)), labels, parse_math=False)
-    axes.set_yticks(range(len(labels)), labels, parse_math=False)
+    if len(labels) <= LABELS:
+        for row, column in itertools.product(range(len(labels)), repeat=2):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=colour)
+    named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
+    axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
+    axes.set_yticks(named, [labels[n] for n in named], parse_math=False)
     axes.set_xlabel("answered")
     axes.set_ylabel("right")
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")

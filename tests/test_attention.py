@@ -15,7 +15,7 @@ from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.networks import GPT
-from lightning_tfm.pictures import draw_attention, draw_positions
+from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions
 from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
 
 
@@ -195,3 +195,17 @@ def test_positions_are_drawn():
     figure = draw_positions(torch.randn(20, 16))
     assert figure.axes[0].images[0].get_array().shape == (16, 20)
     assert len(figure.axes[1].lines) == 4
+
+
+@pytest.mark.parametrize("size", [2, 20, 21, 200])
+def test_a_confusion_matrix_of_any_size_can_be_drawn(size):
+    """Numbers are written where there is room for them, the picture grows no further, and the names are right."""
+    labels = [f"label {n}" for n in range(size)]
+    figure = draw_confusion(labels, {(labels[0], labels[1]): 5, (labels[1], labels[1]): 2_000})
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts if text.get_text() != "0"] == (["5", "2,000"] if size <= 20 else [])
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert 2 <= len(ticks) <= 60
+    for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
+        assert label.get_text() == labels[int(place)]
+    assert max(figure.get_size_inches()) <= 20
