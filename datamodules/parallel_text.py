@@ -67,7 +67,12 @@ class ParallelText(PairDataModule):
         seed: int = 0,
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
-        self.parts = {split: read_pairs(files, encoding) for split, files in parts.items()}
+        self.parts = {split: read_pairs(files, encoding, split) for split, files in parts.items()}
+        if tokens == "word":  # as it is written, with one space where there are several
+            self.parts = {
+                split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
+                for split, pairs in self.parts.items()
+            }
         self.parts.setdefault("test", self.parts["val"])
         tokenizer = learned(itertools.chain.from_iterable(self.parts["train"]), tokens, vocab_size)
         longest = max(max_source_length, max_target_length)
@@ -107,14 +112,14 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(names: list[str], encoding: str) -> list[tuple[str, str]]:
-    """The lines of two files, or of a TSV, as pairs.
+def read_pairs(names: list[str], encoding: str, split: str) -> list[tuple[str, str]]:
+    """The lines of two files, or of a TSV, as pairs; `split` is what they are for.
 
     Raises:
         UserError: if the files do not belong together, or a line holds no pair.
     """
     if len(names) not in (1, 2):
-        raise UserError(f"a part must be two files or a TSV, but is {len(names)} files")
+        raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [located(name, FILES) for name in names]
     if len(paths) == 1:
         rows = read_table(paths[0], encoding)

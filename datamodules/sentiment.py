@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from lightning_tfm.data import Download, LabelledDataModule, Pair, located, read_lines, read_table, read_text
+from lightning_tfm.data import (
+    Download,
+    LabelledDataModule,
+    Pair,
+    is_hidden,
+    located,
+    read_lines,
+    read_table,
+    read_text,
+)
 from lightning_tfm.data.batches import stable_hash
 from lightning_tfm.data.files import decoded
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, say
 from lightning_tfm.tokenizer import learned
 
 CNN_SENTENCE = "https://raw.githubusercontent.com/yoonkim/CNN_sentence/23e0e1f7355705bb083043fda05c031b15acb38c/"
@@ -86,13 +96,22 @@ class Sentiment(LabelledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokens == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokens == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        parts = read_labelled(train, encoding)
+        parts = read_labelled(train, encoding, "train")
+        if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
+            raise UserError(
+                "several texts must have one label, but most of those of train have their own, as "
+                f"{parts['train'][0].target[:40]!r}; the label comes first in a table, then the text"
+            )
         for split, share, names in (("test", test_share, test), ("val", val_share, val)):
             if split not in parts and share:
                 parts["train"], parts[split] = shared_out(parts["train"], split, share)
+                if names:
+                    say(
+                        f"{len(parts[split])} texts of train are left out, as {split}_share says; set it to 0 to train "
+                        "on them"
+                    )
             if names:
-                given = read_labelled(names, encoding)
-                parts[split] = given.get(split) or given["train"]
+                parts[split] = read_labelled(names, encoding, split)[split]
             if split not in parts:
                 raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
@@ -101,7 +120,7 @@ class Sentiment(LabelledDataModule):
                 if text.target not in labels:
                     raise UserError(
                         f"each label must be one of the training part ({', '.join(labels)}), but that of "
-                        f"{text.source[:40]!r} in {split} is {text.target!r}"
+                        f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or train on more of that label"
                     )
         tokens = {"word": "reader's word"}.get(tokens, tokens)
         tokenizer = learned((text.source for text in parts["train"]), tokens, vocab_size, num_ngrams)
@@ -118,21 +137,26 @@ def shared_out(texts: list[Pair], split: str, share: float) -> tuple[list[Pair],
     parts = ([text for text, is_in in zip(texts, drawn, strict=True) if is_in is wanted] for wanted in (False, True))
     kept, given = parts
     if not kept or not given:
-        raise UserError(f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(given)}")
+        raise UserError(
+            f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(given)}; "
+            f"try another share, or let {split} name data and the share be 0"
+        )
     return kept, given
 
 
-def read_labelled(names: list[str], encoding: str) -> dict[str, list[Pair]]:
-    """The texts of an archive, a folder, a table or files: "train", and "test", where the data have it.
+def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
+    """The texts of an archive, a folder, a table or files: those of a split, and of others that the data have.
 
     Raises:
         UserError: if they cannot be read, or hold no labels.
     """
+    if not names:
+        raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and Path(names[0]).is_dir():
-        return by_part(_of_folder(Path(names[0]), encoding), names[0])
+        return by_part(_of_folder(Path(names[0]), encoding), names[0], split)
     paths = [located(name, FILES) for name in names]
     if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
-        return by_part(_of_archive(paths[0], encoding), names[0])
+        return by_part(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
         rows = read_table(paths[0], encoding)
         if len(rows[0]) != 2:
@@ -145,7 +169,7 @@ def read_labelled(names: list[str], encoding: str) -> dict[str, list[Pair]]:
         texts = []
         for path, label in zip(paths, labels, strict=True):
             texts += _stripped(path, [[label, line] for line in read_lines(path, encoding)])
-    return {"train": texts}
+    return {split: texts}
 
 
 def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
@@ -159,42 +183,51 @@ def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
     return texts
 
 
-def by_part(files: Iterator[tuple[PurePosixPath, str]], name: str) -> dict[str, list[Pair]]:
-    """Texts by the folders they lie in: PART/LABEL/FILE, or LABEL/FILE where there are no parts."""
-    texts = [(path, Pair(text.strip(), path.parent.name)) for path, text in files]
-    found = [(path.parent.parent.name, text) for path, text in texts]
-    if any(part in PARTS for part, _ in found):
-        others = {part for part, _ in found if part not in ("", *PARTS)}  # "" is of a list beside the parts
+def by_part(files: dict[PurePosixPath, Callable[[], str]], name: str, split: str) -> dict[str, list[Pair]]:
+    """Texts by the folders they lie in: PART/LABEL/FILE, or LABEL/FILE, which are then for `split`.
+
+    Args:
+        files: how each of the files is read; those that lie beside the folders of the labels are not.
+    """
+    labelled = list(files)
+    in_parts = [path for path in files if path.parent.parent.name in PARTS]
+    if in_parts:  # what else there is may lie above them, as IMDB's vocabulary does
+        others = {path.parent.parent.name for path in files} - {"", *PARTS}
         if others:
             raise UserError(
                 f"{name!r} must have its texts in folders {', '.join(PARTS)}, but has some in "
                 f"{', '.join(sorted(others))}; rename or remove it"
             )
-        found = [(part, text) for part, text in found if part]
+        labelled = in_parts
     else:
-        above = {folder for path, _ in texts for folder in path.parent.parents}
-        found = [("train", text) for path, text in texts if path.parent not in above]  # others lie beside the labels
+        above = {folder for path in labelled for folder in path.parent.parents}
+        labelled = [path for path in labelled if path.parent not in above]
     parts: dict[str, list[Pair]] = {}
-    for part, text in found:
-        parts.setdefault(part, []).append(text)
-    if "train" not in parts:
+    for path in labelled:
+        part = path.parent.parent.name if in_parts else split
+        parts.setdefault(part, []).append(Pair(files[path]().strip(), path.parent.name))
+    if in_parts and split not in parts and "train" in parts:
+        parts[split] = parts["train"]  # of a folder that was made for training elsewhere
+    if split not in parts:
         raise UserError(f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file")
     return parts
 
 
 def _is_labelled(path: PurePosixPath) -> bool:
     """Whether a file may be a text in the folder of its label: IMDB has reviews without one, and lists of addresses."""
-    return path.suffix == ".txt" and path.parent.name not in ("", "unsup", *PARTS)
+    return path.parent.name not in ("", "unsup", *PARTS) and not is_hidden(path)
 
 
-def _of_folder(folder: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
-    for path in sorted(folder.rglob("*.txt")):
-        inside = PurePosixPath(path.relative_to(folder).as_posix())
-        if _is_labelled(inside):
-            yield inside, read_text(path, encoding)
+def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str]]:
+    files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in sorted(folder.rglob("*"))}
+    return {
+        inside: partial(read_text, path, encoding)
+        for inside, path in files.items()
+        if path.is_file() and _is_labelled(inside)
+    }
 
 
-def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, str]]:
+def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str]]:
     """Read where they lie: nothing is unpacked, so that no name in it can lead anywhere."""
     try:
         with tarfile.open(archive) as tar:
@@ -210,5 +243,4 @@ def _of_archive(archive: Path, encoding: str) -> Iterator[tuple[PurePosixPath, s
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = str(error).partition(":")[0]
         raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {reason}") from None
-    for name in sorted(files):
-        yield PurePosixPath(name), decoded(files[name], f"{archive}:{name}", encoding)
+    return {PurePosixPath(name): partial(decoded, files[name], f"{archive}:{name}", encoding) for name in sorted(files)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from lightning_tfm.data import Download, TextDataModule, located, read_text
+from lightning_tfm.data import Download, TextDataModule, is_hidden, located, read_text
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import learned, read_tokenizer
 
@@ -23,8 +23,8 @@ class Text(TextDataModule):
     """A text, to be gone on with. Its beginning is for training, what comes then for validation.
 
     Args:
-        path: a file, a folder, of which all files are read in the order of their names, or tiny_shakespeare, which is
-            downloaded.
+        path: a file, a folder, of which all files are read in the order of their names, but hidden ones, or
+            tiny_shakespeare, which is downloaded.
         encoding: of the files, as Python calls it.
         tokens: characters, or byte-level subwords, which are learned from the training part.
         vocab_size: how many different tokens there are at most: the commonest.
@@ -72,7 +72,9 @@ class Text(TextDataModule):
         folder = Path(path)
         if not folder.is_dir():
             return read_text(located(path, FILES), encoding)
-        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        files = [
+            file for file in sorted(folder.rglob("*")) if file.is_file() and not is_hidden(file.relative_to(folder))
+        ]
         if not files:
             raise UserError(f"path must be a text or a folder of texts, but {path!r} holds no file")
         return "\n".join(read_text(file, encoding) for file in files)

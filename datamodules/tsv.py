@@ -52,14 +52,19 @@ class Tsv(PairDataModule):
         seed: int = 0,
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
-        columns = {"source": source, "target": target} | ({"features": features} if features else {})
+        columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
         tables = {split: read_columns(located(name, {}), encoding, columns) for split, name in parts.items()}
+        separators = source_separator, target_separator, None if features is None else feature_separator
+        splitter = SymbolTokenizer((), *separators)
         self.parts = {
-            split: [Pair("\t".join([row[0], *row[2:]]), row[1]) for row in rows] for split, rows in tables.items()
+            split: [
+                # As it is written, with one space where there are several.
+                Pair("\t".join([row[0], *row[2:]]), target_separator.join(splitter.split_target(row[1])))
+                for row in rows
+            ]
+            for split, rows in tables.items()
         }
         self.parts.setdefault("test", self.parts["val"])
-        separators = source_separator, target_separator, feature_separator if features else None
-        splitter = SymbolTokenizer((), *separators)
         symbols = [
             symbol
             for pair in self.parts["train"]

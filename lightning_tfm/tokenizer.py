@@ -255,11 +255,6 @@ def learned(texts: Iterable[str], tokens: str, vocab_size: int, num_ngrams: int 
     """
     if tokens == "subword":
         return _learned_subwords(texts, vocab_size)
-    if vocab_size <= NUM_SPECIAL + 1:
-        raise UserError(
-            f"vocab_size must be above {NUM_SPECIAL + 1}, the ids of padding, begin, end and what is unknown, but is "
-            f"{vocab_size}; try 1000"
-        )
     if tokens == "reader's word":
         split = WordTokenizer(()).split
         return WordTokenizer(commonest((word for text in texts for word in split(text)), vocab_size), num_ngrams)
@@ -269,11 +264,20 @@ def learned(texts: Iterable[str], tokens: str, vocab_size: int, num_ngrams: int 
 
 
 def commonest(symbols: Iterable[str], vocab_size: int) -> list[str]:
-    """The commonest symbols, the commonest first, as many as fit beside PAD, BOS, EOS and UNKNOWN."""
+    """The commonest symbols, the commonest first, as many as fit beside PAD, BOS, EOS and UNKNOWN.
+
+    Raises:
+        UserError: if none does.
+    """
+    if vocab_size <= NUM_SPECIAL + 1:
+        raise UserError(
+            f"vocab_size must be above {NUM_SPECIAL + 1}, the ids of padding, begin, end and what is unknown, but is "
+            f"{vocab_size}; try 1000"
+        )
     counts = Counter(symbols)
     counts.pop(UNKNOWN, None)
     ordered = sorted(counts.items(), key=lambda count: (-count[1], count[0]))
-    return [symbol for symbol, _ in ordered[: max(0, vocab_size - NUM_SPECIAL - 1)]]
+    return [symbol for symbol, _ in ordered[: vocab_size - NUM_SPECIAL - 1]]
 
 
 def _learned_subwords(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:

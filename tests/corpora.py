@@ -53,7 +53,8 @@ def as_imdb(folder, train, test):
     as_files(folder / "imdb", train, "train")
     as_files(folder / "imdb", test, "test")
     as_files(folder / "imdb", [("unsup", "no label")], "train")
-    for name in ("imdbEr.txt", "README.txt", "train/urls_pos.txt", "train/urls_unsup.txt", "test/urls_neg.txt"):
+    beside = ["imdbEr.txt", "imdb.vocab", "README", "train/urls_pos.txt", "train/labeledBow.feat", "test/urls_neg.txt"]
+    for name in beside:
         (folder / "imdb" / name).write_text("http://www.imdb.com/title/tt0064354/usercomments")
     archive = folder / "aclImdb_v1.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:

@@ -92,7 +92,8 @@ def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
 
 def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted(corpus, capsys):
     with pytest.raises(
-        UserError, match="max_source_length must be at least 10 for train, but is 8; the longest begins"
+        UserError,
+        match="max_source_length must be at least 10 for train, but is 8; raise it, or set drop_longer; the longest",
     ):
         parallel(corpus, tokens="word", max_source_length=8).setup("fit")
     write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
@@ -171,6 +172,18 @@ def test_spelling_to_sound(tmp_path):
     assert batch.target_out.tolist()[1][2:] == [EOS, PAD]
 
 
+def test_a_target_is_what_can_be_written(tmp_path):
+    """White space between symbols is one space, as in an answer: else no answer would be right."""
+    table = write_lines(tmp_path / "table.tsv", ["cat\tK  AE \u00a0T", "hat\tHH AE T"])
+    words = write_lines(tmp_path / "words.tsv", ["ein  Hund\ta  dog", "der Hund\tthe dog"])
+    for data in (
+        Tsv(table, table, target_separator=" ", batch_size=2),
+        ParallelText([words], [words], tokens="word", batch_size=2),
+    ):
+        for pair in data.pairs("train"):
+            assert data.tokenizer.decode(data.tokenizer.encode_target(pair.target)) == pair.target
+
+
 def test_inflection_has_columns_of_its_own(tmp_path):
     train = write_lines(tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN"])
     data = Tsv(train, train, features=3, batch_size=2)
@@ -225,6 +238,7 @@ def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
 def test_a_folder_is_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
+    (tmp_path / "books/.DS_Store").write_bytes(b"\0")
     data = Text(str(tmp_path / "books"), context=8, batch_size=2, test_share=0.1)
     assert "".join(data.texts.values()) == "first\n" * 40 + "\n" + "second\n" * 40
     data.setup("fit")
@@ -337,6 +351,33 @@ def test_splits_are_disjoint_whatever_the_seed(tmp_path):
     assert all(40 < len(data[0].pairs(split)) < 130 for split in ("val", "test"))
 
 
+def test_texts_may_have_any_name_but_a_hidden_one(tmp_path):
+    texts = reviews()
+    for number, (label, text) in enumerate(texts):
+        path = tmp_path / "folder" / label / f"{number}{('', '.txt', '.TXT', '.md')[number % 4]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in ("pos/.DS_Store", ".git/neg/a"):
+        path = tmp_path / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\0")
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "folder", "./reviews")
+    for name in ("folder", "archive.tar.gz"):
+        assert held(sentiment([str(tmp_path / name)])) == sorted(texts), name
+
+
+def test_a_folder_of_a_test_part_alone_can_be_tested(tmp_path, capsys):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200)))]
+    as_files(tmp_path / "folder", reviews(30, seed=1), "test")
+    data = sentiment(train, test=[str(tmp_path / "folder")])
+    assert held(data, ["test"]) == sorted(reviews(30, seed=1))
+    left_out = 200 - len(held(data, ["train", "val"]))
+    assert capsys.readouterr().err == (
+        f"lightning-tfm: {left_out} texts of train are left out, as test_share says; set it to 0 to train on them\n"
+    )
+
+
 def test_the_archives_own_test_part_is_tested(tmp_path):
     for path in as_imdb(tmp_path, reviews(60), reviews(30, seed=1)):
         data = sentiment([str(path)])
@@ -369,7 +410,7 @@ def test_nothing_in_an_archive_is_unpacked(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     data = sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=evil)])
     assert sorted(path for path in tmp_path.rglob("*") if path.name != "archive.tar.gz") == before
-    assert held(data) == sorted([*reviews(), ("pos", "bad"), ("pos", "bad")]), "no link is followed"
+    assert held(data) == sorted([*reviews(), ("pos", "bad")]), "no link is followed, and nothing leads upwards"
 
 
 def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
@@ -437,6 +478,7 @@ BAD_FILES = {
     "blank lines alone": (b"\n \n", "must hold text, but is empty"),
     "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
     "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
+    "UTF-32": ("größe\n".encode("utf-32"), "must be in encoding utf-8, but begins as utf-32 does; name that"),
     "UTF-16": ("größe\n".encode("utf-16"), "must be in encoding utf-8, but begins as utf-16 does; name that"),
     "its mark alone": (codecs.BOM_UTF8, "must hold text, but is empty"),
 }
@@ -509,7 +551,7 @@ BAD_DATA = {
     ),
     "three files": (
         lambda p: ParallelText(files := [write_lines(p / "t", ["a\tb"])] * 3, files),
-        "a part must be two files or a TSV, but is 3 files",
+        "train must be two files or a TSV, but is 3 files: ",
     ),
     "no such column": (
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, target=3),
@@ -565,6 +607,30 @@ BAD_DATA = {
             [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
         ),
         r"each label must be one of the training part \(neg, pos\), but that of 'so so' in test is 'meh'",
+    ),
+    "labels and texts the wrong way round": (
+        lambda p: sentiment(
+            [write_lines(p / "t.tsv", (f"{text} {n}\t{label}" for n, (label, text) in enumerate(reviews())))]
+        ),
+        "several texts must have one label, .* the label comes first in a table, then the text",
+    ),
+    "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
+    "a share of few": (
+        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_share=0.01),
+        "test_share must leave texts on both sides, but of 4 it takes 0; try another share",
+    ),
+    "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file here, but is a folder"),
+    "features of column 0": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, features=0),
+        "features must be a column of .*t.tsv', from 1 to 2, but is 0",
+    ),
+    "no room for symbols": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, vocab_size=4),
+        "vocab_size must be above 4, the ids of padding, begin, end and what is unknown, but is 4; try 1000",
+    ),
+    "UTF-32 that is called UTF-16": (
+        lambda p: (p / "t.txt").write_bytes("abc".encode("utf-32")) and Text(str(p / "t.txt"), encoding="utf-16"),
+        "must be in encoding utf-16, but begins as utf-32 does; name that",
     ),
     "one label": (
         lambda p: sentiment([write_lines(p / "t.tsv", [f"pos\tgreat {n}" for n in range(50)])]),

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import lightning_tfm
-from lightning_tfm.commands.export import difference, inputs_of
+from lightning_tfm.checkpoint import Trained
+from lightning_tfm.commands.export import _exported, difference, inputs_of
 from lightning_tfm.decoding import decode
-from lightning_tfm.networks import AttentionLSTM, EncoderClassifier
-from lightning_tfm.tokenizer import EOS
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.tokenizer import EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
@@ -83,6 +84,21 @@ def run_exported(format, folder, config, trained, inputs):
     names = {one.name for one in session.get_inputs()}
     (logits,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
     return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize("task", ["seq2seq", "language modelling", "classification"])
+def test_a_network_of_few_positions_is_exported(task):
+    """Drawn inputs are no longer than what it can read."""
+    tokenizer = SymbolTokenizer("abc")
+    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1}
+    network, target = {
+        "seq2seq": (Transformer(tokenizer.vocab_size, **sizes, max_length=4), 4),
+        "language modelling": (GPT(tokenizer.vocab_size, **sizes, max_length=4), 0),
+        "classification": (EncoderClassifier(tokenizer.vocab_size, 2, 4, **sizes), 0),
+    }[task]
+    trained = Trained(network.eval(), tokenizer, task, target, ("neg", "pos"))
+    program = _exported(trained).module()
+    assert difference(trained, lambda inputs: program(**inputs)) < 1e-4
 
 
 def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):

@@ -186,6 +186,20 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
             assert float(probability) == pytest.approx(probabilities.max().item(), abs=1e-4)
 
 
+def test_a_text_may_begin_as_any_does(tmp_path_factory, monkeypatch, capsys):
+    """Line feeds of an argument are the text's own; what is unknown is told, and of nothing nothing comes."""
+    checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "der\n", "\n", "\u03a9der", "", "--max-tokens=5") == 1
+    out, err = capsys.readouterr()
+    texts = out.removesuffix("\n").split("\n--------------------\n")
+    assert [text[:4] for text in texts] == ["der\n", texts[1][:4], "\ufffdder", ""]
+    assert texts[1].startswith("\n")
+    assert err.splitlines() == [
+        "lightning-tfm: line 3: 1 of its 4 symbols are unknown to the model",
+        "lightning-tfm: line 4: it is empty",
+    ]
+
+
 def test_a_line_that_is_no_utf8_is_named(trained, monkeypatch, tmp_path, capsys):
     (tmp_path / "asked").write_bytes(b"ein Hund\nein H\xfcnd\n")
     checkpoint = trained / "checkpoints/best.ckpt"
@@ -395,8 +409,9 @@ def test_averaged_weights_are_validated_tested_and_gone_on_with(tmp_path):
 
 
 def test_the_average_is_the_definitions(tmp_path):
+    """Of a third of the steps at first, and then by its decay, which here is so from the fourth step on."""
     path = write_task("reviews_classifier", tmp_path)
-    averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
+    averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.45}}"
     expected = None
     for steps in range(1, 5):  # the schedule must not depend on where a run ends
         cwd = tmp_path / str(steps)
@@ -412,7 +427,8 @@ def test_the_average_is_the_definitions(tmp_path):
         if expected is None:
             expected = {name: weight.double() for name, weight in trained.items()}
         else:
-            expected = {name: 0.8 * mean + 0.2 * trained[name].double() for name, mean in expected.items()}
+            share = {2: 3 / 4, 3: 3 / 5, 4: 0.55}[steps]
+            expected = {name: (1 - share) * mean + share * trained[name].double() for name, mean in expected.items()}
         for name, mean in expected.items():
             torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
 

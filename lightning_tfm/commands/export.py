@@ -102,11 +102,16 @@ def inputs_of(trained: Trained, rows: int, length: int) -> Inputs:
     return {"source": source, "target_in": drawn(length)}
 
 
+def _longest(trained: Trained) -> int:
+    """The most tokens of an input that is drawn."""
+    return min(12, getattr(trained.network, "max_length", 24) // 2, trained.max_target_length or 12)
+
+
 @torch.no_grad()
 def difference(trained: Trained, other: Callable[[Inputs], Tensor]) -> float:
     """The largest difference of logits, over inputs of several sizes."""
     differences = []
-    longest = min(12, getattr(trained.network, "max_length", 24) // 2, trained.max_target_length or 12)
+    longest = _longest(trained)
     for rows, length in ((2, min(5, longest)), (1, 1), (3, longest)):
         inputs = inputs_of(trained, rows, length)
         ours, theirs = trained.network(**inputs), other(inputs)
@@ -136,7 +141,7 @@ def _exported(trained: Trained) -> torch.export.ExportedProgram:
             "--format must be safetensors for an AttentionLSTM, whose decoder is a loop over its steps, which torch "
             "would write down for one number of them"
         )
-    inputs = inputs_of(trained, 2, 5)
+    inputs = inputs_of(trained, 2, min(5, _longest(trained)))
     rows, longest = torch.export.Dim("rows", min=1), dict.fromkeys(inputs, trained.network.max_length)
     if trained.task == "language modelling":
         del longest["source"]  # there is none

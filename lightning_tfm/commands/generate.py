@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -146,11 +146,15 @@ def _input(options: Namespace, files: ExitStack, alone: bool) -> tuple[Iterable[
     if options.texts:
         return options.texts, batch_size
     if options.input:
-        return files.enter_context(_open(options.input, "r")), batch_size
+        return _lines(files.enter_context(_open(options.input, "r"))), batch_size
     if sys.stdin is None:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
     sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-    return sys.stdin, 1 if sys.stdin.isatty() else batch_size
+    return _lines(sys.stdin), 1 if sys.stdin.isatty() else batch_size
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in file)
 
 
 def _bar(options: Namespace) -> tqdm:
@@ -169,24 +173,25 @@ def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, l
     sources: dict[int, list[int]] = {}
     notes: dict[int, str] = {}
     for number, line in batch:
-        line = line.rstrip("\r\n")
-        if not line.strip():
-            continue
         if trained.task != "language modelling":
+            if not line.strip():
+                continue
             line = "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")  # as what it was trained on
         try:
             if any("\ud800" <= character <= "\udfff" for character in line):
                 raise UserError("it must be UTF-8, but is not")
             ids = trained.tokenizer.encode(line)
+            if trained.task != "classification" and trained.tokenizer.unknown_id in ids:
+                unknown = sum(id == trained.tokenizer.unknown_id for id in ids)
+                notes[number] = f"{unknown} of its {len(ids)} symbols are unknown to the model"
             if trained.task == "seq2seq":
                 ids = [*ids, EOS]
                 trained.network.check_lengths(len(ids), trained.max_target_length)
-            elif trained.task == "classification":
-                if not ids:
-                    raise UserError("there is no word in it")
-                if len(ids) > trained.network.max_length:
-                    notes[number] = f"of its {len(ids)} tokens the last {trained.network.max_length} are read"
-                    ids = ids[-trained.network.max_length :]
+            elif not ids:
+                raise UserError("there is no word in it" if trained.task == "classification" else "it is empty")
+            elif trained.task == "classification" and len(ids) > trained.network.max_length:
+                notes[number] = f"of its {len(ids)} tokens the last {trained.network.max_length} are read"
+                ids = ids[-trained.network.max_length :]
             sources[number] = ids
         except UserError as error:
             notes[number] = str(error)

@@ -14,7 +14,7 @@ from lightning_tfm.data.batches import (
     stable_hash,
 )
 from lightning_tfm.data.download import Download, download
-from lightning_tfm.data.files import located, read_lines, read_table, read_text
+from lightning_tfm.data.files import is_hidden, located, read_lines, read_table, read_text
 from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 from lightning_tfm.data.text import TextDataModule, TextDataset
@@ -40,6 +40,7 @@ __all__ = [
     "TrainingLoader",
     "WindowBatches",
     "download",
+    "is_hidden",
     "located",
     "padded",
     "read_lines",

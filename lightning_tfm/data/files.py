@@ -6,10 +6,18 @@ import codecs
 import gzip
 import os
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError
+
+BEGINNINGS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",  # with which that of utf-32 begins
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""The marks that files begin with."""
 
 
 def located(name: str, known: dict[str, Download]) -> Path:
@@ -20,12 +28,19 @@ def located(name: str, known: dict[str, Download]) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
+    if Path(name).is_dir():
+        raise UserError(f"{name!r} must be a file here, but is a folder")
     if name in known:
         return download(name, known[name])
     if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():
         return Path(mirror, name)
     others = f", nor is it one of {', '.join(known)}, which can be downloaded" if known else ""
     raise UserError(f"there is no file {name!r}{others}; {MIRROR} may name the folder that holds it")
+
+
+def is_hidden(path: PurePath) -> bool:
+    """Whether a path inside a folder is of what programs keep for themselves, as .git/ and .DS_Store."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -46,8 +61,13 @@ def decoded(data: bytes, name: str, encoding: str) -> str:
     """What a file of that name holds, as text; raises as `read_text` does."""
     try:
         wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-        if not wide and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise UserError(f"the file {name!r} must be in encoding {encoding}, but begins as utf-16 does; name that")
+        for begin, other in BEGINNINGS.items():
+            if data.startswith(begin):
+                if codecs.lookup(encoding).name[:6] != other:
+                    raise UserError(
+                        f"the file {name!r} must be in encoding {encoding}, but begins as {other} does; name that"
+                    )
+                break
         if not wide and b"\0" in data:
             raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
         text = data.decode(encoding)

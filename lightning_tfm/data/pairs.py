@@ -108,9 +108,10 @@ class PairDataModule(TaskDataModule, ABC):
             longest = int(lengths.max())
             if longest > limit and not (self.drop_longer and split == "train"):
                 pair = examples.pairs[int(lengths.argmax())]
+                mend = "raise it, or set drop_longer" if split == "train" else "raise it"
                 raise UserError(
-                    f"max_{side}_length must be at least {longest} for {split}, but is {limit}; the longest begins "
-                    f"with {getattr(pair, side)[:40]!r}"
+                    f"max_{side}_length must be at least {longest} for {split}, but is {limit}; {mend}; the longest "
+                    f"begins with {getattr(pair, side)[:40]!r}"
                 )
         if fits.all():
             return examples

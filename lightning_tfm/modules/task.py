@@ -70,7 +70,7 @@ class TaskModule(LightningModule):
         super().__init__()
         self.network = network
         self.optimization = optimization
-        # What DDP would send round before each step: tables of positions, which never change.
+        # What DDP would send round before each step: tables and counts, which no step changes.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
         self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient

@@ -148,10 +148,14 @@ class GPT(Seq2SeqNetwork):
         return gpt
 
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        if source_length + target_length > self.max_length:
+        length = source_length + target_length
+        if length > self.max_length:
+            read = (
+                f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"
+            )
             raise UserError(
-                f"the longest source and target have {source_length} + {target_length} tokens, but the model's "
-                f"positions end at max_length {self.max_length}; try max_length {source_length + target_length}"
+                f"the longest {read} tokens, but the model's positions end at max_length {self.max_length}; "
+                f"try max_length {length}"
             )
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotation | None]:
