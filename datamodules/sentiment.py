@@ -202,6 +202,12 @@ def by_part(files: dict[PurePosixPath, Callable[[], str]], name: str, split: str
     else:
         above = {folder for path in labelled for folder in path.parent.parents}
         labelled = [path for path in labelled if path.parent not in above]
+        places = sorted({path.parent for path in labelled}, key=lambda folder: (folder.parent, folder))
+        if places and places[0].parent != places[-1].parent:
+            raise UserError(
+                f"{name!r} must have the folders of its labels side by side, but has {str(places[0])!r} and "
+                f"{str(places[-1])!r}; move or remove one"
+            )
     parts: dict[str, list[Pair]] = {}
     for path in labelled:
         part = path.parent.parent.name if in_parts else split

@@ -397,20 +397,20 @@ def test_texts_that_are_tested_later_change_nothing_of_training(tmp_path):
 
 
 def test_nothing_in_an_archive_is_unpacked(tmp_path):
-    evil = [
-        tarfile.TarInfo("../../pos/evil.txt"),
-        tarfile.TarInfo("/tmp/pos/evil.txt"),
-        tarfile.TarInfo("a/pos/link.txt"),
-    ]
-    for member in evil[:2]:
-        member.size = 3
-    evil[2].type, evil[2].linkname = tarfile.SYMTYPE, "/etc/passwd"
+    evil = [tarfile.TarInfo("../../pos/evil.txt"), tarfile.TarInfo("a/pos/link.txt")]
+    evil[0].size = 3
+    evil[1].type, evil[1].linkname = tarfile.SYMTYPE, "/etc/passwd"
     folder = tmp_path / "inner/folder"
     folder.mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     data = sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=evil)])
     assert sorted(path for path in tmp_path.rglob("*") if path.name != "archive.tar.gz") == before
-    assert held(data) == sorted([*reviews(), ("pos", "bad")]), "no link is followed, and nothing leads upwards"
+    assert held(data) == sorted(reviews()), "no link is followed, and nothing leads upwards"
+    member = tarfile.TarInfo("/tmp/pos/evil.txt")
+    member.size = 3
+    with pytest.raises(UserError, match="must have the folders of its labels side by side, but has '/tmp/pos' and"):
+        sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=[member])])
+    assert not Path("/tmp/pos").exists()
 
 
 def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
@@ -643,6 +643,14 @@ BAD_DATA = {
     "a folder without labels": (
         lambda p: text_file(p, "text", "folder/a.txt") and sentiment([str(p / "folder")]),
         "must hold folders named by their labels",
+    ),
+    "a label's folder in another's": (
+        lambda p: (
+            as_files(p / "folder", reviews())
+            or as_files(p / "folder", [("old", "text")], "pos")
+            or sentiment([str(p / "folder")])
+        ),
+        "must have the folders of its labels side by side, but has 'neg' and 'pos/old'; move or remove one",
     ),
     "parts of other names": (
         lambda p: (
