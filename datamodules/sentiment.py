@@ -189,7 +189,6 @@ def by_part(files: dict[PurePosixPath, Callable[[], str]], name: str, split: str
     Args:
         files: how each of the files is read; those that lie beside the folders of the labels are not.
     """
-    labelled = list(files)
     in_parts = [path for path in files if path.parent.parent.name in PARTS]
     if in_parts:  # what else there is may lie above them, as IMDB's vocabulary does
         others = {path.parent.parent.name for path in files} - {"", *PARTS}
@@ -200,8 +199,8 @@ def by_part(files: dict[PurePosixPath, Callable[[], str]], name: str, split: str
             )
         labelled = in_parts
     else:
-        above = {folder for path in labelled for folder in path.parent.parents}
-        labelled = [path for path in labelled if path.parent not in above]
+        above = {folder for path in files for folder in path.parent.parents}
+        labelled = [path for path in files if path.parent not in above]
         places = sorted({path.parent for path in labelled}, key=lambda folder: (folder.parent, folder))
         if places and places[0].parent != places[-1].parent:
             raise UserError(

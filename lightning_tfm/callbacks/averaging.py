@@ -31,7 +31,7 @@ class WeightAveraging(callbacks.WeightAveraging):
             share = (3 / (step + 3)).clamp(min=1 - decay)  # on its device: a GPU need not be waited for
             return torch.lerp(average, weight, share.to(average.dtype))
 
-        super().__init__(use_buffers=False, avg_fn=moved)  # which are tables and counts, and are not trained
+        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are tables and counts, not trained
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._device = trainer.strategy.root_device  # where the module will be, and is not yet
