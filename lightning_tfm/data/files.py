@@ -60,15 +60,11 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 def decoded(data: bytes, name: str, encoding: str) -> str:
     """What a file of that name holds, as text; raises as `read_text` does."""
     try:
-        wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
-        for begin, other in BEGINNINGS.items():
-            if data.startswith(begin):
-                if codecs.lookup(encoding).name[:6] != other:
-                    raise UserError(
-                        f"the file {name!r} must be in encoding {encoding}, but begins as {other} does; name that"
-                    )
-                break
-        if not wide and b"\0" in data:
+        known = codecs.lookup(encoding).name
+        begun = next((other for mark, other in BEGINNINGS.items() if data.startswith(mark)), None)
+        if begun and not known.startswith(begun):
+            raise UserError(f"the file {name!r} must be in encoding {encoding}, but begins as {begun} does; name that")
+        if not known.startswith(("utf-16", "utf-32")) and b"\0" in data:
             raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
         text = data.decode(encoding)
     except UnicodeError as error:
