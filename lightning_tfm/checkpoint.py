@@ -261,7 +261,12 @@ def averaged(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def check_fits(
-    path: str | Path, hyper_parameters: dict[str, Any], shapes: dict[str, Size], goes_on: bool, averages: bool
+    path: str | Path,
+    hyper_parameters: dict[str, Any],
+    shapes: dict[str, Size],
+    goes_on: bool,
+    averages: bool,
+    step_settings: dict[str, Any],
 ) -> None:
     """Raises UserError, naming the first difference, unless a checkpoint is of this network and vocabulary.
 
@@ -271,6 +276,7 @@ def check_fits(
         shapes: of the model's weights, by name.
         goes_on: whether its training goes on: then the optimizer, whose state it holds, must be the same too.
         averages: whether the run averages its weights: one that goes on must, or must not, as it did before.
+        step_settings: what changes the mathematics of a step, see `TaskModule.step_settings`; compared if `goes_on`.
     """
     checkpoint = read(path)
     odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but parts do not fit")
@@ -292,6 +298,7 @@ def check_fits(
                     f"trainer.callbacks must {'not ' * averages}have a WeightAveraging to go on from {str(path)!r}, "
                     f"whose run has {'none' if averages else 'one'}; use its config.yaml"
                 )
+            groups.append((checkpoint["step_settings"], step_settings))
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))

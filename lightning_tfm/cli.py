@@ -41,6 +41,7 @@ from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.modules.task import check_strategy
 
 LONG = 100
 """Characters of a source that are shown then."""
@@ -167,6 +168,7 @@ class TfmCLI(LightningCLI):
             self.config = goes_on
 
     def after_instantiate_classes(self) -> None:
+        check_strategy(self.trainer.strategy)
         self.model.network.check_lengths(self.datamodule.max_source_length, self.datamodule.max_target_length)
         self.datamodule.check_processes(self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
@@ -175,7 +177,9 @@ class TfmCLI(LightningCLI):
         if path is not None:
             shapes = {name: weight.shape for name, weight in self.model.state_dict().items()}
             averages = any(isinstance(callback, AnyAveraging) for callback in self.trainer.callbacks)
-            check_fits(path, self.model.hparams_initial, shapes, self.subcommand == "fit", averages)
+            goes_on = self.subcommand == "fit"
+            settings = self.model.step_settings(self.trainer)
+            check_fits(path, self.model.hparams_initial, shapes, goes_on, averages, settings)
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
+from torchmetrics import Metric
 
 from lightning_tfm.data import Batch
 from lightning_tfm.tokenizer import PAD
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32 if it has half precision, unchanged otherwise."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -23,7 +28,7 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
         label_smoothing: probability that the targets give up to all tokens alike (Szegedy et al. 2016).
     """
     return F.cross_entropy(
-        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),  # half precision sums too coarsely
+        at_least_float32(logits.flatten(0, 1)),  # a sum in half precision would lose most terms
         target_out.flatten(),
         ignore_index=PAD,
         label_smoothing=label_smoothing,
@@ -33,7 +38,8 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
 
 def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
     """Of each sequence (B): the sum over its tokens of -log p, in nats; logits (B, T, V), target_out (B, T)."""
-    nll = F.cross_entropy(logits.flatten(0, 1).float(), target_out.flatten(), ignore_index=PAD, reduction="none")
+    logits = at_least_float32(logits.flatten(0, 1))
+    nll = F.cross_entropy(logits, target_out.flatten(), ignore_index=PAD, reduction="none")
     return nll.view_as(target_out).sum(1)
 
 
@@ -44,8 +50,40 @@ def sequences_equal(ours: Tensor, theirs: Tensor) -> Tensor:
     return torch.eq(*padded).all(1)
 
 
-class Perplexity(MeanMetric):
-    """exp(total -log p / total tokens), taken once, at the end."""
+class Mean(Metric):
+    """Mean over all values of all devices, whose sum stays in float32 or wider in every precision.
+
+    Note:
+        `torchmetrics.MeanMetric` does not fit: `module.to(torch.bfloat16)` converts its sums too, and it leaves NaN out
+        of the mean or, if told not to, ignores the weights.
+    """
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, total: Tensor, count: Tensor | int) -> None:
+        """Add the sum of some values, and how many they are."""
+        self.total += total
+        self.count += count
+
+    def compute(self) -> Tensor:
+        """Return the mean; NaN if any value is."""
+        return self.total / self.count
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
+        def keep_wide(state: Tensor) -> Tensor:
+            moved = fn(state)
+            return moved if torch.promote_types(moved.dtype, torch.float32) == moved.dtype else state.to(moved.device)
+
+        return super()._apply(keep_wide, exclude_state)
+
+
+class Perplexity(Mean):
+    """exp(sum of -log p / number of tokens), taken once, at the end."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()
@@ -61,10 +99,10 @@ class SequenceMetrics(nn.ModuleDict):
     def __init__(self, unknown_id: int | None = None) -> None:
         super().__init__(
             {
-                "loss": MeanMetric(),
+                "loss": Mean(),
                 "perplexity": Perplexity(),
-                "token_accuracy": MeanMetric(),
-                "exact_match": MeanMetric(),
+                "token_accuracy": Mean(),
+                "exact_match": Mean(),
             }
         )
         self.unknown_id = unknown_id
@@ -78,15 +116,15 @@ class SequenceMetrics(nn.ModuleDict):
             decoded: (B, T'), the model's own answers, each ended by EOS.
         """
         tokens = (batch.target_out != PAD).sum()
-        nll = token_nll(logits, batch.target_out) / tokens
-        self["loss"].update(nll, weight=tokens)
-        self["perplexity"].update(nll, weight=tokens)
+        nll = token_nll(logits, batch.target_out)
+        self["loss"].update(nll, tokens)
+        self["perplexity"].update(nll, tokens)
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
-        self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
+        self["token_accuracy"].update(right.sum(), tokens)
         exact = sequences_equal(decoded, batch.target_out)
         if self.unknown_id is not None:
             exact &= (batch.target_out != self.unknown_id).all(1)
-        self["exact_match"].update(exact.float())
+        self["exact_match"].update(exact.sum(), len(exact))
 
 
 class SentenceScores:

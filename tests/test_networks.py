@@ -516,9 +516,20 @@ def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
     unseen = torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])
     for text, logits in zip((more := torch.cat((texts, unseen))).tolist(), naive_bayes(more), strict=True):
         seen = [f for f in features(text) if any(f in c for c in counts)]
-        expected = [sum(math.log(counts[c][f] / number[c] + 3 / 40) for f in seen) for c in range(3)]
+        expected = [
+            math.log((number[c] + 1) / 43) + sum(math.log(counts[c][f] / number[c] + 3 / 40) for f in seen)
+            for c in range(3)
+        ]
         torch.testing.assert_close(logits, torch.tensor(expected, dtype=torch.float), atol=1e-4, rtol=1e-4)
-    assert naive_bayes(unseen)[1].tolist() == [0, 0, 0]
+    prior = torch.tensor(number).add(1).div(43).log()
+    torch.testing.assert_close(naive_bayes(unseen)[1], prior, atol=1e-6, rtol=0)
+
+
+def test_naive_bayes_answers_by_the_prior_where_words_say_nothing():
+    naive_bayes = NaiveBayes(12, 100, 2)
+    naive_bayes.count(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)  # 45 texts of a class, 5 of the other
+    answer = naive_bayes(torch.tensor([[5, 5, 5]])).softmax(-1)
+    assert answer[0, 0] == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_classifier_answers_with_naive_bayes_and_is_trained_without():

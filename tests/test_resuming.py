@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lightning_tfm.checkpoint import read
-from runs import NETWORKS, assert_same_run, fit, folder, run, start
+from runs import NETWORKS, assert_same_run, fit, folder, in_process, run, start
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -66,6 +66,7 @@ VARIANTS = {
     "validation at every step": {"trainer.val_check_interval": 1, "trainer.max_steps": 20},
     "workers": {"data.init_args.num_workers": 2},
     "bf16": {"trainer.precision": "bf16-mixed"},
+    "float64": {"trainer.precision": "64-true"},
     "early stopping": {
         "trainer.callbacks": "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
         "init_args: {monitor: val/loss, patience: 1, min_delta: 0.5}}]"
@@ -74,6 +75,14 @@ VARIANTS = {
         "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.Compile, init_args: {backend: aot_eager}}]"
     },
     "averaged weights": {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"},
+    "averaged weights in float64": {
+        "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]",
+        "trainer.precision": "64-true",
+    },
+    "averaged weights in bfloat16": {
+        "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]",
+        "trainer.precision": "bf16-true",
+    },
     "two threads": {"trainer.enable_progress_bar": "false"},
     "Muon": {"model.init_args.optimization.optimizer": "muon"},
     "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
@@ -131,12 +140,44 @@ def test_a_checkpoint_by_name_begins_a_run_of_its_own(tmp_path):
     assert (other / "checkpoints/best.ckpt").exists()
 
 
-def test_to_go_on_with_another_optimizer_is_refused(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
-    settings = {"model.init_args.optimization.learning_rate": 0.5}
-    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path)
-    assert child.wait() == 2
-    assert "learning_rate must be that of the checkpoint" in child.err.read_text()
+AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
+
+
+def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkeypatch, capsys):
+    """By name, and before anything of the run is written."""
+    monkeypatch.chdir(tmp_path)
+    arguments = {"trainer.callbacks": AVERAGING % 0.99}
+    assert run(*fit("gpt", **arguments), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name, value, old in (
+        ("model.init_args.optimization.learning_rate", 0.5, 0.001),
+        ("model.init_args.label_smoothing", 0.1, 0.0),
+        ("trainer.gradient_clip_val", 0.5, 1.0),
+        ("trainer.gradient_clip_algorithm", "value", None),
+        ("trainer.accumulate_grad_batches", 3, 1),
+        ("trainer.precision", "bf16-mixed", "32-true"),
+        ("trainer.max_steps", 120, 60),
+        ("trainer.callbacks", AVERAGING % 0.9, None),
+    ):
+        settings = arguments | {name: value}
+        assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings)) == 2
+        message = capsys.readouterr().err.splitlines()[-1]
+        if name == "trainer.callbacks":
+            assert re.search(
+                r"decay of WeightAveraging must be that of the checkpoint .* \(0.99\), but is 0.9;", message
+            )
+        else:
+            named = name if "optimization" not in name else "learning_rate"
+            assert re.search(rf"{named} must be that of the checkpoint .* \({old}.*\), but is {value};", message)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_schedule_without_an_end_can_be_extended(tmp_path):
+    settings = {"model.init_args.optimization.schedule": "inverse_sqrt", "trainer.max_steps": 12}
+    assert run(*fit("gpt", **settings), cwd=tmp_path).wait() == 0
+    child = run(*fit("gpt", "--ckpt_path=last", **settings | {"trainer.max_steps": 24}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] == 24
 
 
 # Two processes

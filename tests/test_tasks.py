@@ -22,9 +22,10 @@ from lightning_tfm.checkpoint import load, read
 from lightning_tfm.errors import UserError
 from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
+from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
-from lightning_tfm.networks import EncoderClassifier
-from lightning_tfm.tokenizer import learned
+from lightning_tfm.networks import GPT, EncoderClassifier
+from lightning_tfm.tokenizer import NUM_SPECIAL, learned
 from runs import TASKS, assert_same_files, equal, in_process, run, trained_run, write_task
 
 
@@ -481,17 +482,64 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
 # Fine-tuning
 
 
-@pytest.fixture
-def gpt2_folder(tmp_path):
-    """A GPT-2 of Hugging Face, small, with a tokenizer of its own."""
+@pytest.fixture(params=[-55.0])
+def gpt2_folder(tmp_path, request):
+    """A GPT-2 of Hugging Face, small, with a tokenizer of its own; its logits are shifted by the parameter."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokenizer = learned([TEXT], "subword", 290)
     config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     folder = tmp_path / "gpt2"
-    GPT2LMHeadModel(config).save_pretrained(folder)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():  # all logits are shifted by as much, as those of the real one, which its softmax does not see
+        model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0, 1
+        model.transformer.wte.weight[:, 0] = request.param
+    model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
     return folder
+
+
+@pytest.mark.parametrize("gpt2_folder", [0.0, -55.0, -300.0, 55.0], indirect=True)
+def test_gpt2_has_hugging_faces_distribution_over_the_whole_vocabulary(gpt2_folder, tmp_path):
+    """Whatever its logits are shifted by: PAD, BOS and EOS take no probability."""
+    from transformers import GPT2LMHeadModel
+
+    theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
+    network = GPT.from_huggingface(theirs, NUM_SPECIAL).eval()
+    ids = torch.randint(287, (4, 16))
+    tokens = ids + NUM_SPECIAL
+    with torch.no_grad():
+        expected = theirs(ids, labels=ids)
+        ours = network(tokens[:, :0], tokens)
+        stepwise, state = network.decode_step(tokens[:, -1], network.encode(tokens[:, :-1]))
+    probabilities = torch.nn.functional.pad(expected.logits.softmax(-1), (NUM_SPECIAL, 0))
+    torch.testing.assert_close(ours.softmax(-1), probabilities, rtol=0, atol=1e-5)
+    torch.testing.assert_close(stepwise.softmax(-1), probabilities[:, -1], rtol=0, atol=1e-5)
+    loss = token_nll(ours[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()
+    assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
+    assert all(weight.isfinite().all() for weight in network.state_dict().values())
+
+
+def gpt2_settings(folder):
+    return [
+        f"--model.init_args.start_from={folder}",
+        "--model.init_args.network.init_args.gelu=tanh",
+        "--model.init_args.network.init_args.text_only=true",
+        "--model.init_args.network.init_args.positions=learned",
+        f"--data.init_args.tokenizer_file={folder / 'tokenizer.json'}",
+    ]
+
+
+def test_fine_tuning_lowers_the_loss_of_gpt2(gpt2_folder, tmp_path):
+    path = write_task("text_gpt", tmp_path)
+    validated = ["--trainer.val_check_interval=1", "--trainer.max_steps=30"]
+    rate = ["--model.init_args.optimization.learning_rate=3e-3", "--model.init_args.optimization.warmup_steps=0"]
+    child = run("fit", "--config", path, *gpt2_settings(gpt2_folder), *validated, *rate, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    with (tmp_path / "runs/text_gpt/version_0/metrics.csv").open() as file:
+        losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
+    assert losses[0] == pytest.approx(math.log(287), abs=0.3), "a drawn model knows nothing, and no id has the rest"
+    assert losses[-1] < losses[0] - 0.3
 
 
 def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
@@ -499,10 +547,7 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
 
     path = write_task("text_gpt", tmp_path)
     settings = [
-        f"--model.init_args.start_from={gpt2_folder}",
-        "--model.init_args.network.init_args.gelu=tanh",
-        f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}",
-        "--model.init_args.network.init_args.positions=learned",
+        *gpt2_settings(gpt2_folder),
         "--trainer.max_steps=1",
         "--model.init_args.optimization.learning_rate=1e-12",
     ]
@@ -512,11 +557,12 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
     ids = torch.tensor([tokenizer.encode(TEXT[:30])[:12]])
     with torch.no_grad():
-        ours = network(ids[:, :0], ids)[..., 3:]
-        torch.testing.assert_close(ours, theirs(ids - 3).logits, rtol=0, atol=1e-4)
+        ours = network(ids[:, :0], ids).softmax(-1)
+        expected = torch.nn.functional.pad(theirs(ids - 3).logits.softmax(-1), (3, 0))
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
     shutil.rmtree(gpt2_folder)  # of no use to a run that goes on
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
-    settings[2] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
+    settings[4] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
     child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
 
@@ -562,6 +608,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_pat
     ("change", "message"),
     [
         ({"num_layers": 2}, r"num_layers must be that of '.*gpt2' \(1\), but is 2; set it so"),
+        ({"text_only": "false"}, r"text_only must be that of '.*gpt2' \(True\), but is False"),
         ({"gelu": "exact"}, r"gelu must be that of '.*gpt2' \(tanh\), but is exact"),
         ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
         ({"folder": "none"}, r"start_from must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
@@ -570,7 +617,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_pat
 def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
-    settings = {"gelu": "tanh", "positions": "learned"}
+    settings = {"gelu": "tanh", "positions": "learned", "text_only": "true"}
     settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
     arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
     arguments.append(f"--model.init_args.start_from={change.get('folder', gpt2_folder)}")

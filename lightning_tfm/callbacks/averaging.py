@@ -16,11 +16,13 @@ from lightning_tfm.errors import UserError
 class WeightAveraging(callbacks.WeightAveraging):
     """Keeps the exponential moving average of the weights, by Lightning, which validation and checkpoints have.
 
-    What is trained goes on beside it, and lies in checkpoints too, for a run to go on from. At first the average
-    reaches back over a third of the steps, and no further: in a short run, what was drawn would weigh most.
+    The trained weights are kept beside it, in checkpoints too, so that a run can resume. At first the average reaches
+    back over a third of the steps: in a short run, the initialisation would dominate otherwise.
+
+    The average has float32 or wider in every precision: in half precision its small updates would be rounded away.
 
     Args:
-        decay: what the average keeps of itself at each step, at most.
+        decay: the largest weight of the previous average in an update.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -29,13 +31,33 @@ class WeightAveraging(callbacks.WeightAveraging):
 
         def moved(average: Tensor, weight: Tensor, step: Tensor) -> Tensor:
             share = (3 / (step + 3)).clamp(min=1 - decay)  # on its device: a GPU need not be waited for
-            return torch.lerp(average, weight, share.to(average.dtype))
+            return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
         super().__init__(use_buffers=False, avg_fn=moved)  # buffers are tables and counts, not trained
+        self.decay = decay
+        self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._device = trainer.strategy.root_device  # where the module will be, and is not yet
-        super().setup(trainer, pl_module, stage)
+        super().setup(trainer, pl_module, stage)  # copies the module before it is converted to half precision
+        if stage == "fit" and trainer.precision == "64-true":
+            self._average_model.double()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Counts are made after the module was copied; they are not averaged.
+        for copy, buffer in zip(self._average_model.module.buffers(), pl_module.buffers(), strict=True):
+            copy.data = buffer.data.clone()
+
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        """Put the average into the module, or the trained weights back, without rounding either."""
+        parameters = list(pl_module.parameters())
+        if self._trained is None:
+            self._trained = [parameter.data.clone() for parameter in parameters]
+            values = [parameter.data for parameter in self._average_model.module.parameters()]
+        else:
+            values, self._trained = self._trained, None
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data.copy_(value)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning 2.6 would test the weights that were trained, not their average.

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import is_whole
-from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.errors import Interrupted, UserError, say
 
 
 class Checkpoints(Checkpoint):
@@ -131,7 +131,9 @@ class Checkpoints(Checkpoint):
             return
         self.stopped = trainer.should_stop
         score = self.sign * trainer.callback_metrics[self.monitor].item()
-        if score < self.best_score:
+        if odd := self._not_finite(trainer):
+            say(f"{odd} at step {trainer.global_step}; these weights are not saved as the best")
+        elif score < self.best_score:
             self.best_score = score  # first, for it is saved too
             self._save(trainer, self.best_model_path)
         if self.keep_last:
@@ -140,6 +142,12 @@ class Checkpoints(Checkpoint):
             for path in steps[: -self.keep_last]:
                 trainer.strategy.remove_checkpoint(path)
         self._save_if_due(trainer)
+
+    def _not_finite(self, trainer: Trainer) -> str:
+        """Name the validation's loss and monitored metric that are not finite, with their values, if any."""
+        metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
+        odd = (f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite())
+        return " and ".join(odd)
 
     def _save_if_due(self, trainer: Trainer) -> None:
         self.stopped = trainer.should_stop

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset
 from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import Mean, at_least_float32
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
 from lightning_tfm.networks import EncoderClassifier
@@ -68,11 +68,12 @@ class Classifier(TaskModule):
         self.metrics = nn.ModuleDict()
 
     def setup(self, stage: str) -> None:
+        super().setup(stage)
         for prefix in ("val", "test"):
             if prefix not in self.metrics:
                 self.metrics[prefix] = nn.ModuleDict(
                     {
-                        "loss": MeanMetric(),
+                        "loss": Mean(),
                         "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
                         "f1": MulticlassF1Score(len(self.labels), average="macro"),
                     }
@@ -90,16 +91,16 @@ class Classifier(TaskModule):
             naive_bayes.count(batch.words, batch.label)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        logits = self.network(batch.text).float()
+        logits = at_least_float32(self.network(batch.text))
         loss = F.cross_entropy(logits, batch.label, label_smoothing=self.label_smoothing, reduction="sum")
         return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
 
     def _evaluate(self, batch: LabelledBatch, prefix: str) -> Evaluation:
         """`probabilities` (B, C) of the classes, and `nll` (B) of the right one, in nats."""
-        logits = self.network(batch.text).float()
+        logits = at_least_float32(self.network(batch.text))
         nll = F.cross_entropy(logits, batch.label, reduction="none")
         metrics = self.metrics[prefix]
-        metrics["loss"].update(nll)
+        metrics["loss"].update(nll.sum(), len(nll))
         for name in ("accuracy", "f1"):
             metrics[name].update(logits, batch.label)
         self.log_dict(

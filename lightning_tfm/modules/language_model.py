@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 
 from lightning_tfm.data import Batch, TextDataModule
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Perplexity, token_nll
+from lightning_tfm.metrics import Mean, Perplexity, token_nll
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import GPT
@@ -52,10 +51,11 @@ class LanguageModel(TaskModule):
             self.network.load_state_dict(_gpt2(self.start_from, self.network).state_dict())
 
     def setup(self, stage: str) -> None:
+        super().setup(stage)
         for prefix in ("val", "test"):
             if prefix not in self.metrics:
                 self.metrics[prefix] = nn.ModuleDict(
-                    {"loss": MeanMetric(), "loss_per_character": MeanMetric(), "perplexity": Perplexity()}
+                    {"loss": Mean(), "loss_per_character": Mean(), "perplexity": Perplexity()}
                 )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -63,11 +63,11 @@ class LanguageModel(TaskModule):
 
     def _evaluate(self, batch: Batch, prefix: str) -> None:
         examples = self.trainer.datamodule.datasets[prefix]
-        nll = token_nll(self.network(batch.source, batch.target_in), batch.target_out) / batch.tokens
+        nll, tokens = token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
         metrics = self.metrics[prefix]
-        metrics["loss"].update(nll, weight=batch.tokens)
-        metrics["perplexity"].update(nll, weight=batch.tokens)
-        metrics["loss_per_character"].update(nll / examples.characters_per_token, weight=batch.tokens)
+        metrics["loss"].update(nll, tokens)
+        metrics["perplexity"].update(nll, tokens)
+        metrics["loss_per_character"].update(nll / examples.characters_per_token, tokens)
         for name, metric in metrics.items():
             self.log(
                 f"{prefix}/{name}",

@@ -63,6 +63,11 @@ class Optimization:
                 f"but is {max_steps}; try {max(1000, 10 * self.warmup_steps)}"
             )
 
+    @property
+    def plans_to_the_end(self) -> bool:
+        """Whether the rate of a step depends on how many steps there are."""
+        return self.schedule != "inverse_sqrt"
+
     def factor(self, step: int, max_steps: int) -> float:
         """The rate at a step, counted from 0, as a part of the highest."""
         if step < self.warmup_steps:

@@ -68,6 +68,7 @@ class Seq2SeqModule(TaskModule):
         self.scores: dict[str, SentenceScores] = {}
 
     def setup(self, stage: str) -> None:
+        super().setup(stage)
         prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:

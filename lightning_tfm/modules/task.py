@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_tfm.data import Examples, Pair, TaskDataModule, stable_hash
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, say
 from lightning_tfm.modules.optimization import Optimization
 from lightning_tfm.networks import Network
 
@@ -30,6 +34,15 @@ def check_label_smoothing(value: float) -> None:
     """Raises UserError unless it is a share that targets can give up."""
     if not 0 <= value < 1:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Raise UserError unless each process holds whole gradients, whose norm a training step takes."""
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        raise UserError(
+            "trainer.strategy must be one whose processes hold the whole model, so that the norm that is logged and "
+            f"clipped is that of the whole gradient, but is {type(strategy).__name__}; try ddp"
+        )
 
 
 def line_of(pair: Pair, answer: str, nll: float) -> dict[str, Any]:
@@ -74,6 +87,7 @@ class TaskModule(LightningModule):
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
         self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
+        self.skipped_steps = 0  # by the gradient scaler of float16
         self.save_hyperparameters(
             {
                 "task": self.task,
@@ -90,11 +104,21 @@ class TaskModule(LightningModule):
     def begin(self) -> None:
         """Takes the weights that a new run begins with, where they are not drawn; `lightning-tfm fit` calls it."""
 
+    def setup(self, stage: str) -> None:
+        """Convert the module to float64 if that is the precision.
+
+        Note:
+            Lightning converts it after it has restored a checkpoint, whose float64 weights would be rounded.
+        """
+        if self.trainer.precision == "64-true":
+            self.double()
+
     def configure_optimizers(self) -> dict[str, Any]:
         fused = "mixed" not in self.trainer.precision  # under mixed precision Lightning cannot clip for a fused one
         return self.optimization.configure(self.network, self.trainer.max_steps, fused)
 
     def on_fit_start(self) -> None:
+        check_strategy(self.trainer.strategy)
         self.seed = torch.initial_seed()
         self.weights = list(self.network.parameters())  # to walk through the modules anew takes as long as to clip
 
@@ -140,8 +164,11 @@ class TaskModule(LightningModule):
         self.step_sums = 0
         loss = loss / tokens
         self.factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
-        # Looked at later, all at once, for a look waits for the device.
-        norms = torch.stack(torch._foreach_norm(self._gradients())) * self.factor
+        gradients = self._gradients()
+        # A norm in half precision would be coarse, and overflow.
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)
+        # Read later, all at once, since reading synchronises with the device.
+        norms = torch.stack(torch._foreach_norm(gradients, 2, wide)) * self.factor
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # to hand it over takes time
             self.log("train/loss", loss)
             self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
@@ -164,14 +191,40 @@ class TaskModule(LightningModule):
         if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether a scaler keeps the gradients of float16 in range, as in 16-mixed precision."""
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
+
+    def step_settings(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what changes the mathematics of a step, beside network and optimizer, by the settings' names."""
+        averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
+        return {
+            "trainer.precision": trainer.precision,
+            "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "trainer.gradient_clip_val": trainer.gradient_clip_val,
+            "trainer.gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+            "model.init_args.label_smoothing": self.hparams.get("label_smoothing"),
+            "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
+            **({"trainer.max_steps": trainer.max_steps} if self.optimization.plans_to_the_end else {}),
+        }
+
+    def lr_scheduler_step(self, scheduler: LRScheduler, metric: Any) -> None:
+        """Take the rate of the next step, whether or not the scaler has skipped this one."""
+        with warnings.catch_warnings():
+            if self.scales_gradients:  # torch warns if the first step is skipped
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            super().lr_scheduler_step(scheduler, metric)
+
     def check_finite(self) -> None:
         """Raises UserError, naming the first step and the parameters, if a step since the last look went to NaN."""
         if not self.unchecked:
             return
         first = self.global_step - len(self.unchecked) + 1  # steps are counted from 1
         steps, self.unchecked = torch.stack(self.unchecked), []
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            steps = steps[:, :1]  # the scaler of float16 finds its scale by infinite gradients, and skips their steps
+        if self.scales_gradients:  # the scaler finds its scale by gradients that overflow, and skips their steps
+            self.skipped_steps += int(steps[:, 1:].isfinite().all(1).logical_not().sum())
+            steps = steps[:, :1]
         finite = steps.isfinite()
         if finite.all():
             return
@@ -200,12 +253,21 @@ class TaskModule(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.global_step % (self.trainer.log_every_n_steps or 1) == 0:
             self.check_finite()
+            if self.scales_gradients:
+                self.log("train/skipped_steps", float(self.skipped_steps))
 
     def on_validation_start(self) -> None:
         self.check_finite()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()  # so that no good checkpoint gives way to a broken one
+        checkpoint["step_settings"] = self.step_settings(self.trainer)
+        checkpoint["skipped_steps"] = self.skipped_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.skipped_steps = checkpoint.get("skipped_steps", 0)
 
     def on_train_end(self) -> None:
         self.check_finite()
+        if self.skipped_steps:
+            say(f"{self.skipped_steps} of {self.global_step} steps were skipped: their gradients overflowed float16")

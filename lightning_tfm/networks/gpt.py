@@ -20,10 +20,14 @@ from lightning_tfm.layers import (
     check_heads,
 )
 from lightning_tfm.networks.network import Seq2SeqNetwork
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.tokenizer import NUM_SPECIAL, PAD
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
+
+
+LOWEST = torch.finfo(torch.bfloat16).min / 2
+"""Added to the logits of ids that get no probability: far below every logit, and finite, so that differences are."""
 
 
 class GPT(Seq2SeqNetwork):
@@ -38,6 +42,8 @@ class GPT(Seq2SeqNetwork):
         max_length: longest sequence in tokens, source and target together.
         bias: whether linear layers and norms have a bias.
         gelu: the activation (Hendrycks & Gimpel 2016) as defined, or by tanh, as GPT-2 has it: on a CPU twice as slow.
+        text_only: whether the network writes texts alone, in which PAD, BOS and EOS have no probability; weights of
+            GPT-2 need it, which have not learned these ids.
         positions: "learned", a vector each, as GPT-2 has them, or "rotary" (Su et al. 2021), which tell distances.
     """
 
@@ -51,6 +57,7 @@ class GPT(Seq2SeqNetwork):
         max_length: int = 64,
         bias: bool = True,
         gelu: Literal["exact", "tanh"] = "exact",
+        text_only: bool = False,
         positions: Literal["learned", "rotary"] = "learned",
     ) -> None:
         super().__init__(
@@ -62,6 +69,7 @@ class GPT(Seq2SeqNetwork):
             max_length=max_length,
             bias=bias,
             gelu=gelu,
+            text_only=text_only,
             positions=positions,
         )
         check_heads(d_model, num_heads)
@@ -81,6 +89,8 @@ class GPT(Seq2SeqNetwork):
         self.norm = nn.LayerNorm(d_model, bias=bias)
         self.head = Linear(d_model, vocab_size, bias=False)
         self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
+        bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
+        self.register_buffer("special_bias", bias, persistent=False)
         self.apply(self._initialise)
         # 2 x num_layers sub-layers are summed: scaled so that the sum keeps its variance (GPT-2, 2.3)
         for layer in self.layers:
@@ -96,10 +106,12 @@ class GPT(Seq2SeqNetwork):
 
     @classmethod
     def from_huggingface(cls, model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
-        """A GPT with the weights of a Hugging Face GPT-2: the same logits.
+        """Return a GPT with the weights of a Hugging Face GPT-2, which gives the same distribution over its ids.
 
         Args:
-            num_special: ids that come before those of the model; it has not learned them.
+            model: the GPT-2.
+            num_special: 0, or NUM_SPECIAL to put PAD, BOS and EOS before the model's ids; it has not learned them, so
+                they get no probability.
 
         Raises:
             UserError: if the model computes something that this network does not.
@@ -125,6 +137,7 @@ class GPT(Seq2SeqNetwork):
             config.n_layer,
             max_length=config.n_positions,
             gelu="tanh",
+            text_only=num_special > 0,
         )
         theirs = model.transformer
 
@@ -158,6 +171,11 @@ class GPT(Seq2SeqNetwork):
                 f"try max_length {length}"
             )
 
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., D)."""
+        logits = self.head(self.norm(x))
+        return logits if self.special_bias is None else logits + self.special_bias
+
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotation | None]:
         """(B, T) at positions (T) or (B, T) -> (B, T, D), and how far the layers turn queries and keys, if they do."""
         x = self.embedding(tokens)
@@ -179,7 +197,7 @@ class GPT(Seq2SeqNetwork):
         x, rotation = self._embed(tokens, positions)  # (B, S + T, D)
         for layer in self.layers:
             x, _ = layer(x, mask, is_causal=mask is None, rotation=rotation)
-        return self.head(self.norm(x[:, S:]))  # (B, T, V)
+        return self._logits(x[:, S:])  # (B, T, V)
 
     def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """The part of the weights that lies on the source, made whole."""
@@ -207,4 +225,4 @@ class GPT(Seq2SeqNetwork):
         for layer, past in zip(self.layers, pasts, strict=True):
             x, past = layer(x, real[:, None, None], past=past, rotation=rotation)
             extended.append(past)
-        return self.head(self.norm(x)).squeeze(1), (tuple(extended), real, position + 1)
+        return self._logits(x).squeeze(1), (tuple(extended), real, position + 1)

@@ -13,9 +13,10 @@ FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 
 
 class NaiveBayes(nn.Module):
-    """The log-likelihood of a text's words and of its pairs of neighbours, each counted once, in the texts of a class.
+    """Bernoulli naive Bayes over the words and the word pairs of a text, each counted once.
 
-    Of short texts it is hard to beat, and errs on others than a network does (Wang & Manning 2012).
+    Returns, up to a constant, log p(class) + sum of log p(feature | class) over the features of a text. On short texts
+    it is hard to beat, and its errors differ from those of a network (Wang & Manning 2012).
 
     Args:
         vocab_size: number of ids of words.
@@ -26,8 +27,9 @@ class NaiveBayes(nn.Module):
     def __init__(self, vocab_size: int, num_pairs: int, num_classes: int) -> None:
         super().__init__()
         self.vocab_size, self.num_pairs = vocab_size, num_pairs
-        self.register_buffer("counts", torch.zeros(vocab_size + num_pairs, num_classes))  # of texts with a word or pair
-        self.register_buffer("texts", torch.zeros(num_classes))
+        # Of texts that have a word or a pair, and of all texts: integers, which no precision rounds.
+        self.register_buffer("counts", torch.zeros(vocab_size + num_pairs, num_classes, dtype=torch.long))
+        self.register_buffer("texts", torch.zeros(num_classes, dtype=torch.long))
 
     def _features(self, words: Tensor) -> tuple[Tensor, Tensor]:
         """Words (B, S) to ids of words and pairs (B, 2S - 1), and which of these are to be counted."""
@@ -46,10 +48,12 @@ class NaiveBayes(nn.Module):
         self.texts += torch.bincount(label, minlength=len(self.texts))
 
     def forward(self, words: Tensor) -> Tensor:
-        """(B, S) -> (B, C), up to what is the same for all classes."""
+        """Return the log of the joint probability of text (B, S) and each class, up to a constant: (B, C), float32."""
         features, counted = self._features(words)
-        counts = self.counts[features]  # (B, 2S - 1, C)
-        counted = counted & (counts.sum(-1) > 0)  # what no text has had says nothing
-        # As if each class had one more text with it, or as much of one as it has of the texts.
-        share = counts / self.texts.clamp(min=1) + len(self.texts) / self.texts.sum().clamp(min=1)
-        return (share.log() * counted.unsqueeze(-1)).sum(1)
+        counts = self.counts[features].float()  # (B, 2S - 1, C)
+        counted = counted & (counts.sum(-1) > 0)  # a feature of no training text says nothing
+        texts = self.texts.float()
+        # Smoothed as if each class had one more text with the feature, or a part of one, by the share of its texts.
+        likelihood = counts / texts.clamp(min=1) + len(texts) / texts.sum().clamp(min=1)
+        prior = (texts + 1) / (texts.sum() + len(texts))
+        return prior.log() + (likelihood.log() * counted.unsqueeze(-1)).sum(1)

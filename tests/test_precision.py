@@ -1,0 +1,313 @@
+"""Metrics, averaged weights and gradient norms in every precision that Lightning has."""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+import lightning
+import pytest
+import sacrebleu
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+from corpora import TEXT, reviews, write_lines
+from datamodules import Copy, Sentiment, Text
+from lightning_tfm.alignment import AlignmentScore
+from lightning_tfm.callbacks import Checkpoints, WeightAveraging
+from lightning_tfm.checkpoint import WholeCheckpointIO, read
+from lightning_tfm.data import Batch
+from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import Mean
+from lightning_tfm.modules import Classifier, LanguageModel, Optimization, Seq2SeqModule
+from lightning_tfm.modules.task import check_strategy
+from lightning_tfm.networks import GPT, EncoderClassifier
+from lightning_tfm.tokenizer import EOS, PAD
+
+PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
+"""All that need no further package. On a CPU Lightning replaces 16-mixed by bf16-mixed, but torch has it."""
+
+BATCHES = 200
+
+
+def make_trainer(precision, **settings):
+    plugins = [MixedPrecision("16-mixed", "cpu")] if precision == "16-mixed" else []
+    return lightning.Trainer(
+        **{
+            "accelerator": "cpu",
+            "precision": None if plugins else precision,
+            "plugins": [*plugins, WholeCheckpointIO()],
+            "max_steps": 60,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "limit_val_batches": 0,
+            "num_sanity_val_steps": 0,
+        }
+        | settings
+    )
+
+
+def make_seq2seq(tmp_path):
+    data = Copy(
+        num_symbols=7, max_length=5, longer_max_length=6, train_size=500, val_size=2 * BATCHES, test_size=10,
+        longer_size=10, batch_size=32, eval_batch_size=2,
+    )  # fmt: skip
+    network = GPT(data.vocab_size, 16, 2, 1, max_length=14)
+    optimization = Optimization(learning_rate=2e-2)
+    return data, Seq2SeqModule(network, data.tokenizer, data.max_target_length, optimization, bleu=True)
+
+
+def make_language_model(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    data = Text(str(tmp_path / "text.txt"), val_share=0.5, context=7, batch_size=16, eval_batch_size=1)
+    return data, LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=7), data.tokenizer)
+
+
+def make_classifier(tmp_path, learning_rate=1e-3):
+    table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(800)))
+    more = write_lines(tmp_path / "more.tsv", map("\t".join, reviews(2 * BATCHES, seed=1)))
+    data = Sentiment([table], [more], val_share=0, text_length=16, batch_size=16, eval_batch_size=2)
+    network = EncoderClassifier(data.vocab_size, 2, 16, 16, 2, 1, 32, num_pairs=50)
+    return data, Classifier(network, data.tokenizer, data.labels, Optimization(learning_rate=learning_rate))
+
+
+TASKS = {"seq2seq": make_seq2seq, "language_model": make_language_model, "classifier": make_classifier}
+
+
+class Recorder(Callback):
+    """Keeps, in float64, the logits of each validation batch, with the batch and what was answered."""
+
+    def __init__(self):
+        self.logits, self.batches, self.outputs = [], [], []
+
+    def on_validation_start(self, trainer, module):
+        self.handle = module.network.register_forward_hook(
+            lambda network, inputs, logits: self.logits.append(logits.double())
+        )
+
+    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.batches.append(batch)
+        self.outputs.append(outputs)
+
+    def on_validation_end(self, trainer, module):
+        self.handle.remove()
+
+
+def expected_metrics(task, recorder, data, module):
+    """The metrics by their definitions, in float64, from the logits of all batches."""
+    log_probs = [logits.log_softmax(-1) for logits in recorder.logits]
+    if task == "classifier":
+        labels = torch.cat([batch.label for batch in recorder.batches])
+        log_probs = torch.cat(log_probs)
+        answers, f1 = log_probs.argmax(-1), []
+        for label in range(len(module.labels)):
+            both = ((answers == label) & (labels == label)).sum().item()
+            f1.append(2 * both / ((answers == label).sum().item() + (labels == label).sum().item()))
+        return {
+            "loss": -log_probs.gather(1, labels.unsqueeze(1)).mean().item(),
+            "accuracy": (answers == labels).double().mean().item(),
+            "f1": sum(f1) / len(f1),
+        }
+    nll = tokens = right = 0
+    for batch, scores in zip(recorder.batches, log_probs, strict=True):
+        real = batch.target_out != PAD
+        nll -= scores.gather(-1, batch.target_out.unsqueeze(-1)).squeeze(-1)[real].sum().item()
+        right += (scores.argmax(-1) == batch.target_out)[real].sum().item()
+        tokens += real.sum().item()
+    loss = nll / tokens
+    if task == "language_model":
+        per_token = data.datasets["val"].characters_per_token
+        return {"loss": loss, "perplexity": math.exp(loss), "loss_per_character": loss / per_token}
+    decode = data.tokenizer.decode
+    answers = [decode(ids) for outputs in recorder.outputs for ids in outputs["answers"].tolist()]
+    targets = [decode(ids) for batch in recorder.batches for ids in batch.target_out.tolist()]
+    assert 0 < sum(map(str.__eq__, answers, targets)) < len(targets), "the metric can take a wrong value"
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "token_accuracy": right / tokens,
+        "exact_match": sum(map(str.__eq__, answers, targets)) / len(targets),
+        "bleu": sacrebleu.corpus_bleu(answers, [targets], force=True).score,
+        "chrf": sacrebleu.corpus_chrf(answers, [targets]).score,
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("task", TASKS)
+def test_metrics_equal_float64_over_many_batches(task, precision, tmp_path):
+    torch.manual_seed(0)
+    data, module = TASKS[task](tmp_path)
+    make_trainer("32-true").fit(module, data)
+    recorder = Recorder()
+    trainer = make_trainer(precision, limit_val_batches=1.0, callbacks=[recorder])
+    (logged,) = trainer.validate(module, data, verbose=False)
+    assert len(recorder.logits) >= BATCHES
+    expected = expected_metrics(task, recorder, data, module)
+    assert {f"val/{name}" for name in expected} == logged.keys()
+    for name, value in expected.items():
+        assert logged[f"val/{name}"] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_alignment_scores_equal_float64_over_many_batches(dtype):
+    score, entropies, symbols = AlignmentScore(2), torch.zeros(2, dtype=torch.float64), 0
+    for _ in range(BATCHES):
+        ids = torch.tensor([[3, 4, 5, EOS], [4, 3, EOS, PAD]])
+        weights = torch.randn(2, 2, 4, 4).softmax(-1).to(dtype)
+        is_symbol = (ids != PAD) & (ids != EOS)
+        score.update(weights, torch.eye(4, dtype=torch.bool).expand(2, 4, 4), Batch(ids, ids, ids))
+        entropies += (torch.special.entr(weights.double()).sum(-1) * is_symbol.unsqueeze(1)).sum((0, 2))
+        symbols += is_symbol.sum()
+    torch.testing.assert_close(score.compute()["entropy"].double(), entropies / symbols, rtol=1e-5, atol=0)
+
+
+def test_naive_bayes_counts_exactly_in_half_precision(tmp_path):
+    (data, module), (_, exact) = make_classifier(tmp_path), make_classifier(tmp_path)
+    for other, precision in ((module, "bf16-true"), (exact, "32-true")):
+        make_trainer(precision, max_steps=1).fit(other, data)
+    ours, theirs = (other.network.naive_bayes for other in (module, exact))
+    assert int(theirs.counts.max()) > 256, "bfloat16 could not count them"
+    assert ours.counts.equal(theirs.counts)
+    words = torch.randint(4, data.vocab_size, (5, 8))
+    torch.testing.assert_close(ours(words), theirs(words), rtol=0, atol=0)
+
+
+# NaN
+
+
+def test_a_mean_keeps_nan():
+    mean = Mean()
+    for value in (1.0, math.nan, 2.0):
+        mean.update(torch.tensor(value), 1)
+    assert math.isnan(mean.compute())
+
+
+@pytest.mark.parametrize(("monitor", "mode"), [("val/loss", "min"), ("val/exact_match", "max")])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_with_a_loss_that_is_not_finite_are_never_the_best(value, monitor, mode, tmp_path, monkeypatch, capsys):
+    """One batch of the second of three validations, each of which is better than the one before."""
+    from lightning_tfm import metrics
+
+    torch.manual_seed(0)
+    data, module = make_seq2seq(tmp_path)
+    token_nll, calls = metrics.token_nll, count()
+    broken = BATCHES + 1  # a call a batch
+    monkeypatch.setattr(
+        metrics, "token_nll", lambda *args: token_nll(*args) * (value if next(calls) == broken else 1.0)
+    )
+    checkpoints = Checkpoints(monitor=monitor, mode=mode, keep_last=3)
+    saved = {}
+
+    class Best(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if (path := tmp_path / "checkpoints/best.ckpt").exists():
+                saved[trainer.global_step] = read(path)["global_step"]
+
+    settings = {"limit_val_batches": 1.0, "val_check_interval": 20, "check_val_every_n_epoch": None}
+    trainer = make_trainer(
+        "32-true", default_root_dir=tmp_path, callbacks=[Best(), checkpoints], enable_checkpointing=True, **settings
+    )
+    trainer.fit(module, data)
+    assert set(saved.values()) == {20}, "until the third validation"
+    assert read(checkpoints.best_model_path)["global_step"] == 60
+    assert f"val/loss is {value:g} at step 40; these weights are not saved as the best" in capsys.readouterr().err
+
+
+# Averaged weights
+
+
+class Weights(Callback):
+    """Keeps the weights after each step, in float64."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.steps.append([weight.detach().double() for weight in module.parameters()])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_averaged_weights_equal_float64(precision, tmp_path):
+    """The moving average, which validations must not round, and the checkpoint that holds it."""
+    data, module = make_classifier(tmp_path, learning_rate=1e-4)  # in pure float16, AdamW diverges at a higher one
+    averaging, weights = WeightAveraging(decay=0.9), Weights()
+    trainer = make_trainer(
+        precision, max_steps=40, callbacks=[weights, averaging], limit_val_batches=2, val_check_interval=5,
+        check_val_every_n_epoch=None, gradient_clip_val=1.0,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    expected = weights.steps[0]
+    for step, trained in enumerate(weights.steps[1:], start=1):
+        share = max(3 / (step + 3), 0.1)
+        expected = [(1 - share) * mean + share * weight for mean, weight in zip(expected, trained, strict=True)]
+    for ours, mean in zip(averaging._average_model.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.double(), mean, rtol=1e-4, atol=1e-6)
+    trainer.save_checkpoint(tmp_path / "mean.ckpt")
+    saved = read(tmp_path / "mean.ckpt")
+    assert saved["state_dict"]["network.naive_bayes.counts"].equal(module.network.naive_bayes.counts)
+    assert int(module.network.naive_bayes.counts.max()) > 0
+    before = trainer.validate(module, data, verbose=False)
+    other = make_classifier(tmp_path)[1]
+    trainer = make_trainer(precision, limit_val_batches=2, callbacks=[WeightAveraging(decay=0.9)])
+    assert trainer.validate(other, data, ckpt_path=tmp_path / "mean.ckpt", verbose=False) == before
+
+
+# Gradients
+
+
+def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
+    data, module = make_seq2seq(tmp_path)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler), WholeCheckpointIO()]
+    weights = Weights()
+    trainer = make_trainer(None, plugins=plugins, callbacks=[weights], max_steps=60, log_every_n_steps=1)
+    trainer.fit(module, data)
+    skipped = 40 - int(math.log2(scaler.get_scale()))
+    assert 0 < skipped < 50
+    assert module.skipped_steps == skipped
+    unchanged = sum(all(map(torch.equal, *pair)) for pair in zip(weights.steps[:-1], weights.steps[1:], strict=True))
+    assert unchanged == skipped - 1, "the first of them has no step before it"
+    assert trainer.callback_metrics["train/skipped_steps"] == skipped
+    assert f"{skipped} of 60 steps were skipped: their gradients overflowed float16" in capsys.readouterr().err
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    other = make_seq2seq(tmp_path)[1]
+    make_trainer(None, plugins=[MixedPrecision("16-mixed", "cpu"), WholeCheckpointIO()], max_steps=61).fit(
+        other, data, ckpt_path=tmp_path / "a.ckpt"
+    )
+    assert other.skipped_steps == skipped, "the count is part of the run"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
+    """As float64 has it, of the gradients that are clipped by it."""
+    data, module = make_seq2seq(tmp_path)
+    norms = []
+
+    class Norms(Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            squares = [weight.grad.double().square().sum() for weight in module.parameters()]
+            norms.append(sum(squares).sqrt().item())
+
+    trainer = make_trainer(precision, callbacks=[Norms()], max_steps=1, log_every_n_steps=1)
+    batches = []
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: batches.append(batch)
+    trainer.fit(module, data)
+    if not module.scales_gradients or not module.skipped_steps:
+        expected = norms[0] / batches[0].tokens.item()
+        assert trainer.callback_metrics["train/gradient_norm"].item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+def test_a_strategy_that_shards_gradients_is_refused(strategy):
+    with pytest.raises(UserError, match=f"trainer.strategy must be .* but is {strategy.__name__}; try ddp"):
+        check_strategy(strategy())
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])
+def test_a_strategy_with_whole_gradients_is_accepted(strategy):
+    check_strategy(strategy)
