@@ -177,6 +177,9 @@ def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
     (tmp_path / "folder/file.txt").write_bytes(CONTENT[:-1])
     with pytest.raises(UserError, match="but is another one, and is not used"):
         download("folder/file.txt", file(server))
+    (tmp_path / "folder/file.txt").unlink()
+    (tmp_path / "file.txt").write_bytes(CONTENT)  # as upstream names it
+    assert download("folder/file.txt", file(server)) == tmp_path / "file.txt"
     assert server.asked == []
 
 

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from lightning_tfm.commands.reproduce import Claim, Experiment, Run, _logged, compared, read_experiment
+from lightning_tfm.commands.reproduce import Claim, Experiment, Run, _logged, _number, compared, read_experiment
 from runs import EXPERIMENTS, SETTINGS, run, start
 
 README = Path(__file__).parent.parent / "README.md"
@@ -22,8 +23,8 @@ def project(tmp_path):
     """A folder with two short experiments: what one claims holds, and one of two claims of the other."""
     (tmp_path / "experiments").mkdir()
     for model, claims in (
-        ("gpt", [("test/exact_match", 0.0, 0.1)]),
-        ("attention_lstm", [("test/exact_match", 0.9, 0.1), ("test/loss", 2.0, 2.0)]),
+        ("gpt", [("test/exact_match", 0.0, 0.01)]),
+        ("attention_lstm", [("test/exact_match", 0.9, 0.91), ("test/loss", 2.0, 2.1)]),
     ):
         lines = (EXPERIMENTS / f"copy_{model}.yaml").read_text().splitlines()
         lines = [line for line in lines if not line.startswith("#")]
@@ -34,7 +35,7 @@ def project(tmp_path):
             else:
                 lines = [re.sub(rf"\b{key}: .*", f"{key}: {value}", line) for line in lines]
         header = ["# Short.", "#", "# claims:"]
-        header += [f"# - {{metric: {metric}, value: {value}, tolerance: {by}}}" for metric, value, by in claims]
+        header += [f"# - {{metric: {name}, by_seed: {{11: {one}, 12: {two}}}}}" for name, one, two in claims]
         header.append("# training: {seconds: 2, machine: any}")
         (tmp_path / f"experiments/copy_{model}.yaml").write_text("\n".join([*header, *lines]) + "\n")
     return tmp_path
@@ -45,7 +46,7 @@ def cells(markdown):
 
 
 def test_claims_are_compared_and_written_down(project):
-    child = run("reproduce", "--seeds", "2", cwd=project)
+    child = run("reproduce", "--seeds", "4..5", cwd=project)
     assert child.wait() == 1, child.err.read_text()
     content = json.loads((project / "runs/reproduce/reproduce.json").read_text())
     rows = {(e["name"], c["metric"]): c for e in content["experiments"] for c in e["claims"]}
@@ -55,7 +56,7 @@ def test_claims_are_compared_and_written_down(project):
         ("copy_gpt", "test/exact_match"): True,
     }
     for experiment in content["experiments"]:
-        for seed, one in enumerate(experiment["runs"], start=1):
+        for seed, one in zip((4, 5), experiment["runs"], strict=True):
             (path,) = (project / f"runs/reproduce/{experiment['name']}/seed_{seed}").glob("runs/*/*/summary.json")
             assert one == {"seed": seed, "summary": json.loads(path.read_text()), "failure": None}
             assert one["summary"]["seed"] == seed
@@ -73,9 +74,9 @@ def test_claims_are_compared_and_written_down(project):
 
 
 def test_an_interrupted_reproduction_goes_on_where_it_was(project):
-    arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "1", "--output", "out")
+    arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "4", "--output", "out")
     child = start(*arguments, cwd=project)
-    while not list((project / "out").glob("copy_attention_lstm/seed_1/runs/*/*/checkpoints/last.ckpt")):
+    while not list((project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/checkpoints/last.ckpt")):
         assert child.process.is_alive(), child.err.read_text()
         time.sleep(0.02)
     child.process.terminate()
@@ -84,13 +85,13 @@ def test_an_interrupted_reproduction_goes_on_where_it_was(project):
         "lightning-tfm: ended by SIGTERM; go on with:",
         f"  lightning-tfm {' '.join(arguments)}",
     ]
-    (first,) = (project / "out").glob("copy_gpt/seed_1/runs/*/*/summary.json")
+    (first,) = (project / "out").glob("copy_gpt/seed_4/runs/*/*/summary.json")
     written = first.stat().st_mtime_ns
 
     child = run(*arguments, cwd=project)
     assert child.wait() == 1, child.err.read_text()
     assert first.stat().st_mtime_ns == written, "what was finished is not run again"
-    (starts,) = (project / "out").glob("copy_attention_lstm/seed_1/runs/*/*/provenance.json")
+    (starts,) = (project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/provenance.json")
     first_step, *later = (begun["step"] for begun in json.loads(starts.read_text()))
     assert first_step == 0
     assert all(step >= 5 for step in later)
@@ -100,28 +101,29 @@ def test_an_interrupted_reproduction_goes_on_where_it_was(project):
 def test_a_run_that_fails_is_a_claim_that_does_not_hold(project):
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(re.sub("learning_rate: .*", "learning_rate: 1e30", path.read_text()))
-    child = run("reproduce", "copy_gpt", "--seeds=1", cwd=project)
+    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
     assert child.wait() == 1
     assert "FAILED: lightning-tfm: error: loss and gradients must be finite" in child.err.read_text()
     assert "0 of 1 claims hold" in child.out.read_text()
 
 
 def test_runs_of_another_state_are_not_mixed_in(project):
-    assert run("reproduce", "copy_gpt", "--seeds=1", cwd=project).wait() == 0
+    assert run("reproduce", "copy_gpt", "--seeds=4", cwd=project).wait() == 0
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(path.read_text() + "\n# changed\n")
-    child = run("reproduce", "copy_gpt", "--seeds=1", cwd=project)
+    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
     assert child.wait() == 2
-    assert "of the same yaml, but 'runs/reproduce/copy_gpt/seed_1' is of another" in child.err.read_text()
-    assert run("reproduce", "copy_gpt", "--seeds=1", "--output=other", cwd=project).wait() == 0
+    assert "of the same yaml, but 'runs/reproduce/copy_gpt/seed_4' is of another" in child.err.read_text()
+    assert run("reproduce", "copy_gpt", "--seeds=4", "--output=other", cwd=project).wait() == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["none"], "there is no 'experiments/none.yaml'"),
-        (["--seeds", "0"], "--seeds must be from 1 to 31, but is 0"),
-        (["--seeds", "many"], "--seeds"),
+        (["--seeds", "3..1"], "--seeds must be different seeds below 4294967296, but is '3..1'; try 16..18"),
+        (["--seeds", "1,1"], "--seeds must be different seeds"),
+        (["--seeds", "many"], "--seeds must be numbers, as 7, 1..5 or 1,4,9, but is 'many'"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
         (["unclaimed.yaml"], "the header of 'unclaimed.yaml' must claim what the experiment reaches"),
     ],
@@ -150,8 +152,9 @@ def test_the_bar_says_what_a_run_has_logged_last(tmp_path):
     assert _logged(tmp_path) == "step 99, 12,346 tokens/s, val/loss 0.75"
 
 
-def experiment(value, tolerance):
-    return Experiment(Path("x.yaml"), "", (Claim("test/exact_match", value, tolerance),), 1.0, "any")
+def experiment(*values):
+    claim = Claim("test/exact_match", dict(enumerate(values, start=11)))
+    return Experiment(Path("x.yaml"), "", (claim,), 1.0, "any")
 
 
 def runs(*values):
@@ -160,21 +163,57 @@ def runs(*values):
 
 def test_the_interval_is_students():
     """Against the textbook's t of 2 and of 9 degrees of freedom."""
-    (row,) = compared(experiment(2.0, 0.5), runs(1.0, 2.0, 3.0))
+    (row,) = compared(experiment(1.9, 2.1), runs(1.0, 2.0, 3.0))
     assert (row["mean"], row["holds"]) == (2.0, True)
     assert row["high"] - row["mean"] == pytest.approx(4.302653 / math.sqrt(3), rel=1e-3)
-    (row,) = compared(experiment(0.0, 0.5), runs(*range(10)))
+    (row,) = compared(experiment(0.0, 0.1), runs(*range(10)))
     assert row["mean"] - row["low"] == pytest.approx(2.262157 * 3.027650 / math.sqrt(10), rel=1e-3)
     assert not row["holds"]
-    (row,) = compared(experiment(1.0, 0.0), runs(1.0))
+    (row,) = compared(experiment(1.0, 1.0), runs(1.0))
     assert (row["low"], row["high"], row["holds"]) == (None, None, True)
-    (row,) = compared(experiment(1.0, 1.0), [*runs(1.0), Run(2, None, "failed")])
+    (row,) = compared(experiment(1.0, 1.1), [*runs(1.0), Run(2, None, "failed")])
     assert (row["mean"], row["holds"]) == (None, False)
+
+
+def test_a_claim_is_a_prediction_interval():
+    """Against the textbook's t of 4 degrees of freedom."""
+    (row,) = compared(experiment(1.0, 2.0, 3.0, 4.0, 5.0), runs(1.0, 2.0, 3.0))
+    assert row["value"] == 3.0
+    assert row["tolerance"] == pytest.approx(4.604095 * math.sqrt(2.5) * math.sqrt(1 / 5 + 1 / 3), rel=1e-6)
+    (row,) = compared(experiment(0.5, 0.5), runs(0.4994))
+    assert (row["tolerance"], row["holds"]) == (pytest.approx(0.0005), False)
+
+
+def test_a_prediction_interval_covers_the_mean_of_other_seeds():
+    """In 99 of 100 draws from a normal distribution."""
+    draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
+    held = [compared(experiment(*draw[:5]), runs(*draw[5:]))[0]["holds"] for draw in draws]
+    assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
+
+
+def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
+    """As `fit` does, wherever the output lies."""
+    words = [f"{word}\t{word[::-1]}" for word in ("ab", "abc", "bca", "cab", "ba", "cc", "abab", "caca")]
+    (tmp_path / "words.tsv").write_text("\n".join(words))
+    text = (EXPERIMENTS / "tsv_transformer.yaml").read_text().replace("train.tsv", "words.tsv")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    text = (
+        text.replace("val.tsv", "words.tsv")
+        .replace("max_steps: 5000", "max_steps: 2")
+        .replace("batch_size: 64", "batch_size: 4")
+    )
+    claims = ["# claims:", "# - {metric: test/exact_match, by_seed: {11: 0.0, 12: 0.0}}"]
+    header = "\n".join([*claims, "# training: {seconds: 2, machine: any}"])
+    (tmp_path / "mine.yaml").write_text(f"{header}\n{text}")
+    child = run("reproduce", "mine.yaml", "--seeds=1", "--output=some/where", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert list(tmp_path.glob("some/where/mine/seed_1/runs/tsv_transformer/version_0/summary.json"))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_the_readme_shows_what_the_yaml_claims(path):
-    """The README's table is the command's output: all claims, each held."""
+    """The README's table is the command's output for the claim's own seeds."""
     name, rows = None, {}
     for row in cells(README.read_text()):
         if len(row) == 10:
@@ -182,11 +221,7 @@ def test_the_readme_shows_what_the_yaml_claims(path):
             rows[name.strip("`"), row[1]] = row
     for claim in read_experiment(path).claims:
         row = rows[path.stem, claim.metric]
-        value, tolerance = map(float, row[2].split(" ± "))
-        assert (value, tolerance) == (pytest.approx(claim.value), pytest.approx(claim.tolerance))
-        values = [float(value) for value in row[5].split(", ")]
-        assert sum(values) / len(values) == pytest.approx(
-            float(row[3]), abs=1e-4 if claim.value < 10 else 1e-2
-        )  # as rounded
-        assert abs(float(row[3]) - claim.value) <= claim.tolerance + 1e-9  # as `compared` has it
+        assert row[5].split(", ") == [_number(value) for value in claim.by_seed.values()]
+        assert row[2] == f"{_number(claim.value)} ± {claim.tolerance(len(claim.by_seed)):.2g}"
+        assert row[3] == _number(claim.value)
         assert row[6] == "PASS"

@@ -150,7 +150,7 @@ def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkey
     assert run(*fit("gpt", **arguments), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name, value, old in (
-        ("model.init_args.optimization.learning_rate", 0.5, 0.001),
+        ("model.init_args.optimization.learning_rate", 0.5, 0.003),
         ("model.init_args.label_smoothing", 0.1, 0.0),
         ("trainer.gradient_clip_val", 0.5, 1.0),
         ("trainer.gradient_clip_algorithm", "value", None),

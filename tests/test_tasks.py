@@ -511,7 +511,7 @@ def test_gpt2_has_hugging_faces_distribution_over_the_whole_vocabulary(gpt2_fold
     with torch.no_grad():
         expected = theirs(ids, labels=ids)
         ours = network(tokens[:, :0], tokens)
-        stepwise, state = network.decode_step(tokens[:, -1], network.encode(tokens[:, :-1]))
+        stepwise, _ = network.decode_step(tokens[:, -1], network.encode(tokens[:, :-1]))
     probabilities = torch.nn.functional.pad(expected.logits.softmax(-1), (NUM_SPECIAL, 0))
     torch.testing.assert_close(ours.softmax(-1), probabilities, rtol=0, atol=1e-5)
     torch.testing.assert_close(stepwise.softmax(-1), probabilities[:, -1], rtol=0, atol=1e-5)

@@ -36,7 +36,8 @@ def download(name: str, file: Download) -> Path:
     """A file, from the cache, the mirror or the internet.
 
     Args:
-        name: what it is called in the cache and below a mirror, as multi30k/train.de.gz.
+        name: what it is called in the cache and below a mirror, as multi30k/train.de.gz; a mirror that is a folder may
+            leave the name's own folder out.
         file: where it lies.
 
     Raises:
@@ -49,9 +50,12 @@ def download(name: str, file: Download) -> Path:
     address, sha256 = file
     mirror = os.environ.get(MIRROR, "")
     if mirror and "://" not in mirror:
-        path = Path(mirror) / name
-        if not path.is_file():
-            raise UserError(f"{MIRROR} must name a folder that holds {name!r}, but {mirror!r} does not")
+        paths = [Path(mirror) / name, Path(mirror) / Path(name).name]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise UserError(
+                f"{MIRROR} must name a folder that holds {name!r} or {paths[1].name!r}, but {mirror!r} does not"
+            )
         if not _is_right(path, sha256):
             raise UserError(_another(str(path), sha256))
         return path

@@ -198,12 +198,13 @@ class TaskModule(LightningModule):
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
         """Return what changes the mathematics of a step, beside network and optimizer, by the settings' names."""
+        algorithm = trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         return {
             "trainer.precision": trainer.precision,
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
             "trainer.gradient_clip_val": trainer.gradient_clip_val,
-            "trainer.gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+            "trainer.gradient_clip_algorithm": algorithm and algorithm.value,
             "model.init_args.label_smoothing": self.hparams.get("label_smoothing"),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
             **({"trainer.max_steps": trainer.max_steps} if self.optimization.plans_to_the_end else {}),
