@@ -121,7 +121,7 @@ def test_runs_of_another_state_are_not_mixed_in(project):
     ("arguments", "message"),
     [
         (["none"], "there is no 'experiments/none.yaml'"),
-        (["--seeds", "3..1"], "--seeds must be different seeds below 4294967296, but is '3..1'; try 16..18"),
+        (["--seeds", "3..1"], "--seeds must be different seeds below 4294967296, but is '3..1'; try 21..23"),
         (["--seeds", "1,1"], "--seeds must be different seeds"),
         (["--seeds", "many"], "--seeds must be numbers, as 7, 1..5 or 1,4,9, but is 'many'"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
