@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -19,8 +21,9 @@ import pytest
 import torch
 
 from lightning_tfm.checkpoint import is_whole, read, write
+from lightning_tfm.cli import lock_run
 from lightning_tfm.errors import UserError
-from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
+from runs import CONTEXT, EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
 
 
 def last_line(child):
@@ -69,7 +72,7 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 
-def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
+def test_a_run_that_is_going_on_is_locked(tmp_path):
     first = start(*fit("gpt", **{"trainer.max_steps": 100_000}), cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
         assert first.process.is_alive()
@@ -78,9 +81,53 @@ def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
     (tmp_path / "second/runs").symlink_to(tmp_path / "runs")
     second = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path / "second")
     assert second.wait() == 2
-    assert "is going on in another process; end that one first" in last_line(second)
+    assert "/version_0' is locked by another process; stop that process first" in last_line(second)
     first.process.terminate()
     assert first.wait() == 143
+
+
+def hold_lock(folder, ready):
+    """Lock a folder, start a process that outlives this one, and wait to be killed."""
+    lock = lock_run(folder)
+    child = os.fork()
+    if child:
+        ready.send((child, lock.is_locked))
+    time.sleep(60)
+
+
+def test_a_killed_process_frees_its_lock_even_if_its_children_live_on(tmp_path):
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=hold_lock, args=(tmp_path, theirs))
+    process.start()
+    child, is_locked = ours.recv()
+    assert is_locked
+    try:
+        with pytest.raises(UserError, match="is locked by another process; stop that process first"):
+            lock_run(tmp_path)
+        process.kill()
+        process.join()
+        assert lock_run(tmp_path).is_locked
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_stops_no_run(reason, monkeypatch, tmp_path):
+    def refuse(file, operation):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not lock_run(tmp_path).is_locked
+    assert not lock_run(tmp_path).is_locked
+
+
+def test_a_lock_in_a_folder_of_another_user_is_refused(monkeypatch, tmp_path):
+    def refuse(*args):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        lock_run(tmp_path)
 
 
 # Files
