@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import itertools
 import json
 import os
 import random
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,44 +154,64 @@ def test_what_is_written_is_read(tmp_path):
     assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
 
 
+BLOCK = 512
+
+
 def damages(data, number):
-    """A file's bytes, damaged in ways that disks and killed processes have."""
+    """Yield distinct damaged copies of a file, as disks and killed processes leave them, and their kinds."""
     draw = random.Random(0)
 
-    def flipped(start, bits):
-        """Bytes from a place on, with these bits of each the other way round."""
-        return (
-            data[:start]
-            + bytes(byte ^ mask for byte, mask in zip(data[start:], bits, strict=False))
-            + data[start + len(bits) :]
-        )
+    def flipped(masks):
+        damaged = bytearray(data)
+        for place, mask in enumerate(masks, draw.randrange(len(data) - len(masks) + 1)):
+            damaged[place] ^= mask
+        return bytes(damaged)
 
-    kinds = [
-        lambda: b"",
-        lambda: data[: draw.randrange(len(data))],
-        lambda: flipped(draw.randrange(len(data)), [1 << draw.randrange(8)]),
-        lambda: flipped(draw.randrange(len(data) - 512), [draw.randrange(1, 256) for _ in range(512)]),
-        lambda: data + bytes([draw.randrange(256)]),
-        lambda: bytes(len(data)),
-    ]
-    return (kinds[index % len(kinds)]() for index in range(number))
+    def pieces(*order):
+        """Cut the file at three random places, and join the pieces of these numbers."""
+        ends = [0, *sorted(draw.sample(range(1, len(data)), 3)), len(data)]
+        return b"".join(data[ends[number] : ends[number + 1]] for number in order)
+
+    def zeroed():
+        start = draw.randrange(len(data) - BLOCK + 1)
+        return data[:start] + bytes(BLOCK) + data[start + BLOCK :]
+
+    kinds = {
+        "cut": lambda: data[: draw.randrange(1, len(data))],
+        "lengthened": lambda: data + draw.randbytes(draw.randint(1, BLOCK)),
+        "a bit flipped": lambda: flipped([1 << draw.randrange(8)]),
+        "a block flipped": lambda: flipped(draw.choices(range(1, 256), k=BLOCK)),
+        "a block zeroed": zeroed,
+        "a piece lost": lambda: pieces(0, 2, 3),
+        "a piece repeated": lambda: pieces(0, 1, 1, 2, 3),
+        "two pieces swapped": lambda: pieces(0, 2, 1, 3),
+    }
+    yield "empty", b""
+    yield "zeroed", bytes(len(data))
+    seen = {data, b"", bytes(len(data))}
+    for name in itertools.islice(itertools.cycle(kinds), number - 2):
+        while (damaged := kinds[name]()) in seen:
+            pass
+        seen.add(damaged)
+        yield name, damaged
 
 
 def check_damages(number, tmp_path):
     path = tmp_path / "a.ckpt"
     whole_checkpoint(path)
     data = path.read_bytes()
-    recognised = 0
-    for damaged in damages(data, number):
-        assert damaged != data
+    digests, kinds = {hashlib.sha256(data).digest()}, Counter()
+    for name, damaged in damages(data, number):
         path.write_bytes(damaged)
-        assert not is_whole(path)
+        assert not is_whole(path), name
         with pytest.raises(
             UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or none"
         ):
             read(path)
-        recognised += 1
-    print(f"damaged files recognised: {recognised} of {number}")
+        digests.add(hashlib.sha256(damaged).digest())
+        kinds[name] += 1
+    assert len(digests) == number + 1, "each damage is another one, and none is the file itself"
+    print(f"distinct damages recognised: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
 
 
 def test_a_damaged_checkpoint_is_recognised(tmp_path):
