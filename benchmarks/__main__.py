@@ -141,7 +141,7 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
         | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
     }
     path = folder / "results.json"
-    earlier = json.loads(path.read_text()) if path.exists() else made | {"rows": []}
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else made | {"rows": []}
     kept = [Row(**row) for row in earlier["rows"]] if all(earlier[name] == made[name] for name in made) else []
     names = [benchmark.__name__ for benchmark in BENCHMARKS]
     by_name = {name: [row for row in kept if row.benchmark == name] for name in names} | {rows[0].benchmark: rows}
@@ -182,8 +182,10 @@ def main() -> None:
         for place, benchmark in enumerate(chosen, start=1):
             progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__name__}")
             measured = []
-            with nullcontext() if benchmark.__module__ == gpu.__name__ else pinned():
+            with nullcontext(True) if benchmark.__module__ == gpu.__name__ else pinned() as is_pinned:
                 for row in benchmark(options.full):
+                    if row.status == "measured" and not is_pinned:
+                        row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
                     measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
                     console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
                     speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)

@@ -74,7 +74,7 @@ def trained(
         data: what the peer learns, which must be what the run has learned.
     """
     path = EXPERIMENTS / f"{experiment}.yaml"
-    steps = steps or yaml.safe_load(path.read_text())["trainer"]["max_steps"]
+    steps = steps or yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"]
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(path)]
     command += [
         "--trainer.accelerator=cpu",
@@ -93,10 +93,10 @@ def trained(
     )
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text())
-        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text())
+        summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
+        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
         assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides learn other data"
-        with next(Path(folder).glob("runs/*/*/metrics.csv")).open() as file:
+        with next(Path(folder).glob("runs/*/*/metrics.csv")).open(encoding="utf-8", newline="") as file:
             return summary, list(csv.DictReader(file))
 
 
@@ -174,7 +174,8 @@ def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
     dates, files = dates_of(seed), {}
     for split in ("train", "val"):
         path = Path(folder) / f"{split}.tsv"
-        path.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs))
+        lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs)
+        path.write_text("".join(lines), encoding="utf-8")
         files[split] = str(path)
     module = data.DataModule(model_dir=folder, batch_size=128, **files)
     model = models.SoftAttentionLSTMModel(
@@ -225,7 +226,7 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
 
 def recorded_tutorial() -> dict[str, float]:
     """The last line of the recorded run: its seconds, samples a second and exact match after all passes."""
-    return json.loads((RECORDED / "date_tutorial.jsonl").read_text().splitlines()[-1])
+    return json.loads((RECORDED / "date_tutorial.jsonl").read_text(encoding="utf-8").splitlines()[-1])
 
 
 def scaled(blocks: list[Block]) -> Block:
@@ -355,7 +356,7 @@ def record() -> None:
     RECORDED.mkdir(exist_ok=True)
     made = {"commit": provenance.ask_git("rev-parse", "--short=7", "HEAD").strip(), "seed": 1, "threads": THREADS}
     made |= {"processor": provenance.hardware()["processor"], "torch": torch.__version__}
-    with pinned(), (RECORDED / "date_tutorial.jsonl").open("w") as file:
+    with pinned(), (RECORDED / "date_tutorial.jsonl").open("w", encoding="utf-8") as file:
         for line in train_tutorial(0.976, seed=1):
             print(json.dumps(made | {key: round(value, 4) for key, value in line.items()}), file=file, flush=True)
 

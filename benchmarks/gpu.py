@@ -148,7 +148,7 @@ def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
 
 def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
     """Trainings of a character GPT on a text at nanoGPT's GPU setting; each block is one, of another seed."""
-    characters = sorted(set(text := path.read_text()))
+    characters = sorted(set(text := path.read_text(encoding="utf-8")))
     ids = torch.tensor([3 + characters.index(character) for character in text], device=device)
     train, val = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
     seeds = iter(range(11, 1000))

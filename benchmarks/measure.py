@@ -10,6 +10,7 @@ import socket
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -157,12 +158,16 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
 
 
 @contextmanager
-def pinned() -> Iterator[None]:
-    """All that is started meanwhile, on either side, stays on the same THREADS cores."""
+def pinned() -> Iterator[bool]:
+    """Keep this process, and those that it starts, on the same THREADS cores; yield whether the system can do that."""
+    if not hasattr(os, "sched_setaffinity"):  # macOS and Windows
+        warnings.warn("this system cannot pin processes to cores: timings vary more", stacklevel=3)
+        yield False
+        return
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:THREADS])
     try:
-        yield
+        yield True
     finally:
         os.sched_setaffinity(0, cores)
 

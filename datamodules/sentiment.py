@@ -224,7 +224,8 @@ def _is_labelled(path: PurePosixPath) -> bool:
 
 
 def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str]]:
-    files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in sorted(folder.rglob("*"))}
+    paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # paths ignore case on Windows
+    files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in paths}
     return {
         inside: partial(read_text, path, encoding)
         for inside, path in files.items()

@@ -73,7 +73,9 @@ class Text(TextDataModule):
         if not folder.is_dir():
             return read_text(located(path, FILES), encoding)
         files = [
-            file for file in sorted(folder.rglob("*")) if file.is_file() and not is_hidden(file.relative_to(folder))
+            file
+            for file in sorted(folder.rglob("*"), key=lambda file: file.parts)  # paths ignore case on Windows
+            if file.is_file() and not is_hidden(file.relative_to(folder))
         ]
         if not files:
             raise UserError(f"path must be a text or a folder of texts, but {path!r} holds no file")

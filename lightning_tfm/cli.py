@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
+from filelock import FileLock, Timeout
 from jsonargparse import Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
@@ -38,6 +38,7 @@ from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
+from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
@@ -198,13 +199,7 @@ class TfmCLI(LightningCLI):
             return
         folder = Path(logger.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)  # given back when this process ends, however it does
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise UserError(f"the run {logger.log_dir!r} is going on in another process; end that one first") from None
-        except OSError:
-            pass  # a file system without locks
+        self.lock = lock_run(folder)  # held until the command ends
         metrics, kept = folder / "metrics.csv", folder / "metrics.csv.before"
         if path is not None and metrics.exists() and not kept.exists():  # a start that was killed just here has left it
             metrics.replace(kept)
@@ -213,7 +208,7 @@ class TfmCLI(LightningCLI):
         if not kept.exists():
             return
         steps = read(path)["global_step"]
-        *lines, _ = kept.read_text().split("\n")  # a killed process may have written a part of a line
+        *lines, _ = kept.read_text(encoding="utf-8").split("\n")  # a killed process may have written a part of a line
         for row in csv.DictReader(lines):
             step = int(row.pop("step"))
             if step < steps:
@@ -239,7 +234,28 @@ class TfmCLI(LightningCLI):
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)
-            _tell(self.trainer, os.path.relpath(path))
+            _tell(self.trainer, relative(path))
+
+
+def lock_run(folder: Path) -> FileLock:
+    """Return a lock on the folder of a run, which is freed with this object or process, even by SIGKILL.
+
+    Note:
+        A file system without locks leaves the folder unlocked.
+
+    Raises:
+        UserError: if another process holds the lock.
+    """
+    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"the run {str(folder)!r} is locked by another process; stop that process first") from None
+    except PermissionError:
+        raise  # the folder belongs to another user
+    except OSError:
+        pass  # the file system has no locks
+    return lock
 
 
 def _tell(trainer: Trainer, checkpoint: str) -> None:
@@ -258,7 +274,7 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     for line in wrong[:ANSWERS]:
         answer = (line["answer"], "red")
         console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
-    folder = os.path.relpath(Path(checkpoint).parents[1])
+    folder = relative(Path(checkpoint).parents[1])
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
     asked = next((_quoted(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
@@ -289,7 +305,7 @@ def _quoted(text: str) -> str:
 
 def _typed(command: str) -> str:
     """What one types for a command of this environment, activated or not."""
-    return command if shutil.which(command) else shlex.quote(os.path.relpath(Path(sys.executable).with_name(command)))
+    return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))
 
 
 class SaveConfig(SaveConfigCallback):

@@ -27,12 +27,20 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # the new name, too, where the file system can
+    with suppress(OSError):  # the new name, too; Windows cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def relative(path: str | Path) -> str:
+    """Return a path relative to the working directory, or absolute if it is on another drive of Windows."""
+    try:
+        return os.path.relpath(path)
+    except ValueError:
+        return os.path.abspath(path)
 
 
 def write_text(path: Path, text: str) -> None:

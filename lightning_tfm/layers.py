@@ -29,7 +29,7 @@ Rotation = Tensor
 def _reads_in_one_thread() -> bool:
     """Whether BLAS takes one thread for a matrix times a vector: MKL does, on processors that are not Intel's."""
     cpuinfo = Path("/proc/cpuinfo")  # Linux has it
-    return torch.backends.mkl.is_available() and cpuinfo.exists() and "GenuineIntel" not in cpuinfo.read_text()
+    return torch.backends.mkl.is_available() and cpuinfo.exists() and b"GenuineIntel" not in cpuinfo.read_bytes()
 
 
 class Linear(nn.Linear):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import threading
@@ -22,6 +21,7 @@ from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.files import relative
 
 PATIENCE = 2.0
 """Seconds that W&B's server may take to answer before the run starts without it."""
@@ -112,7 +112,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         if self.failed or not isinstance(run, wandb.Run) or not run.settings._offline or run.disabled:
             return None
         folder = Path(run.settings.sync_dir)
-        return f"{shlex.quote(os.path.relpath(folder.parent))}/offline-run-*-{run.id}"
+        return f"{shlex.quote(relative(folder.parent))}/offline-run-*-{run.id}"
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps
 from benchmarks.__main__ import COLUMNS, FOLDER, cells, markdown, publish, state
 from lightning_tfm.layers import Dropout
@@ -130,9 +132,39 @@ def test_trainings_take_turns_to_be_first():
 
 def test_what_is_measured_stays_on_the_same_cores():
     before = os.sched_getaffinity(0)
-    with measure.pinned():
+    with measure.pinned() as is_pinned:
+        assert is_pinned
         assert os.sched_getaffinity(0) == set(sorted(before)[: measure.THREADS])
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("pins", [True, False])
+def test_rows_say_where_a_system_cannot_pin(pins, monkeypatch):
+    def a_benchmark(full):
+        yield measure.absolute_row("speed", "s", "", [1.0], note="of one thread")
+        yield measure.absolute_row("memory", "MB", "", [1.0])
+        yield measure.Row("a GPU", "s", "", note="there is none")
+
+    published = []
+    monkeypatch.setattr(bench, "BENCHMARKS", (a_benchmark,))
+    monkeypatch.setattr(bench, "publish", published.extend)
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    if not pins:  # as on macOS and Windows
+        monkeypatch.delattr(os, "sched_getaffinity")
+        monkeypatch.delattr(os, "sched_setaffinity")
+    with nullcontext() if pins else pytest.warns(UserWarning, match="cannot pin processes to cores"):
+        bench.main()
+    assert [row.note for row in published] == (
+        ["of one thread", "", "there is none"]
+        if pins
+        else ["of one thread; not pinned to cores", "not pinned to cores", "there is none"]
+    )
+
+
+def test_memory_of_saving_is_measured_on_linux_only(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    (row,) = framework.saving(False)
+    assert (row.status, row.note) == ("not measured", "measured on Linux only")
 
 
 def test_a_recorded_run_takes_as_long_as_the_machine_is_slow(monkeypatch):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import itertools
 import json
 import os
 import random
@@ -11,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,8 +24,9 @@ import pytest
 import torch
 
 from lightning_tfm.checkpoint import is_whole, read, write
+from lightning_tfm.cli import lock_run
 from lightning_tfm.errors import UserError
-from runs import EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
+from runs import CONTEXT, EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
 
 
 def last_line(child):
@@ -69,7 +75,7 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 
-def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
+def test_a_run_that_is_going_on_is_locked(tmp_path):
     first = start(*fit("gpt", **{"trainer.max_steps": 100_000}), cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
         assert first.process.is_alive()
@@ -78,9 +84,53 @@ def test_a_run_is_not_gone_on_with_while_it_is_going_on(tmp_path):
     (tmp_path / "second/runs").symlink_to(tmp_path / "runs")
     second = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path / "second")
     assert second.wait() == 2
-    assert "is going on in another process; end that one first" in last_line(second)
+    assert "/version_0' is locked by another process; stop that process first" in last_line(second)
     first.process.terminate()
     assert first.wait() == 143
+
+
+def hold_lock(folder, ready):
+    """Lock a folder, start a process that outlives this one, and wait to be killed."""
+    lock = lock_run(folder)
+    child = os.fork()
+    if child:
+        ready.send((child, lock.is_locked))
+    time.sleep(60)
+
+
+def test_a_killed_process_frees_its_lock_even_if_its_children_live_on(tmp_path):
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=hold_lock, args=(tmp_path, theirs))
+    process.start()
+    child, is_locked = ours.recv()
+    assert is_locked
+    try:
+        with pytest.raises(UserError, match="is locked by another process; stop that process first"):
+            lock_run(tmp_path)
+        process.kill()
+        process.join()
+        assert lock_run(tmp_path).is_locked
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_stops_no_run(reason, monkeypatch, tmp_path):
+    def refuse(file, operation):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not lock_run(tmp_path).is_locked
+    assert not lock_run(tmp_path).is_locked
+
+
+def test_a_lock_in_a_folder_of_another_user_is_refused(monkeypatch, tmp_path):
+    def refuse(*args):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        lock_run(tmp_path)
 
 
 # Files
@@ -104,44 +154,64 @@ def test_what_is_written_is_read(tmp_path):
     assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
 
 
+BLOCK = 512
+
+
 def damages(data, number):
-    """A file's bytes, damaged in ways that disks and killed processes have."""
+    """Yield distinct damaged copies of a file, as disks and killed processes leave them, and their kinds."""
     draw = random.Random(0)
 
-    def flipped(start, bits):
-        """Bytes from a place on, with these bits of each the other way round."""
-        return (
-            data[:start]
-            + bytes(byte ^ mask for byte, mask in zip(data[start:], bits, strict=False))
-            + data[start + len(bits) :]
-        )
+    def flipped(masks):
+        damaged = bytearray(data)
+        for place, mask in enumerate(masks, draw.randrange(len(data) - len(masks) + 1)):
+            damaged[place] ^= mask
+        return bytes(damaged)
 
-    kinds = [
-        lambda: b"",
-        lambda: data[: draw.randrange(len(data))],
-        lambda: flipped(draw.randrange(len(data)), [1 << draw.randrange(8)]),
-        lambda: flipped(draw.randrange(len(data) - 512), [draw.randrange(1, 256) for _ in range(512)]),
-        lambda: data + bytes([draw.randrange(256)]),
-        lambda: bytes(len(data)),
-    ]
-    return (kinds[index % len(kinds)]() for index in range(number))
+    def pieces(*order):
+        """Cut the file at three random places, and join the pieces of these numbers."""
+        ends = [0, *sorted(draw.sample(range(1, len(data)), 3)), len(data)]
+        return b"".join(data[ends[number] : ends[number + 1]] for number in order)
+
+    def zeroed():
+        start = draw.randrange(len(data) - BLOCK + 1)
+        return data[:start] + bytes(BLOCK) + data[start + BLOCK :]
+
+    kinds = {
+        "cut": lambda: data[: draw.randrange(1, len(data))],
+        "lengthened": lambda: data + draw.randbytes(draw.randint(1, BLOCK)),
+        "a bit flipped": lambda: flipped([1 << draw.randrange(8)]),
+        "a block flipped": lambda: flipped(draw.choices(range(1, 256), k=BLOCK)),
+        "a block zeroed": zeroed,
+        "a piece lost": lambda: pieces(0, 2, 3),
+        "a piece repeated": lambda: pieces(0, 1, 1, 2, 3),
+        "two pieces swapped": lambda: pieces(0, 2, 1, 3),
+    }
+    yield "empty", b""
+    yield "zeroed", bytes(len(data))
+    seen = {data, b"", bytes(len(data))}
+    for name in itertools.islice(itertools.cycle(kinds), number - 2):
+        while (damaged := kinds[name]()) in seen:
+            pass
+        seen.add(damaged)
+        yield name, damaged
 
 
 def check_damages(number, tmp_path):
     path = tmp_path / "a.ckpt"
     whole_checkpoint(path)
     data = path.read_bytes()
-    recognised = 0
-    for damaged in damages(data, number):
-        assert damaged != data
+    digests, kinds = {hashlib.sha256(data).digest()}, Counter()
+    for name, damaged in damages(data, number):
         path.write_bytes(damaged)
-        assert not is_whole(path)
+        assert not is_whole(path), name
         with pytest.raises(
             UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or none"
         ):
             read(path)
-        recognised += 1
-    print(f"damaged files recognised: {recognised} of {number}")
+        digests.add(hashlib.sha256(damaged).digest())
+        kinds[name] += 1
+    assert len(digests) == number + 1, "each damage is another one, and none is the file itself"
+    print(f"distinct damages recognised: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
 
 
 def test_a_damaged_checkpoint_is_recognised(tmp_path):

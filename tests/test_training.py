@@ -7,6 +7,7 @@ import itertools
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 
 from datamodules import Copy
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
-from lightning_tfm.data import Batch, TrainingBatches
+from lightning_tfm.data import Batch, TrainingBatches, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
 from lightning_tfm.modules import Optimization, Seq2SeqModule
@@ -172,6 +173,20 @@ def test_processes_and_batches_drop_different_units():
                 module.on_train_batch_start(None, 0)
                 masks.add(tuple(torch.nn.functional.dropout(torch.ones(100)).tolist()))
     assert len(masks) == 4
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu"])
+def test_dropout_is_seeded_on_the_device_of_the_module(kind, monkeypatch):
+    seeds = {}
+    for other in ("cuda", "mps", "xpu"):
+        monkeypatch.setattr(getattr(torch, other), "manual_seed", partial(seeds.__setitem__, other))
+    module = make_module(small_copy())
+    monkeypatch.setattr(type(module), "device", torch.device(kind))
+    module.seed, expected = 3, stable_hash("3 5 1") >> 1
+    module._trainer = SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=5), global_rank=1)
+    module.on_train_batch_start(None, 0)
+    assert torch.initial_seed() == expected
+    assert seeds == ({} if kind == "cpu" else {kind: expected}), "and on no other device, which would take time"
 
 
 def test_a_run_reads_the_stream_over_its_passes():

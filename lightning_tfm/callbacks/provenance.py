@@ -40,7 +40,7 @@ class Provenance(Callback):
         if not trainer.is_global_zero:
             return
         path = folder / "provenance.json"
-        starts = json.loads(path.read_text()) if path.exists() else []
+        starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         state = git()
         if diff := state.pop("diff", None):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
@@ -60,7 +60,7 @@ class Provenance(Callback):
 def wandb_run(folder: Path) -> str | None:
     """The id that the run of this folder has in W&B; None if it has none."""
     path = folder / "provenance.json"
-    starts = json.loads(path.read_text()) if path.exists() else []
+    starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return next((start["wandb"] for start in starts if start.get("wandb")), None)
 
 
@@ -90,7 +90,7 @@ def ask_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
         OSError, subprocess.CalledProcessError: if there is no git, or no repository.
     """
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
 
 
 def versions() -> dict[str, str]:
@@ -111,7 +111,7 @@ def hardware() -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

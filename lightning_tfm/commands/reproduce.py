@@ -224,7 +224,7 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
     path = folder / "source.json"
     if not path.exists():
         return
-    earlier = json.loads(path.read_text())
+    earlier = json.loads(path.read_text(encoding="utf-8"))
     for name, ours in {**source, "yaml": experiment.text}.items():
         if earlier[name] != ours:
             raise UserError(
@@ -235,18 +235,21 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
 
 def _finished(folder: Path, seed: int) -> Run | None:
     summaries = list(folder.glob("runs/*/version_*/summary.json"))
-    return Run(seed, json.loads(summaries[0].read_text())) if summaries else None
+    return Run(seed, json.loads(summaries[0].read_text(encoding="utf-8"))) if summaries else None
 
 
 def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]:
     """Train and test one seed, or resume it, in a process of its own; yield its seconds so far.
 
     The process runs in the current folder, where the experiment's own files lie; its loggers write into `folder`.
+
+    Note:
+        Windows has no SIGTERM: an interrupted run loses the steps since its last checkpoint there.
     """
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
     command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
-    with (folder / "log").open("w") as log:
+    with (folder / "log").open("w", encoding="utf-8") as log:
         # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
         process = subprocess.Popen(
             command,
@@ -280,7 +283,7 @@ def _logged(folder: Path) -> str:
     """What the run that goes on in a folder has logged last: its step, its speed and a metric."""
     last: dict[str, str] = {}
     for path in folder.glob("runs/*/version_*/metrics.csv"):
-        *lines, _ = path.read_text().split("\n")  # a row may be being written
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a row may be being written
         for row in csv.DictReader(lines):
             last |= {name: value for name, value in row.items() if name and value}
     shown = [f"step {last['step']}"] if "step" in last else []
@@ -290,7 +293,7 @@ def _logged(folder: Path) -> str:
 
 
 def _failed(folder: Path, seed: int) -> Run:
-    lines = (folder / "log").read_text(errors="replace").splitlines()
+    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
     return Run(seed, None, f"{lines[-1] if lines else 'it was killed'} ({folder / 'log'})")
 
 

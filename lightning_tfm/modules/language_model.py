@@ -97,7 +97,7 @@ def _gpt2(folder: str, network: GPT) -> GPT:
     except ImportError:
         raise UserError("start_from needs the package transformers; pip install transformers") from None
     try:
-        kind = json.loads(Path(folder, "config.json").read_text()).get("model_type")
+        kind = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("model_type")
         if kind != "gpt2":
             raise ValueError(f"it holds a model of type {kind}")
         model, loaded = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)

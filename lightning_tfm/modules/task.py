@@ -123,12 +123,12 @@ class TaskModule(LightningModule):
         self.weights = list(self.network.parameters())  # to walk through the modules anew takes as long as to clip
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Draws dropout from the seed, the batch's number and the process: what was drawn before does not matter."""
+        """Seed dropout from the run's seed, the number of the batch and the rank, whatever was drawn before."""
         number = self.trainer.fit_loop.total_batch_idx
         seed = stable_hash(f"{self.seed} {number} {self.global_rank}") >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, each time
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
 
     def answered(
         self, examples: Examples, rows: list[int], outputs: Evaluation | None, places: Tensor | slice

@@ -1,0 +1,103 @@
+"""macOS and Windows: nothing that only Linux has is needed. See elsewhere.py for what is hidden, and from whom."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path, PurePath
+
+import pytest
+
+from datamodules.sentiment import read_labelled
+from datamodules.text import Text
+from elsewhere import OURS
+from runs import fit
+
+ROOT = Path(__file__).parent.parent
+
+
+def elsewhere(cwd, *commands):
+    """Run commands without what macOS and Windows lack; return what they printed."""
+    script = ROOT / "tests/elsewhere.py"
+    commands = json.dumps([[str(argument) for argument in command] for command in commands])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-X", "warn_default_encoding", script, commands]
+    child = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_every_module_imports_elsewhere(tmp_path):
+    names = set(elsewhere(tmp_path).split())
+    assert {"lightning_tfm.cli", "lightning_tfm.commands.reproduce", "datamodules.date", "benchmarks.measure"} <= names
+
+
+def test_fit_resume_generate_and_report_run_elsewhere(tmp_path):
+    run = tmp_path / "runs/copy_gpt/version_0"
+    steps = {"trainer.max_steps": 13}
+    printed = elsewhere(
+        tmp_path,
+        fit("gpt", **steps),
+        fit("gpt", "--ckpt_path=last", **steps),
+        ("generate", run / "checkpoints/best.ckpt", "1 2 3"),
+        ("report", run),
+    )
+    assert f"The run lies in {run}. " in printed, "an absolute path, as on another drive"
+    assert (tmp_path / "report.html").exists()
+
+
+FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+
+
+def texts_without_encoding(source):
+    """Yield each call that reads or writes text in the encoding of the system."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        *_, owner, name = ["", *ast.unparse(node.func).split(".")]
+        keywords = {keyword.arg for keyword in node.keywords}
+        binary = re.search(r"'[rwa]b'", " ".join(map(ast.unparse, node.args)))
+        opens = name == "open" and owner not in ("os", "tarfile", "Image") and not binary
+        reads = name in ("read_text", "write_text") and owner  # those without an owner are ours, in UTF-8
+        if (opens or reads or "text" in keywords) and "encoding" not in keywords:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_text_files_have_an_encoding(path):
+    assert not list(texts_without_encoding(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "source", ["p.read_text()", "p.write_text(x)", "p.open()", "p.open('a')", "open(p)", "run(c, text=True)"]
+)
+def test_a_missing_encoding_is_found(source):
+    assert list(texts_without_encoding(source)) == [ast.unparse(ast.parse(source))]
+
+
+def test_data_can_be_sent_to_spawned_workers(make_data):
+    """macOS and Windows spawn the workers of a loader."""
+    data = make_data(num_workers=1)
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        sent = pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))
+        assert len(sent[0]) == len(loader.dataset)
+
+
+def test_files_have_one_order_on_every_system(monkeypatch, tmp_path):
+    for name in ("b", "C", "a"):
+        for label in ("pos", "Neg"):
+            (tmp_path / label).mkdir(exist_ok=True)
+            (tmp_path / label / name).write_text(f"{label} {name}", encoding="utf-8")
+
+    def read():
+        return Text._read(str(tmp_path), "utf-8"), read_labelled([str(tmp_path)], "utf-8", "train")
+
+    expected = read()
+    monkeypatch.setattr(PurePath, "__lt__", lambda ours, theirs: str(ours).lower() < str(theirs).lower())
+    assert read() == expected, "with paths in the order of Windows, which ignores case"
