@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
@@ -55,15 +55,19 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """A row as the table shows it."""
+    """Return a row as every table shows it: what its figures are computed from is said beside them."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, ""]
+    ours, peer = (
+        f"{number(value)} ({told})" if told else number(value)
+        for value, told in ((row.ours, row.reached), (row.peer, row.extrapolated))
+    )
     around = f"{number(row.low)} to {number(row.high) or 'never'}"
     verdict = {True: "yes", False: "NO", None: ""}[row.held]
-    return [row.name, number(row.ours), number(row.peer), row.unit, number(row.ratio), around, row.target, verdict]
+    return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict]
 
 
-PUBLISHED = ("results.json", "RESULTS.md", "results.png")
+PUBLISHED = ("results.json", "RESULTS.md", "results.png", "../README.md")
 
 UNTIMED = ("tokenizers", "sacrebleu")
 """Packages that no row makes use of."""
@@ -72,7 +76,7 @@ COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "targe
 
 def table(rows: list[Row]) -> Table:
     """All rows, for a terminal."""
-    shown = Table(title=f"ours against a peer: medians of {ROUNDS} rounds, {THREADS} threads")
+    shown = Table(title=f"ours against a peer: {ROUNDS} rounds, {THREADS} threads")
     for name in COLUMNS:
         shown.add_column(name, justify="left" if name in ("benchmark", "unit", "held") else "right")
     for row in rows:
@@ -90,18 +94,34 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"What `make bench`, or a part of it, gave on {machine['cores']} cores of {machine['processor']}, "
         f"torch {versions['torch']}, each row at the commit beside it: "
-        f"{sum(row.held for row in asked)} of {len(asked)} targets held. Medians of "
-        f"{ROUNDS} rounds, in which rates are measured ours, peer, peer, ours, and trainings in turn; the interval "
-        "covers the median with 90 %. [README.md](README.md) says how it is measured, and of each target that is not "
-        "held why, or what was tried.",
+        f"{sum(row.held for row in asked)} of {len(asked)} targets held. Medians of {ROUNDS} rounds with their 90 % "
+        'intervals; where a row counts seconds until a goal, the expected time. An empty cell under "checked" means '
+        "that nothing was compared between the sides. [README.md](README.md) says how it is measured, and of each "
+        "target that is not held why, or what was tried.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
-        "| " + " | ".join((*COLUMNS, "commit", "what to know")) + " |",
-        "|" + "---|" * (len(COLUMNS) + 2),
+        *table_lines(
+            (*COLUMNS, "checked", "commit", "what to know"),
+            [(*cells(row), row.checked, row.commit, row.note) for row in rows],
+        ),
     ]
-    lines += ["| " + " | ".join((*cells(row), row.commit, row.note)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def table_lines(header: Sequence[str], body: list[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in body)]
+
+
+def with_table(readme: str, rows: list[Row]) -> str:
+    """Return README with the table of its section on speed renewed: every row that is held or not."""
+    before, heading, rest = readme.partition("\n## Speed\n")
+    section, following, after = rest.partition("\n## ")
+    lines = section.splitlines()
+    places = [place for place, line in enumerate(lines) if line.startswith("|")]
+    lines[places[0] : places[-1] + 1] = table_lines(COLUMNS, [cells(row) for row in rows if row.held is not None])
+    return before + heading + "\n".join(lines) + "\n" + following + after
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -125,12 +145,12 @@ def plot(rows: list[Row], path: Path) -> None:
     axes.minorticks_off()
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    figure.supxlabel("ours / peer (dot: median, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
+    figure.supxlabel("ours / peer (dot: ratio, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
-    """Puts the rows of a benchmark into results.json, and writes RESULTS.md and results.png from it.
+    """Put the rows of a benchmark into results.json, and write RESULTS.md, results.png and README's table from it.
 
     The rows of the other benchmarks stay, unless they are of another machine or other versions.
     """
@@ -149,6 +169,8 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     results = made | {"rows": [row.as_dict() for row in rows]}
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "RESULTS.md", markdown(results))
+    readme = folder.parent / "README.md"
+    write_text(readme, with_table(readme.read_text(), rows))
     plot(rows, folder / "results.png")
 
 
@@ -195,7 +217,7 @@ def main() -> None:
             publish(measured)
             rows += measured
     Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
-    print("written: results.json, RESULTS.md and results.png in benchmarks/")
+    print("written: results.json, RESULTS.md and results.png in benchmarks/, and the table of README.md")
 
 
 if __name__ == "__main__":

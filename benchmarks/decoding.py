@@ -66,17 +66,18 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     return Built({"tokens": answers}, lambda: timed(recomputed))
 
 
-def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> None:
-    """The sides choose the same tokens."""
+def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Check that both sides choose the same tokens."""
     assert ours["tokens"].equal(peer["tokens"]), "the sides chose other tokens"
     assert ours["tokens"].unique().numel() > 10, "the sequence says nothing: it repeats few tokens"
+    return f"the same {SAMPLED} tokens"
 
 
 def key_value_cache(full: bool) -> Iterator[Row]:
     """GPT, 6 layers x 384: 256 tokens with the cache, against recomputing every step."""
     for max_length, target in ((SAMPLED + 2, "≥ 5 x"), (1024, "≥ 12 x")):
         arguments = {"max_length": max_length, "whole": full}
-        rounds = compare(
+        rounds, checked = compare(
             Side(build_sampler, {"side": "ours", **arguments}),
             Side(build_sampler, {"side": "recomputed", **arguments}),
             same_tokens,
@@ -86,7 +87,8 @@ def key_value_cache(full: bool) -> Iterator[Row]:
             "tokens/s",
             target,
             rounds,
-            "the same tokens" + ("" if full else "; the peer takes every 16th of them"),
+            extrapolated="" if full else "each 16th token",
+            checked=checked,
         )
 
 
@@ -125,19 +127,21 @@ def build_date_answers(side: str, dates: int) -> Built:
     )
 
 
-def same_answers(ours: dict[str, Any], peer: dict[str, Any]) -> None:
-    """The sides give the same answers, and these are real ones: most are right."""
+def same_answers(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Check that both sides give the same answers, most of which are right."""
     assert ours["answers"].equal(peer["answers"]), "the sides gave other answers"
     assert ours["right"] > 0.9, f"only {ours['right']} of the answers are right"
+    return f"the same answers to {len(ours['answers']):,} dates"
 
 
 def batched_dates(full: bool) -> Iterator[Row]:
     """Greedy answers to 10,000 dates, in batches of 500, against one by one."""
     dates = 10_000 if full else 500
-    rounds = compare(
+    rounds, checked = compare(
         Side(build_date_answers, {"side": "ours", "dates": dates}),
         Side(build_date_answers, {"side": "one by one", "dates": dates}),
         same_answers,
     )
-    note = "the same answers" + ("" if full else f"; one by one: {dates} of the 10,000, of all lengths")
-    yield ratio_row("10,000 dates, batches of 500 / one by one", "dates/s", "≥ 30 x", rounds, note)
+    name, sample = "10,000 dates, batches of 500 / one by one", "" if full else f"{dates} of 10,000"
+    note = "" if full else "the dates that are answered one by one are of all lengths"
+    yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)

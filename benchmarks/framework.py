@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -121,17 +122,20 @@ def build_lengths(pool: int) -> Built:
     return Built(facts, repeated(our_step(network), batches, [tokens_of(batch) for batch in batches], 16))
 
 
-def vary(ours: dict, peer: dict) -> None:
-    """The sides train the same model, and lengths differ as much as the target asks."""
-    same_parameters(ours, peer)
-    assert min(ours["variation"], peer["variation"]) >= 0.5, f"lengths vary too little: {ours} and {peer}"
+def vary(ours: dict, peer: dict) -> str:
+    """Check that both sides train equally many parameters, and that lengths vary as much as the target asks."""
+    checked = same_parameters(ours, peer)
+    variation = min(ours["variation"], peer["variation"])
+    assert variation >= 0.5, f"lengths vary too little: {variation}"
+    return f"{checked}, lengths of a coefficient of variation of {variation:.2f}"
 
 
 def length_buckets(full: bool) -> Iterator[Row]:
     """Rows of like length in a batch, against random ones."""
-    rounds = compare(Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1}), vary)
-    note = "copying 1 to 60 symbols (coefficient of variation 0.56), batch 64, Transformer of width 128"
-    yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, note)
+    sides = Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1})
+    rounds, checked = compare(*sides, vary)
+    note = "copying 1 to 60 symbols, batch 64, Transformer of width 128"
+    yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
@@ -240,9 +244,10 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
     return Built({"loss": Clock.loss}, work)
 
 
-def same_loss(ours: dict, peer: dict) -> None:
-    """The sides make the same steps."""
+def same_loss(ours: dict, peer: dict) -> str:
+    """Check that both sides have made the same steps: the loss of step LOGGED is the same."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
+    return f"the same loss in step {LOGGED}"
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
@@ -257,20 +262,22 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
     name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
     for what, build, chosen, note in kinds:
         arguments = {"experiment": name, "settings": (batch,)}
-        rates = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
+        rates, checked = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
         times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
         target = "" if what.startswith("limit") else "≤ 1.05 x"
-        yield ratio_row(f"{what} / bare loop, {name}, batch 64", "ms a step", target, times, note)
+        row = f"{what} / bare loop, {name}, batch 64"
+        yield ratio_row(row, "ms a step", target, times, checked=checked, note=note)
     name = "copy_transformer"
     for what, build, chosen, note in kinds:
         # Of one thread: what is looked for drowns in what two wait for. Each round in processes of its own: of two
         # that do the same, one is often faster by as much as is looked for.
         arguments = {"experiment": name, "settings": ()}
         pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
-        rates = [rate for _ in range(ROUNDS) for rate in compare(*pair, same_loss, rounds=1)]
-        more = [1000 / ours - 1000 / bare for ours, bare in rates]
-        target = "" if what.startswith("limit") else "≤ 0.7 ms"
-        yield absolute_row(f"{what} - bare loop, {name}", "ms a step", target, more, f"{note}; one thread")
+        compared = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
+        more = [1000 / ours - 1000 / bare for rates, _ in compared for ours, bare in rates]
+        target, (_, checked) = "" if what.startswith("limit") else "≤ 0.7 ms", compared[0]
+        row = absolute_row(f"{what} - bare loop, {name}", "ms a step", target, more, f"{note}; one thread")
+        yield replace(row, checked=checked)
 
 
 WITHOUT_PEER = """
@@ -355,21 +362,22 @@ def build_processes(number: int, folder: str) -> Built:
     return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
-def same_rows(ours: dict, peer: dict) -> None:
-    """Each process of both sides trains the same model on equally many rows."""
+def same_rows(ours: dict, peer: dict) -> str:
+    """Check that each process of both sides trains equally many parameters on equally many rows."""
     assert ours == peer, f"parameters and rows: {ours} and {peer}"
+    return "equally many parameters, equally many rows a process"
 
 
 def processes(full: bool) -> Iterator[Row]:
     """Two processes against one, a thread and as many rows each."""
     with tempfile.TemporaryDirectory() as folder:
-        rounds = compare(
+        rounds, checked = compare(
             Side(build_processes, {"number": 2, "folder": folder}, threads=1, processes=2),
             Side(build_processes, {"number": 1, "folder": folder}, threads=1),
             same_rows,
         )
     note = f"gloo, {ROWS} rows a process, date_transformer"
-    yield ratio_row("2 processes / 1, one thread each", "tokens/s", "≥ 1.6 x", rounds, note)
+    yield ratio_row("2 processes / 1, one thread each", "tokens/s", "≥ 1.6 x", rounds, checked=checked, note=note)
 
 
 def build_saving() -> Built:

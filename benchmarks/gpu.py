@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.measure import ROUNDS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started
+from benchmarks.measure import ROUNDS, Block, Built, Row, Side, absolute_row, compare, ratio_row, started, until_row
 from benchmarks.steps import decay_groups, parameters_of, same_parameters, windows
 from datamodules.text import FILES
 from lightning_tfm.callbacks.telemetry import peak_flops
@@ -97,10 +97,11 @@ def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, st
     return Built({"parameters": parameters_of(network), "losses": losses}, work)
 
 
-def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> None:
-    """The sides have equally many parameters, and the losses of their first steps are the same in bf16."""
-    same_parameters(ours, peer)
+def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Check that both sides have equally many parameters, and the same losses in their first steps, in bf16."""
+    checked = same_parameters(ours, peer)
     torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(peer["losses"]), rtol=1e-2, atol=0)
+    return f"{checked}, the same losses in the first {len(ours['losses'])} steps"
 
 
 def gpt2_124m(full: bool) -> Iterator[Row]:
@@ -113,10 +114,10 @@ def gpt2_124m(full: bool) -> Iterator[Row]:
         return
     peak = peak_flops(torch.device("cuda"), half=True)
     arguments = {"size": GPT2_124M, "batch_size": 16, "device": "cuda", "steps": 20, "compiled": True}
-    rounds = compare(
+    rounds, checked = compare(
         Side(build_gpt2, {"side": "ours", **arguments}), Side(build_gpt2, {"side": "nano", **arguments}), same_training
     )
-    yield ratio_row(name, "tokens/s", target, rounds, torch.cuda.get_device_name())
+    yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=torch.cuda.get_device_name())
     if peak is None:
         yield Row(used, "%", share, note=f"no peak is known for {torch.cuda.get_device_name()}")
         return
@@ -181,7 +182,7 @@ def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float
                 if best <= goal:
                     return Block(best, seconds)
                 begun = time.perf_counter()
-        return Block(best, math.inf)
+        return Block(best, seconds)
 
     return Built({"characters": len(characters)}, work)
 
@@ -202,7 +203,8 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
         blocks = [work() for _ in range(ROUNDS)]
     note = "of training, without validations; compiled by the run before; the whole validation part: losses "
     note += f"{', '.join(f'{block.amount:.3f}' for block in blocks)}"
-    yield absolute_row(name, "s", target, [block.seconds for block in blocks], note)
+    reached = [block.amount <= goal for block in blocks]
+    yield until_row(name, target, [block.seconds for block in blocks], reached, note=note)
 
 
 def same_shapes(state: State, other: State) -> bool:
@@ -290,10 +292,11 @@ def decoding_graphs(full: bool) -> Iterator[Row]:
         return
     arguments = {"device": "cuda", "steps": 200}
 
-    def same(ours: dict[str, Any], peer: dict[str, Any]) -> None:
+    def same(ours: dict[str, Any], peer: dict[str, Any]) -> str:
         assert ours["tokens"].equal(peer["tokens"])
+        return "the same tokens"
 
-    rounds = compare(
+    rounds, checked = compare(
         Side(build_steps, {"side": "graph", **arguments}), Side(build_steps, {"side": "eager", **arguments}), same
     )
-    yield ratio_row(name, "steps/s", "", rounds, torch.cuda.get_device_name())
+    yield ratio_row(name, "steps/s", "", rounds, checked=checked, note=torch.cuda.get_device_name())

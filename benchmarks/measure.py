@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 ROUNDS = 8
@@ -61,13 +62,16 @@ class Row:
 
     Attributes:
         name: what is measured, the peer included.
-        ours, peer: in `unit`; medians.
+        ours, peer: in `unit`; medians, or expected times where `reached` is given.
         ratio: how many times faster ours is, the median over rounds (of a cost, whose target is a "≤": how many times
             as much); low and high are its 90 % interval. Where there is no peer, ratio is None, and low and high are
             of `ours`.
         target: what was asked for.
-        held: whether the median reaches it.
+        held: whether `ratio` reaches it, or `ours` where there is no peer.
         status: "measured" or "not measured".
+        reached: how many of our trainings reach the goal, where the row is a time to a goal.
+        extrapolated: what the peer's figure is computed from, where its work was not done whole in each round.
+        checked: what was checked to be the same on both sides.
         note: what a reader must know to believe it.
         benchmark: what has measured it.
         commit: at which it did; ends with + where files differed from it.
@@ -83,6 +87,9 @@ class Row:
     high: float | None = None
     held: bool | None = None
     status: str = "not measured"
+    reached: str = ""
+    extrapolated: str = ""
+    checked: str = ""
     note: str = ""
     benchmark: str = ""
     commit: str = ""
@@ -119,8 +126,12 @@ def reaches(value: float, target: str) -> bool | None:
     return value >= float(limit) if sign == "≥" else value <= float(limit)
 
 
-def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
-    """A row of rounds (ours, peer): rates, of which more is better, or a cost that a target bounds."""
+def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], **known: str) -> Row:
+    """A row of rounds (ours, peer): rates, of which more is better, or a cost that a target bounds.
+
+    Args:
+        known: the row's note, and what else is known of it.
+    """
     ratios = [ours / peer for ours, peer in rounds]
     low, high = interval(ratios)
     ratio = statistics.median(ratios)
@@ -135,17 +146,8 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
         high=high,
         held=reaches(ratio, target),
         status="measured",
-        note=note,
+        **known,
     )
-
-
-def seconds_row(name: str, target: str, rounds: list[tuple[float, float]], note: str = "") -> Row:
-    """A row of rounds (ours, peer) in seconds, so that less is better; infinitely many where a goal was missed."""
-    row = ratio_row(name, "s", target, [(1 / ours, 1 / peer) for ours, peer in rounds], note)
-    row.ours, row.peer = (statistics.median(side) for side in zip(*rounds, strict=True))
-    row.ratio = 1 / statistics.median(ours / peer for ours, peer in rounds)  # if half of the goals are missed: 0
-    row.held = reaches(row.ratio, target)
-    return row
 
 
 def absolute_row(name: str, unit: str, target: str, values: list[float], note: str = "") -> Row:
@@ -155,6 +157,46 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
     return Row(
         name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
     )
+
+
+DRAWS = 100_000
+"""Random draws that an interval is computed from."""
+
+
+def until_row(
+    name: str, target: str, seconds: list[float], reached: list[bool], peer: list[float] | None = None, **known: str
+) -> Row:
+    """Return a row of whole trainings, by the expected time until one reaches the goal.
+
+    A training that misses the goal has to be repeated with another seed, so the expected time is the mean time of a
+    training over the share that reaches the goal. The 90 % interval takes both from eight seeds: the error of the
+    mean, or of the ratio of two means, has Student's distribution, and the share is bounded as by Clopper and Pearson
+    (1934), who allow for misses even where every seed has reached the goal.
+
+    Args:
+        seconds: of each of our trainings, also of one that misses the goal.
+        reached: whether it reaches the goal.
+        peer: the seconds of the peer's trainings, round by round. Each counts as one that reaches the goal.
+        known: the row's note, and what else is known of it.
+    """
+    ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
+    n, k = len(ours), sum(reached)
+    times = theirs.mean() / ours.mean()
+    deviation = np.std(theirs / theirs.mean() - ours / ours.mean(), ddof=1) / math.sqrt(n)
+    draw = np.random.default_rng(0)
+    drawn = times * np.exp(deviation * draw.standard_t(n - 1, DRAWS))
+    low = float(np.quantile(drawn * (draw.beta(k, n - k + 1, DRAWS) if k else 0), 0.05))
+    high = float(np.quantile(drawn * (draw.beta(k + 1, n - k, DRAWS) if k < n else 1), 0.95))
+    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **known)
+    row.reached = f"{k} of {n} seeds"
+    if peer is None:  # `times` is one second over ours
+        row.low, row.high = 1 / high, 1 / low if low else math.inf
+        row.held = reaches(row.ours, target)
+    else:
+        row.peer = statistics.mean(peer)
+        row.ratio, row.low, row.high = row.peer / row.ours, low, high
+        row.held = reaches(row.ratio, target)
+    return row
 
 
 @contextmanager
@@ -244,22 +286,23 @@ def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], th
 
 
 def compare(
-    ours: Side, peer: Side, same: Callable[[dict, dict], None], rounds: int = ROUNDS
-) -> list[tuple[float, float]]:
-    """The rates of both sides, round by round, in the order ours, peer, peer, ours.
+    ours: Side, peer: Side, same: Callable[[dict, dict], str], rounds: int = ROUNDS
+) -> tuple[list[tuple[float, float]], str]:
+    """Return the rates of both sides, measured in the order ours, peer, peer, ours, and what they have in common.
 
     Args:
-        same: raises AssertionError unless the facts of both sides say that they do the same work.
+        same: returns what it has checked to be the same on both sides, from their facts; raises AssertionError where
+            it is not.
     """
     with ExitStack() as stack:
         (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
-        same(our_facts, peer_facts)
+        checked = same(our_facts, peer_facts)
         rates = []
         for _ in range(rounds):
             blocks = [our_work(), peer_work(), peer_work(), our_work()]
             pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
             rates.append(tuple(sum(b.amount for b in pair) / sum(b.seconds for b in pair) for pair in pairs))
-    return rates
+    return rates, checked
 
 
 def timed(work: Callable[[], float]) -> Block:

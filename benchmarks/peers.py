@@ -6,18 +6,49 @@ Each is written here from its architecture's description, plainly, as its reader
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_tfm.layers import SinusoidalPositions
+from lightning_tfm.layers import SinusoidalPositions, TransformerLayer
+from lightning_tfm.networks import Transformer
 from lightning_tfm.tokenizer import PAD
 
 
 def sinusoids(max_length: int, d_model: int) -> Tensor:
     """The encodings of all positions (max_length, D), to be sliced."""
     return SinusoidalPositions(max_length, d_model)(torch.arange(max_length))
+
+
+def copy_weights(module: nn.Module, weights: Iterable[Tensor]) -> None:
+    """Copy weights into a module's parameters, in their order."""
+    for parameter, weight in zip(module.parameters(), weights, strict=True):
+        parameter.copy_(weight)
+
+
+def layer_weights(layer: TransformerLayer) -> list[Tensor]:
+    """Return the weights of one of our layers in the order of torch's: attentions, feed-forward, norms.
+
+    The projections of queries, keys and values are one matrix.
+    """
+    own, norms = layer.self_attention, [layer.add_self.norm, layer.add_feed_forward.norm]
+    weights = [*own.query_key_value.parameters(), *own.output.parameters()]
+    if hasattr(layer, "cross_attention"):
+        cross = layer.cross_attention
+        norms.insert(1, layer.add_cross.norm)
+        weights += [torch.cat((cross.query.weight, cross.key_value.weight))]
+        weights += [torch.cat((cross.query.bias, cross.key_value.bias)), *cross.output.parameters()]
+    return [*weights, *layer.feed_forward.parameters(), *(p for norm in norms for p in norm.parameters())]
+
+
+def copy_outer_weights(theirs: nn.Module, ours: Transformer) -> None:
+    """Copy embeddings and output layer. Ours scales its embeddings, so the peer's are that much larger."""
+    theirs.source_embedding.weight.copy_(ours.source_embedding.weight * ours.scale)
+    theirs.target_embedding.weight.copy_(ours.target_embedding.weight * ours.scale)
+    copy_weights(theirs.head, ours.head.parameters())
 
 
 class TutorialAttention(nn.Module):
@@ -82,6 +113,21 @@ class TutorialTransformer(nn.Module):
             x = layer(x, target_mask, memory, source_mask)
         return self.head(x)
 
+    @torch.no_grad()
+    def take_weights_of(self, ours: Transformer) -> None:
+        """Take the weights of our Transformer with post-norm, which makes both the same function."""
+        copy_outer_weights(self, ours)
+        for theirs, layer in zip((*self.encoder, *self.decoder), (*ours.encoder, *ours.decoder), strict=True):
+            weights = iter(layer_weights(layer))
+            for attention in theirs.attentions:
+                weight, bias, *output = islice(weights, 4)
+                projections = attention.query, attention.key, attention.value
+                for projection, *parts in zip(projections, weight.chunk(3), bias.chunk(3), strict=True):
+                    copy_weights(projection, parts)
+                copy_weights(attention.output, output)
+            copy_weights(theirs.feed_forward, islice(weights, 4))
+            copy_weights(theirs.norms, weights)
+
 
 class TorchTransformer(nn.Module):
     """torch's own `nn.Transformer` between embeddings and a head. Same parameters as ours with pre-norm.
@@ -134,6 +180,18 @@ class TorchTransformer(nn.Module):
             tgt_is_causal=True,
         )
         return self.head(x)
+
+    @torch.no_grad()
+    def take_weights_of(self, ours: Transformer) -> None:
+        """Take the weights of our Transformer with pre-norm, which makes both the same function."""
+        copy_outer_weights(self, ours)
+        for theirs, layers, norm in (
+            (self.transformer.encoder, ours.encoder, ours.encoder_norm),
+            (self.transformer.decoder, ours.decoder, ours.decoder_norm),
+        ):
+            for their_layer, layer in zip(theirs.layers, layers, strict=True):
+                copy_weights(their_layer, layer_weights(layer))
+            copy_weights(theirs.norm, norm.parameters())
 
 
 class NanoBlock(nn.Module):

@@ -121,28 +121,48 @@ def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
 
 
 def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) -> Built:
-    """A side of the copy task's step."""
+    """A side of the copy task's step. The facts hold the logits that it starts from, from one set of weights."""
     if allocator:
         keep_freed_memory()
     torch.manual_seed(0)
-    if side == "tutorial":
-        network = peers.TutorialTransformer(**COPY)
-    elif side == "torch":
-        network = peers.TorchTransformer(**COPY)
-    elif side == "torch with our dropouts":
-        network = peers.TorchTransformer(**COPY, fewer_dropouts=True)
-    else:
-        network = Transformer(**COPY, norm=side)
+    norms = {"tutorial": "post", "torch": "pre", "torch with our dropouts": "pre"}
+    network: nn.Module = Transformer(**COPY, norm=norms.get(side, side))
+    if side in norms:
+        if side == "tutorial":
+            theirs = peers.TutorialTransformer(**COPY)
+        else:
+            theirs = peers.TorchTransformer(**COPY, fewer_dropouts=side != "torch")
+        theirs.take_weights_of(network)
+        network = theirs
+    padded = copy_batches(batch_size, like_lengths=False)[0]
+    logits = network.eval()(padded.source, padded.target_in).detach()  # without dropout
+    network.train()
     batches = copy_batches(batch_size, like_lengths)
     steps = {"tutorial": tutorial_step, "torch": plain_step, "torch with our dropouts": plain_step}
     step = steps.get(side, our_step)(network)
     work = repeated(step, batches, [tokens_of(batch) for batch in batches], steps_of(batch_size))
-    return Built({"parameters": parameters_of(network)}, work)
+    ids = torch.cat([part.flatten() for batch in batches for part in batch])
+    return Built({"parameters": parameters_of(network), "logits": logits, "ids": ids}, work)
 
 
-def same_parameters(ours: dict, peer: dict) -> None:
-    """The sides train equally many parameters."""
-    assert ours["parameters"] == peer["parameters"], f"parameters: {ours} and {peer}"
+def same_parameters(ours: dict, peer: dict) -> str:
+    """Check that both sides train equally many parameters."""
+    assert ours["parameters"] == peer["parameters"], f"parameters: {ours['parameters']} and {peer['parameters']}"
+    return "equally many parameters"
+
+
+def same_logits(ours: dict, peer: dict) -> str:
+    """Check that both sides train the same function: from one set of weights it gives the same logits."""
+    checked = same_parameters(ours, peer)
+    torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=1e-4)
+    return f"{checked}, the same logits from the same weights"
+
+
+def same_tensors(ours: dict, peer: dict) -> str:
+    """Check that both sides train the same function on the same batches, padding included."""
+    checked = same_logits(ours, peer)
+    assert ours["ids"].equal(peer["ids"]), "the sides train on other batches"
+    return f"{checked}, the same batches"
 
 
 def transformer_steps(full: bool) -> Iterator[Row]:
@@ -152,12 +172,12 @@ def transformer_steps(full: bool) -> Iterator[Row]:
         norm, as_we_train = ours
         arguments = {"batch_size": batch_size, "like_lengths": False, "allocator": False}
         our_arguments = {"batch_size": batch_size, "like_lengths": as_we_train, "allocator": as_we_train}
-        rounds = compare(
+        rounds, checked = compare(
             Side(build_copy, {"side": norm, **our_arguments}),
             Side(build_copy, {"side": peer, **arguments}),
-            same_parameters,
+            same_logits if as_we_train else same_tensors,
         )
-        return ratio_row(name, "tokens/s", target, rounds, note)
+        return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
     alone = "the same padded tensors and memory settings"
     whole = "each as it trains, in a bare loop: ours keeps freed memory and has rows of like length in a batch"
@@ -270,12 +290,6 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
     return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], GPT_STEPS))
 
 
-def same_logits(ours: dict, peer: dict) -> None:
-    """The sides train the same function."""
-    same_parameters(ours, peer)
-    torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=1e-4)
-
-
 def gpt_steps(full: bool) -> Iterator[Row]:
     """GPT, 4 layers x 128, context 64, batch 12."""
     for name, ours, peer, bias, target in (
@@ -286,12 +300,12 @@ def gpt_steps(full: bool) -> Iterator[Row]:
             (True, "", "each as it trains, in a bare loop: ours keeps freed memory"),
             (False, ", same memory settings", "the formulations and optimizers alone"),
         ):
-            rounds = compare(
+            rounds, checked = compare(
                 Side(build_gpt, {"side": ours, "bias": bias, "allocator": allocator}),
                 Side(build_gpt, {"side": peer, "bias": bias, "allocator": False}),
                 same_logits,
             )
-            yield ratio_row(name + kind, "tokens/s", target, rounds, note)
+            yield ratio_row(name + kind, "tokens/s", target, rounds, checked=checked, note=note)
 
 
 def our_dates(network: AttentionLSTM) -> Built:
@@ -360,19 +374,23 @@ def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor
     return step
 
 
-def like_parameters(ours: dict, peer: dict) -> None:
-    """The sides train about equally many parameters."""
-    assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, f"parameters: {ours} and {peer}"
+def like_parameters(ours: dict, peer: dict) -> str:
+    """Check that the numbers of parameters differ by less than 1 %."""
+    told = f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
+    assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, told
+    return told
 
 
 def lstm_steps(full: bool) -> Iterator[Row]:
     """Attention LSTM, width 32, batch 32, on dates."""
-    rounds = compare(Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"}), like_parameters)
+    sides = Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"})
+    rounds, checked = compare(*sides, like_parameters)
     yield ratio_row(
         "attention LSTM training, width 32, batch 32 / tutorial",
         "samples/s",
         "≥ 3 x",
         rounds,
-        "each as it trains, in a bare loop, with the feeding of batches: ours keeps freed memory, has rows of like "
-        "length in a batch and the fused optimizer; 54,176 and 54,241 parameters; ours writes EOS too",
+        checked=checked,
+        note="each as it trains, in a bare loop, with the feeding of batches: ours keeps freed memory, has rows of "
+        "like length in a batch and the fused optimizer; ours writes EOS too",
     )
