@@ -235,12 +235,26 @@ def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
     assert len(begins) > 5, "each pass begins elsewhere"
 
 
+@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("test_share", [0.0, 0.05, 0.1, 0.3])
+def test_validation_part_is_the_end_of_the_text(val_share, test_share, tmp_path):
+    texts = Text(text_file(tmp_path), val_share=val_share, test_share=test_share).texts
+    assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_share)) :]
+    if test_share:
+        assert texts["train"] + texts["test"] + texts["val"] == TEXT
+        assert len(texts["test"]) == pytest.approx(test_share * len(TEXT), abs=1)
+    else:
+        assert texts["train"] + texts["val"] == TEXT
+        assert texts["test"] == texts["val"]
+
+
 def test_a_folder_is_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
     data = Text(str(tmp_path / "books"), context=8, batch_size=2, test_share=0.1)
-    assert "".join(data.texts.values()) == "first\n" * 40 + "\n" + "second\n" * 40
+    parts = (data.texts[split] for split in ("train", "test", "val"))
+    assert "".join(parts) == "first\n" * 40 + "\n" + "second\n" * 40
     data.setup("fit")
     assert set(data.fingerprint) == {"train", "val", "test"}
     assert data.fingerprint["test"] != data.fingerprint["val"]
