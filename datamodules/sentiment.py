@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -54,14 +54,17 @@ class Sentiment(LabelledDataModule):
     - a table: in each line a label, a tab and a text,
     - several files of a text in each line, named NAME.LABEL.
 
-    What is not given is taken from the training data: a text belongs to one part by its hash, whatever the seed. These
-    shares are left out of training even where others are given by name, so that what was trained without them can be
-    tested on them; of an archive or folder that has the part, nothing is taken.
+    A validation or test part that is not given is a share of the training data, drawn by the hash of each text, so
+    that equal texts share a part and the parts do not depend on the seed. The hash gives a text a number u in [0, 1).
+    It is a test text if u < test_share, a validation text if test_share <= u < test_share + val_share, and a training
+    text otherwise: each share is of all texts. A share is left out of training even where `val` or `test` names other
+    data, so that the trained model can still be tested on it; nothing is taken for a part that the archive or folder
+    brings itself.
 
     Args:
         train: the data to train on: one name or, of files named by label, several.
         val, test: other data; where there are none, a share of the training data.
-        val_share, test_share: these shares; 0 where all is for training, and the other data are given.
+        val_share, test_share: these shares of all texts; 0 where all is for training, and the other data are given.
         encoding: of the texts, as Python calls it.
         tokens: words in small letters and punctuation marks, or byte-level subwords.
         vocab_size: how many there are: the commonest of the training part.
@@ -102,15 +105,16 @@ class Sentiment(LabelledDataModule):
                 "several texts must have one label, but most of those of train have their own, as "
                 f"{parts['train'][0].target[:40]!r}; the label comes first in a table, then the text"
             )
-        for split, share, names in (("test", test_share, test), ("val", val_share, val)):
-            if split not in parts and share:
-                parts["train"], parts[split] = shared_out(parts["train"], split, share)
-                if names:
+        shares = {"test": test_share, "val": val_share}
+        drawn = {split for split in shares if shares[split] and split not in parts}
+        parts |= shared_out(parts["train"], drawn, val_share, test_share)
+        for split, names in (("test", test), ("val", val)):
+            if names:
+                if split in drawn:
                     say(
                         f"{len(parts[split])} texts of train are left out, as {split}_share says; set it to 0 to train "
                         "on them"
                     )
-            if names:
                 parts[split] = read_labelled(names, encoding, split)[split]
             if split not in parts:
                 raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
@@ -131,17 +135,24 @@ class Sentiment(LabelledDataModule):
         return self.parts[split]
 
 
-def shared_out(texts: list[Pair], split: str, share: float) -> tuple[list[Pair], list[Pair]]:
-    """The texts without a share, and the share, which is drawn by their hash: equal texts stay together."""
-    drawn = [stable_hash(f"{split} {text.source}") / 2**64 < share for text in texts]
-    parts = ([text for text, is_in in zip(texts, drawn, strict=True) if is_in is wanted] for wanted in (False, True))
-    kept, given = parts
-    if not kept or not given:
-        raise UserError(
-            f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(given)}; "
-            f"try another share, or let {split} name data and the share be 0"
-        )
-    return kept, given
+def shared_out(texts: list[Pair], splits: Set[str], val_share: float, test_share: float) -> dict[str, list[Pair]]:
+    """Return the texts of "train" and of the splits that take a share of them, by the rule of Sentiment.
+
+    Raises:
+        UserError: if a part would be empty.
+    """
+    parts: dict[str, list[Pair]] = {"train": []} | {split: [] for split in splits}
+    for text in texts:
+        u = stable_hash(f"test {text.source}") / 2**64
+        split = "test" if u < test_share else "val" if u < test_share + val_share else "train"
+        parts[split if split in splits else "train"].append(text)
+    for split in sorted(splits):
+        if not parts[split] or not parts["train"]:
+            raise UserError(
+                f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(parts[split])}; "
+                f"try another share, or let {split} name data and the share be 0"
+            )
+    return parts
 
 
 def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from corpora import TEXT, WORDS, as_files, as_imdb, reviews, sentences, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
-from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches
+from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, read_tokenizer, restored
@@ -365,6 +365,48 @@ def test_splits_are_disjoint_whatever_the_seed(tmp_path):
     assert all(40 < len(data[0].pairs(split)) < 130 for split in ("val", "test"))
 
 
+NUMBERED = [(("neg", "pos")[n % 2], f"text number {n - n % 10 // 9}") for n in range(2_000)]
+"""Labelled texts, of which one in ten comes twice."""
+
+
+@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3, 0.45])
+@pytest.mark.parametrize("test_share", [0.05, 0.1, 0.3, 0.45])
+def test_each_share_is_of_all_texts(val_share, test_share, tmp_path):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
+    data, other_seed = (sentiment(train, val_share=val_share, test_share=test_share, seed=seed) for seed in (0, 1))
+    parts = {split: [pair.source for pair in data.pairs(split)] for split in ("train", "val", "test")}
+    assert sorted(itertools.chain.from_iterable(parts.values())) == sorted(text for _, text in NUMBERED)
+    shares = {"train": 1 - val_share - test_share, "val": val_share, "test": test_share}
+    for split, share in shares.items():
+        assert len(parts[split]) / 2_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2_000) ** 0.5), split
+        assert parts[split] == [pair.source for pair in other_seed.pairs(split)]
+    for ours, theirs in itertools.combinations(parts.values(), 2):
+        assert not {*ours} & {*theirs}
+
+
+def test_parts_are_intervals_of_one_hash(tmp_path):
+    """By the definition; a share that is not taken goes to training, and the other part stays what it is."""
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
+    others = [write_lines(tmp_path / "others.tsv", map("\t".join, reviews(50, seed=1)))]
+
+    def interval(begin, end):
+        return sorted(row for row in NUMBERED if begin <= stable_hash(f"test {row[1]}") / 2**64 < end)
+
+    data = sentiment(train, val_share=0.2, test_share=0.3)
+    assert held(data, ["test"]) == interval(0, 0.3)
+    assert held(data, ["val"]) == interval(0.3, 0.5)
+    assert held(data, ["train"]) == interval(0.5, 1)
+    data = sentiment(train, val_share=0.2, test_share=0.3, val=others, test=others)
+    assert held(data, ["train"]) == interval(0.5, 1)
+    data = sentiment(train, val_share=0.2, test_share=0, test=others)
+    assert held(data, ["val"]) == interval(0, 0.2)
+    as_files(tmp_path / "folder", NUMBERED, "train")
+    as_files(tmp_path / "folder", reviews(50, seed=1), "test")
+    data = sentiment([str(tmp_path / "folder")], val_share=0.2, test_share=0.3)
+    assert held(data, ["val"]) == interval(0.3, 0.5)
+    assert held(data, ["train"]) == sorted(interval(0, 0.3) + interval(0.5, 1))
+
+
 def test_texts_may_have_any_name_but_a_hidden_one(tmp_path):
     texts = reviews()
     for number, (label, text) in enumerate(texts):
@@ -632,6 +674,10 @@ BAD_DATA = {
     "a share of few": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_share=0.01),
         "test_share must leave texts on both sides, but of 4 it takes 0; try another share",
+    ),
+    "shares of all texts": (
+        lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_share=0.4, test_share=0.4),
+        "test_share must leave texts on both sides, but of 18 it takes 9; try another share",
     ),
     "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file here, but is a folder"),
     "features of column 0": (
