@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import itertools
+import re
 import tarfile
 from pathlib import Path
 
@@ -348,6 +349,136 @@ def test_what_lies_beside_the_labels_folders_is_no_text(tmp_path):
         tar.add(tmp_path / "folder/reviews", "reviews")
     for name in ("folder", "folder/reviews", "archive.tar.gz"):
         assert held(sentiment([str(tmp_path / name)])) == sorted(reviews()), name
+
+
+def in_folders(names, number=40):
+    """Names of so many files in each of these folders."""
+    return [f"{name}/{n}.txt" for name in names for n in range(number)]
+
+
+LAYOUTS = {
+    "labels named as parts": (
+        in_folders(["neg", "test", "train", "unsup", "val"]),
+        {"neg", "test", "train", "unsup", "val"},
+        {},
+    ),
+    "labels in a folder": (in_folders(["reviews/test", "reviews/pos"]), {"pos", "test"}, {}),
+    "labels named as parts, in parts": (in_folders(["train/test", "train/val", "test/val"]), {"test", "val"}, {}),
+    "IMDB": (
+        [
+            *("README", "imdb.vocab", "train/urls_pos.txt", "train/labeledBow.feat"),
+            *in_folders(["train/neg", "train/pos", "train/unsup", "test/neg", "test/pos"]),
+        ],
+        {"neg", "pos"},
+        {"they have no label": 40, "they are in no folder of a label": 4},
+    ),
+    "files beside labels": (
+        ["README", "reviews/all.csv", *in_folders(["reviews/a", "reviews/b"])],
+        {"a", "b"},
+        {"they are in no folder of a label": 2},
+    ),
+    "texts without a label beside labels": (
+        in_folders(["a", "b", "train/unsup"]),
+        {"a", "b"},
+        {"they have no label": 40},
+    ),
+}
+REFUSED_LAYOUTS = {
+    "parts and labels side by side": (
+        in_folders(["train/neg", "train/pos", "neg"]),
+        "inside train, val, test, but has some in '(.*/)?neg'; rename",
+    ),
+    "a part without labels": (
+        in_folders(["train/neg", "train/pos", "test"]),
+        "inside train, val, test, but has some in '(.*/)?test'; rename",
+    ),
+    "parts without labels": (
+        in_folders(["train", "test"]),
+        "must hold folders named by their labels, .* but has '(.*/)?test' and '(.*/)?train'",
+    ),
+    "no training part": (
+        in_folders(["test/neg", "test/pos", "val/neg"]),
+        "must have a folder train, but has test, val alone",
+    ),
+    "folders of a label": (
+        in_folders(["neg", "pos", "pos/old"]),
+        "side by side, but has '(.*/)?neg' and '(.*/)?pos/old'; move",
+    ),
+}
+
+
+def lay_out(form, names, tmp_path):
+    """Write a text into each file; return the folder, or an archive of it with or without the folder's name."""
+    for name in names:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text of {name}")
+    if form == "folder":
+        return tmp_path / "data"
+    with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "data", form)
+    return tmp_path / "data.tar.gz"
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+@pytest.mark.parametrize(("names", "labels", "left_out"), LAYOUTS.values(), ids=LAYOUTS)
+def test_every_file_is_read_or_counted(names, labels, left_out, form, tmp_path, capsys):
+    data = sentiment([str(lay_out(form, names, tmp_path))])
+    told = re.findall(r"(\d+) files of .* are left out because (.*), such as ", capsys.readouterr().err)
+    assert {reason: int(number) for number, reason in told} == left_out
+    assert {*data.labels} == labels
+    read = [text.removeprefix("text of ") for _, text in held(data)]
+    assert len({*read}) == len(read) == len(names) - sum(left_out.values())
+    assert all(
+        Path(name).parent.name == label for label, name in zip((label for label, _ in held(data)), read, strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+@pytest.mark.parametrize(("names", "message"), REFUSED_LAYOUTS.values(), ids=REFUSED_LAYOUTS)
+def test_unclear_layout_is_refused(names, message, form, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        sentiment([str(lay_out(form, names, tmp_path))])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+def test_texts_of_other_parts_are_counted(form, tmp_path, capsys):
+    table = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
+    folders = [f"{part}/{label}" for part in ("test", "train", "val") for label in ("neg", "pos")]
+    data = str(lay_out(form, in_folders(folders), tmp_path))
+    assert len(sentiment(table, test=[data], test_share=0).pairs("test")) == 80
+    assert "160 files of " in (err := capsys.readouterr().err)
+    assert "are left out because they are not for test, such as " in err
+    assert len(sentiment([data], test=table).pairs("train")) == 80
+    assert "80 texts in test/ of train are left out because test names other data" in capsys.readouterr().err
+
+
+def test_folder_of_a_part_may_hold_texts_without_a_label(tmp_path, capsys, monkeypatch):
+    """IMDB's folder train, which has pos, neg and unsup, by several names of it."""
+    folder, _ = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
+    monkeypatch.chdir(folder / "train")
+    for name in (str(folder / "train"), f"{folder}/train/", "."):
+        data = sentiment([name], test=[str(folder / "test")], test_share=0)
+        assert data.labels == ["neg", "pos"]
+        assert held(data, ["train", "val"]) == sorted(reviews(60))
+        assert "1 files of " in (err := capsys.readouterr().err)
+        assert "because they have no label" in err
+
+
+def test_links_are_counted(tmp_path, capsys):
+    """A link to a file of a folder is read as the file; one to a folder, or in an archive, is not followed."""
+    as_files(tmp_path / "folder", reviews())
+    (tmp_path / "folder/pos/linked.txt").symlink_to(tmp_path / "folder" / next((tmp_path / "folder/pos").iterdir()))
+    (tmp_path / "folder/meh").symlink_to(tmp_path / "folder/neg")
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "folder", "reviews")
+    for name, number in (("folder", 1), ("archive.tar.gz", 2)):
+        data = sentiment([str(tmp_path / name)])
+        assert data.labels == ["neg", "pos"]
+        assert len(held(data)) == len(reviews()) + 2 - number
+        assert f"{number} files of " in (err := capsys.readouterr().err)
+        assert "because links are not followed, such as " in err
 
 
 def test_of_an_archive_that_is_tested_its_test_part_is(tmp_path):
@@ -718,7 +849,7 @@ BAD_DATA = {
             or as_files(p / "folder", reviews(), "dev")
             or sentiment([str(p / "folder")])
         ),
-        "must have its texts in folders train, val, test, but has some in dev; rename or remove it",
+        "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
     ),
     "no share for the test": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_share=0),
