@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -15,6 +17,7 @@ from lightning_tfm.data import (
     Pair,
     is_hidden,
     located,
+    normalized,
     read_lines,
     read_table,
     read_text,
@@ -49,19 +52,23 @@ class Sentiment(LabelledDataModule):
 
     Data may be
 
-    - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; where it has
-      folders train/, val/ or test/, these hold the labels' folders,
+    - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; the folders
+      of the labels lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but
+      holds texts without one, as in IMDB; what is left out is counted,
     - a table: in each line a label, a tab and a text,
     - several files of a text in each line, named NAME.LABEL.
 
-    What is not given is taken from the training data: a text belongs to one part by its hash, whatever the seed. These
-    shares are left out of training even where others are given by name, so that what was trained without them can be
-    tested on them; of an archive or folder that has the part, nothing is taken.
+    A validation or test part that is not given is a share of the training data, drawn by the hash of each text, so
+    that equal texts share a part and the parts do not depend on the seed. The hash gives a text a number u in [0, 1).
+    It is a test text if u < test_share, a validation text if test_share <= u < test_share + val_share, and a training
+    text otherwise: each share is of all texts. A share is left out of training even where `val` or `test` names other
+    data, so that the trained model can still be tested on it; nothing is taken for a part that the archive or folder
+    brings itself.
 
     Args:
         train: the data to train on: one name or, of files named by label, several.
         val, test: other data; where there are none, a share of the training data.
-        val_share, test_share: these shares; 0 where all is for training, and the other data are given.
+        val_share, test_share: these shares of all texts; 0 where all is for training, and the other data are given.
         encoding: of the texts, as Python calls it.
         tokens: words in small letters and punctuation marks, or byte-level subwords.
         vocab_size: how many there are: the commonest of the training part.
@@ -102,16 +109,19 @@ class Sentiment(LabelledDataModule):
                 "several texts must have one label, but most of those of train have their own, as "
                 f"{parts['train'][0].target[:40]!r}; the label comes first in a table, then the text"
             )
-        for split, share, names in (("test", test_share, test), ("val", val_share, val)):
-            if split not in parts and share:
-                parts["train"], parts[split] = shared_out(parts["train"], split, share)
-                if names:
+        shares = {"test": test_share, "val": val_share}
+        drawn = {split for split in shares if shares[split] and split not in parts}
+        parts |= shared_out(parts["train"], drawn, val_share, test_share)
+        for split, names in (("test", test), ("val", val)):
+            if names:
+                if split in drawn:
                     say(
                         f"{len(parts[split])} texts of train are left out, as {split}_share says; set it to 0 to train "
                         "on them"
                     )
-            if names:
-                parts[split] = read_labelled(names, encoding, split)[split]
+                elif split in parts:
+                    say(f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data")
+                parts |= read_labelled(names, encoding, split)
             if split not in parts:
                 raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
@@ -131,21 +141,28 @@ class Sentiment(LabelledDataModule):
         return self.parts[split]
 
 
-def shared_out(texts: list[Pair], split: str, share: float) -> tuple[list[Pair], list[Pair]]:
-    """The texts without a share, and the share, which is drawn by their hash: equal texts stay together."""
-    drawn = [stable_hash(f"{split} {text.source}") / 2**64 < share for text in texts]
-    parts = ([text for text, is_in in zip(texts, drawn, strict=True) if is_in is wanted] for wanted in (False, True))
-    kept, given = parts
-    if not kept or not given:
-        raise UserError(
-            f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(given)}; "
-            f"try another share, or let {split} name data and the share be 0"
-        )
-    return kept, given
+def shared_out(texts: list[Pair], splits: Set[str], val_share: float, test_share: float) -> dict[str, list[Pair]]:
+    """Return the texts of "train" and of the splits that take a share of them, by the rule of Sentiment.
+
+    Raises:
+        UserError: if a part would be empty.
+    """
+    parts: dict[str, list[Pair]] = {"train": []} | {split: [] for split in splits}
+    for text in texts:
+        u = stable_hash(f"test {text.source}") / 2**64
+        split = "test" if u < test_share else "val" if u < test_share + val_share else "train"
+        parts[split if split in splits else "train"].append(text)
+    for split in sorted(splits):
+        if not parts[split] or not parts["train"]:
+            raise UserError(
+                f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(parts[split])}; "
+                f"try another share, or let {split} name data and the share be 0"
+            )
+    return parts
 
 
 def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
-    """The texts of an archive, a folder, a table or files: those of a split, and of others that the data have.
+    """Return the texts of an archive, a folder, a table or files, by part: of "train" all parts that the data have.
 
     Raises:
         UserError: if they cannot be read, or hold no labels.
@@ -163,7 +180,7 @@ def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list
             raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
         texts = _stripped(paths[0], rows)
     else:
-        labels = [path.name.removesuffix(".gz").rpartition(".")[2] for path in paths]
+        labels = [normalized(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
         texts = []
@@ -183,64 +200,103 @@ def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
     return texts
 
 
-def by_part(files: dict[PurePosixPath, Callable[[], str]], name: str, split: str) -> dict[str, list[Pair]]:
-    """Texts by the folders they lie in: PART/LABEL/FILE, or LABEL/FILE, which are then for `split`.
+def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
+    """Return the texts of each part, labelled by their folders; log how many files are left out, and why.
 
     Args:
-        files: how each of the files is read; those that lie beside the folders of the labels are not.
+        files: how to read each file; None for a link, which is not followed.
+        name: of the data.
+        split: "train" for all parts of the data, otherwise the one part that is wanted.
+
+    Raises:
+        UserError: if the folders do not name labels, or the part is missing.
     """
-    in_parts = [path for path in files if path.parent.parent.name in PARTS]
-    if in_parts:  # what else there is may lie above them, as IMDB's vocabulary does
-        others = {path.parent.parent.name for path in files} - {"", *PARTS}
-        if others:
+    left_out: dict[str, list[PurePosixPath]] = defaultdict(list)
+    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a part
+    texts = {}
+    for path, read in files.items():
+        if read is None:
+            left_out["links are not followed"].append(path)
+        elif path.parent.name == "unsup" and (path.parent.parent.name or own_name) in PARTS:
+            left_out["they have no label"].append(path)  # as in IMDB
+        else:
+            texts[path] = read
+    part_of = label_folders({path.parent for path in texts}, name, split)
+    if split not in part_of.values():  # a folder that was made for training elsewhere
+        part_of = {folder: split if part == "train" else part for folder, part in part_of.items()}
+    if split not in part_of.values():
+        present = ", ".join(sorted({*part_of.values()}))
+        raise UserError(f"{name!r} must have a folder {split}, but has {present} alone; rename it, or name other data")
+    parts: dict[str, list[Pair]] = defaultdict(list)
+    for path, read in texts.items():
+        part = part_of.get(path.parent)
+        if part is None:
+            left_out["they are in no folder of a label"].append(path)
+        elif split not in ("train", part):
+            left_out[f"they are not for {split}"].append(path)
+        else:
+            parts[part].append(Pair(read().strip(), normalized(path.parent.name)))
+    for reason, paths in left_out.items():
+        say(f"{len(paths)} files of {name!r} are left out because {reason}, such as {str(paths[0])!r}")
+    return dict(parts)
+
+
+def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
+    """Return the folders named by labels and the part of each: PART of PART/LABEL, or `split` where there are no parts.
+
+    Args:
+        folders: those that hold files; one that also holds such folders is not named by a label.
+        name: of the data.
+        split: what the data are for.
+
+    Raises:
+        UserError: if there are none, or they lie in different places.
+    """
+    above = {outer for folder in folders for outer in folder.parents}
+    labels = sorted(folders - above - {PurePosixPath()}, key=lambda folder: (folder.parent, folder))
+    elsewhere = [folder for folder in labels if folder.parent.name not in PARTS]
+    if len(elsewhere) < len(labels):
+        if elsewhere:
             raise UserError(
-                f"{name!r} must have its texts in folders {', '.join(PARTS)}, but has some in "
-                f"{', '.join(sorted(others))}; rename or remove it"
+                f"{name!r} must have its texts in folders of labels inside {', '.join(PARTS)}, but has some in "
+                f"{str(elsewhere[0])!r}; rename or remove it"
             )
-        labelled = in_parts
-    else:
-        above = {folder for path in files for folder in path.parent.parents}
-        labelled = [path for path in files if path.parent not in above]
-        places = sorted({path.parent for path in labelled}, key=lambda folder: (folder.parent, folder))
-        if places and places[0].parent != places[-1].parent:
-            raise UserError(
-                f"{name!r} must have the folders of its labels side by side, but has {str(places[0])!r} and "
-                f"{str(places[-1])!r}; move or remove one"
-            )
-    parts: dict[str, list[Pair]] = {}
-    for path in labelled:
-        part = path.parent.parent.name if in_parts else split
-        parts.setdefault(part, []).append(Pair(files[path]().strip(), path.parent.name))
-    if in_parts and split not in parts and "train" in parts:
-        parts[split] = parts["train"]  # of a folder that was made for training elsewhere
-    if split not in parts:
-        raise UserError(f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file")
-    return parts
+        return {folder: folder.parent.name for folder in labels}
+    if all(folder.name in PARTS for folder in labels):
+        raise UserError(
+            f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file, but has "
+            f"{' and '.join(repr(str(folder)) for folder in labels) or 'none'}"
+        )
+    if labels[0].parent != labels[-1].parent:
+        raise UserError(
+            f"{name!r} must have the folders of its labels side by side, but has {str(labels[0])!r} and "
+            f"{str(labels[-1])!r}; move or remove one"
+        )
+    return dict.fromkeys(labels, split)
 
 
-def _is_labelled(path: PurePosixPath) -> bool:
-    """Whether a file may be a text in the folder of its label: IMDB has reviews without one, and lists of addresses."""
-    return path.parent.name not in ("", "unsup", *PARTS) and not is_hidden(path)
-
-
-def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str]]:
+def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
+    """Return how to read each file of a folder that is not hidden; None for a link to a folder."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # paths ignore case on Windows
     files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in paths}
     return {
-        inside: partial(read_text, path, encoding)
+        inside: partial(read_text, path, encoding) if path.is_file() else None
         for inside, path in files.items()
-        if path.is_file() and _is_labelled(inside)
+        if (path.is_file() or path.is_symlink()) and not is_hidden(inside)
     }
 
 
-def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str]]:
-    """Read where they lie: nothing is unpacked, so that no name in it can lead anywhere."""
+def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
+    """Return how to read each file of an archive that is not hidden; None for a link.
+
+    Nothing is unpacked, so that no name in the archive can lead outside it.
+    """
     try:
         with tarfile.open(archive) as tar:
             files = {
-                member.name: tar.extractfile(member).read()
+                member.name: tar.extractfile(member).read() if member.isreg() else None
                 for member in tar
-                if member.isreg() and _is_labelled(PurePosixPath(member.name))
+                if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }
             tar.fileobj.seek(tar.offset)  # tarfile takes a damaged header for the end
             while rest := tar.fileobj.read(1 << 20):
@@ -249,4 +305,7 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = str(error).partition(":")[0]
         raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {reason}") from None
-    return {PurePosixPath(name): partial(decoded, files[name], f"{archive}:{name}", encoding) for name in sorted(files)}
+    return {
+        PurePosixPath(name): data if data is None else partial(decoded, data, f"{archive}:{name}", encoding)
+        for name, data in sorted(files.items())
+    }

@@ -20,7 +20,10 @@ FILES = {
 
 
 class Text(TextDataModule):
-    """A text, to be gone on with. Its beginning is for training, what comes then for validation.
+    """A text to continue, cut into a training, a test and a validation part, in this order.
+
+    The validation part is the last `val_share` of the text, whatever `test_share` is. The test part lies just before
+    it, so that settings chosen on the end of the text can be tested on a part that none was chosen on.
 
     Args:
         path: a file, a folder, of which all files are read in the order of their names, but hidden ones, or
@@ -29,8 +32,8 @@ class Text(TextDataModule):
         tokens: characters, or byte-level subwords, which are learned from the training part.
         vocab_size: how many different tokens there are at most: the commonest.
         tokenizer_file: a Hugging Face tokenizer.json, whose tokens are taken instead.
-        val_share: of the text, for validation.
-        test_share: of the text, its end, for the test; where it is 0, the validation part is tested.
+        val_share: share of the whole text for validation.
+        test_share: share of the whole text for the test; where it is 0, the validation part is tested.
         context: tokens of a window.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
@@ -56,10 +59,11 @@ class Text(TextDataModule):
                 f"{val_share} and {test_share}; try 0.1 and 0"
             )
         text = self._read(path, encoding)
-        end = round(len(text) * (1 - test_share))
-        middle = round(len(text) * (1 - test_share - val_share))
-        texts = {"train": text[:middle], "val": text[middle:end]}
-        texts["test"] = text[end:] if test_share else texts["val"]
+        val_start = round(len(text) * (1 - val_share))
+        test_start = round(len(text) * (1 - val_share - test_share))
+        texts = {"train": text[:test_start], "test": text[test_start:val_start], "val": text[val_start:]}
+        if not test_share:
+            texts["test"] = texts["val"]
         if tokenizer_file is not None:
             tokenizer = read_tokenizer(Path(tokenizer_file))
         else:

@@ -6,7 +6,11 @@ import codecs
 import gzip
 import io
 import itertools
+import random
+import re
+import sys
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from torch.nn import functional as F
 
 from corpora import TEXT, WORDS, as_files, as_imdb, reviews, sentences, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
-from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches
+from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, read_tokenizer, restored
@@ -235,12 +239,26 @@ def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
     assert len(begins) > 5, "each pass begins elsewhere"
 
 
+@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("test_share", [0.0, 0.05, 0.1, 0.3])
+def test_validation_part_is_the_end_of_the_text(val_share, test_share, tmp_path):
+    texts = Text(text_file(tmp_path), val_share=val_share, test_share=test_share).texts
+    assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_share)) :]
+    if test_share:
+        assert texts["train"] + texts["test"] + texts["val"] == TEXT
+        assert len(texts["test"]) == pytest.approx(test_share * len(TEXT), abs=1)
+    else:
+        assert texts["train"] + texts["val"] == TEXT
+        assert texts["test"] == texts["val"]
+
+
 def test_a_folder_is_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
     data = Text(str(tmp_path / "books"), context=8, batch_size=2, test_share=0.1)
-    assert "".join(data.texts.values()) == "first\n" * 40 + "\n" + "second\n" * 40
+    parts = (data.texts[split] for split in ("train", "test", "val"))
+    assert "".join(parts) == "first\n" * 40 + "\n" + "second\n" * 40
     data.setup("fit")
     assert set(data.fingerprint) == {"train", "val", "test"}
     assert data.fingerprint["test"] != data.fingerprint["val"]
@@ -336,6 +354,136 @@ def test_what_lies_beside_the_labels_folders_is_no_text(tmp_path):
         assert held(sentiment([str(tmp_path / name)])) == sorted(reviews()), name
 
 
+def in_folders(names, number=40):
+    """Names of so many files in each of these folders."""
+    return [f"{name}/{n}.txt" for name in names for n in range(number)]
+
+
+LAYOUTS = {
+    "labels named as parts": (
+        in_folders(["neg", "test", "train", "unsup", "val"]),
+        {"neg", "test", "train", "unsup", "val"},
+        {},
+    ),
+    "labels in a folder": (in_folders(["reviews/test", "reviews/pos"]), {"pos", "test"}, {}),
+    "labels named as parts, in parts": (in_folders(["train/test", "train/val", "test/val"]), {"test", "val"}, {}),
+    "IMDB": (
+        [
+            *("README", "imdb.vocab", "train/urls_pos.txt", "train/labeledBow.feat"),
+            *in_folders(["train/neg", "train/pos", "train/unsup", "test/neg", "test/pos"]),
+        ],
+        {"neg", "pos"},
+        {"they have no label": 40, "they are in no folder of a label": 4},
+    ),
+    "files beside labels": (
+        ["README", "reviews/all.csv", *in_folders(["reviews/a", "reviews/b"])],
+        {"a", "b"},
+        {"they are in no folder of a label": 2},
+    ),
+    "texts without a label beside labels": (
+        in_folders(["a", "b", "train/unsup"]),
+        {"a", "b"},
+        {"they have no label": 40},
+    ),
+}
+REFUSED_LAYOUTS = {
+    "parts and labels side by side": (
+        in_folders(["train/neg", "train/pos", "neg"]),
+        "inside train, val, test, but has some in '(.*/)?neg'; rename",
+    ),
+    "a part without labels": (
+        in_folders(["train/neg", "train/pos", "test"]),
+        "inside train, val, test, but has some in '(.*/)?test'; rename",
+    ),
+    "parts without labels": (
+        in_folders(["train", "test"]),
+        "must hold folders named by their labels, .* but has '(.*/)?test' and '(.*/)?train'",
+    ),
+    "no training part": (
+        in_folders(["test/neg", "test/pos", "val/neg"]),
+        "must have a folder train, but has test, val alone",
+    ),
+    "folders of a label": (
+        in_folders(["neg", "pos", "pos/old"]),
+        "side by side, but has '(.*/)?neg' and '(.*/)?pos/old'; move",
+    ),
+}
+
+
+def lay_out(form, names, tmp_path):
+    """Write a text into each file; return the folder, or an archive of it with or without the folder's name."""
+    for name in names:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text of {name}")
+    if form == "folder":
+        return tmp_path / "data"
+    with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "data", form)
+    return tmp_path / "data.tar.gz"
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+@pytest.mark.parametrize(("names", "labels", "left_out"), LAYOUTS.values(), ids=LAYOUTS)
+def test_every_file_is_read_or_counted(names, labels, left_out, form, tmp_path, capsys):
+    data = sentiment([str(lay_out(form, names, tmp_path))])
+    told = re.findall(r"(\d+) files of .* are left out because (.*), such as ", capsys.readouterr().err)
+    assert {reason: int(number) for number, reason in told} == left_out
+    assert {*data.labels} == labels
+    read = [text.removeprefix("text of ") for _, text in held(data)]
+    assert len({*read}) == len(read) == len(names) - sum(left_out.values())
+    assert all(
+        Path(name).parent.name == label for label, name in zip((label for label, _ in held(data)), read, strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+@pytest.mark.parametrize(("names", "message"), REFUSED_LAYOUTS.values(), ids=REFUSED_LAYOUTS)
+def test_unclear_layout_is_refused(names, message, form, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        sentiment([str(lay_out(form, names, tmp_path))])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["folder", ".", "top"])
+def test_texts_of_other_parts_are_counted(form, tmp_path, capsys):
+    table = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
+    folders = [f"{part}/{label}" for part in ("test", "train", "val") for label in ("neg", "pos")]
+    data = str(lay_out(form, in_folders(folders), tmp_path))
+    assert len(sentiment(table, test=[data], test_share=0).pairs("test")) == 80
+    assert "160 files of " in (err := capsys.readouterr().err)
+    assert "are left out because they are not for test, such as " in err
+    assert len(sentiment([data], test=table).pairs("train")) == 80
+    assert "80 texts in test/ of train are left out because test names other data" in capsys.readouterr().err
+
+
+def test_folder_of_a_part_may_hold_texts_without_a_label(tmp_path, capsys, monkeypatch):
+    """IMDB's folder train, which has pos, neg and unsup, by several names of it."""
+    folder, _ = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
+    monkeypatch.chdir(folder / "train")
+    for name in (str(folder / "train"), f"{folder}/train/", "."):
+        data = sentiment([name], test=[str(folder / "test")], test_share=0)
+        assert data.labels == ["neg", "pos"]
+        assert held(data, ["train", "val"]) == sorted(reviews(60))
+        assert "1 files of " in (err := capsys.readouterr().err)
+        assert "because they have no label" in err
+
+
+def test_links_are_counted(tmp_path, capsys):
+    """A link to a file of a folder is read as the file; one to a folder, or in an archive, is not followed."""
+    as_files(tmp_path / "folder", reviews())
+    (tmp_path / "folder/pos/linked.txt").symlink_to(tmp_path / "folder" / next((tmp_path / "folder/pos").iterdir()))
+    (tmp_path / "folder/meh").symlink_to(tmp_path / "folder/neg")
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "folder", "reviews")
+    for name, number in (("folder", 1), ("archive.tar.gz", 2)):
+        data = sentiment([str(tmp_path / name)])
+        assert data.labels == ["neg", "pos"]
+        assert len(held(data)) == len(reviews()) + 2 - number
+        assert f"{number} files of " in (err := capsys.readouterr().err)
+        assert "because links are not followed, such as " in err
+
+
 def test_of_an_archive_that_is_tested_its_test_part_is(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200, seed=2)))]
     _, archive = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
@@ -349,6 +497,48 @@ def test_splits_are_disjoint_whatever_the_seed(tmp_path):
     parts = [{pair.source for pair in data[0].pairs(split)} for split in ("train", "val", "test")]
     assert all(not ours & theirs for ours, theirs in itertools.combinations(parts, 2))
     assert all(40 < len(data[0].pairs(split)) < 130 for split in ("val", "test"))
+
+
+NUMBERED = [(("neg", "pos")[n % 2], f"text number {n - n % 10 // 9}") for n in range(2_000)]
+"""Labelled texts, of which one in ten comes twice."""
+
+
+@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3, 0.45])
+@pytest.mark.parametrize("test_share", [0.05, 0.1, 0.3, 0.45])
+def test_each_share_is_of_all_texts(val_share, test_share, tmp_path):
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
+    data, other_seed = (sentiment(train, val_share=val_share, test_share=test_share, seed=seed) for seed in (0, 1))
+    parts = {split: [pair.source for pair in data.pairs(split)] for split in ("train", "val", "test")}
+    assert sorted(itertools.chain.from_iterable(parts.values())) == sorted(text for _, text in NUMBERED)
+    shares = {"train": 1 - val_share - test_share, "val": val_share, "test": test_share}
+    for split, share in shares.items():
+        assert len(parts[split]) / 2_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2_000) ** 0.5), split
+        assert parts[split] == [pair.source for pair in other_seed.pairs(split)]
+    for ours, theirs in itertools.combinations(parts.values(), 2):
+        assert not {*ours} & {*theirs}
+
+
+def test_parts_are_intervals_of_one_hash(tmp_path):
+    """By the definition; a share that is not taken goes to training, and the other part stays what it is."""
+    train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
+    others = [write_lines(tmp_path / "others.tsv", map("\t".join, reviews(50, seed=1)))]
+
+    def interval(begin, end):
+        return sorted(row for row in NUMBERED if begin <= stable_hash(f"test {row[1]}") / 2**64 < end)
+
+    data = sentiment(train, val_share=0.2, test_share=0.3)
+    assert held(data, ["test"]) == interval(0, 0.3)
+    assert held(data, ["val"]) == interval(0.3, 0.5)
+    assert held(data, ["train"]) == interval(0.5, 1)
+    data = sentiment(train, val_share=0.2, test_share=0.3, val=others, test=others)
+    assert held(data, ["train"]) == interval(0.5, 1)
+    data = sentiment(train, val_share=0.2, test_share=0, test=others)
+    assert held(data, ["val"]) == interval(0, 0.2)
+    as_files(tmp_path / "folder", NUMBERED, "train")
+    as_files(tmp_path / "folder", reviews(50, seed=1), "test")
+    data = sentiment([str(tmp_path / "folder")], val_share=0.2, test_share=0.3)
+    assert held(data, ["val"]) == interval(0.3, 0.5)
+    assert held(data, ["train"]) == sorted(interval(0, 0.3) + interval(0.5, 1))
 
 
 def test_texts_may_have_any_name_but_a_hidden_one(tmp_path):
@@ -468,6 +658,97 @@ def test_a_batch_of_spelled_words_holds_what_the_tokenizer_says(tmp_path):
         assert [tuple(token) for token in ids[: len(expected)]] == expected
         assert not any(map(any, ids[len(expected) :]))
     assert examples[rows].tokens == examples.lengths[rows].sum()
+
+
+# Unicode
+
+
+SCRIPTS = {
+    "French": "Caf\u00e9 na\u00efve \u00e9l\u00e8ve",
+    "marks without a composed form": "x\u030c Q\u0303 e\u0301\u0323",
+    "Vietnamese": "Ti\u1ebfng Vi\u1ec7t \u0111\u01b0\u1ee3c",
+    "Korean": "\ud55c\uad6d\uc5b4 \ubb38\uc7a5",
+    "Hindi": "\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e \u0958",
+    "Malayalam": "\u0d05\u0d35\u0d28\u0d4d\u200d \u0d35\u0d28\u0d4d\u0d28\u0d41 \u0d15\u0d4a",
+    "Persian": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0622\u0628",
+    "Arabic": "\u0644\u064f\u063a\u064e\u0629\u064c \u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f",
+    "Hebrew": "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd \u05e2\u05b2\u05dc",
+    "Thai": "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u0e01\u0e33\u0e25\u0e31\u0e07 \u0e17\u0e35\u0e48",
+    "emoji": "\U0001f469\U0001f3fd\u200d\U0001f4bb \U0001f468\u200d\U0001f469\u200d\U0001f467 1\ufe0f\u20e3",
+}
+"""Words of several scripts, between spaces."""
+
+UNICODE = [word for text in SCRIPTS.values() for word in text.split()]
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_words_keep_their_marks(text):
+    for form in ("NFC", "NFD"):
+        normal = unicodedata.normalize(form, text)
+        assert WordTokenizer(()).split(f"({normal}) {normal}!") == [
+            "(",
+            *normal.lower().split(),
+            ")",
+            *normal.lower().split(),
+            "!",
+        ]
+
+
+def test_every_mark_extends_a_word():
+    split = WordTokenizer(()).split
+    marks = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("M")]
+    assert len(marks) > 2_000
+    assert [mark for mark in marks if len(split(f"a{mark}b")) > 1] == []
+
+
+def test_words_of_texts_without_marks():
+    """By a pattern without marks, whose words those of Latin texts have always been."""
+    letters = "".join(map(chr, range(0x300))).replace("\u0130", "")  # which in small letters is an i and a mark
+    for text in (letters, letters[::-1], " ".join(letters), TEXT, "it's 'tis '' - rock 'n' roll<br />x_1\u00ad\u00bd"):
+        assert WordTokenizer(()).split(text) == re.findall(r"[\w']+|[^\w\s]", text.replace("<br />", " ").lower())
+
+
+FORMS = {
+    "characters": lambda p: ParallelText([p], [p], tokens="character", batch_size=2),
+    "words": lambda p: ParallelText([p], [p], tokens="word", batch_size=2),
+    "subwords": lambda p: ParallelText([p], [p], tokens="subword", batch_size=2),
+    "table": lambda p: Tsv(p, p, target_separator=" ", batch_size=2),
+    "text": lambda p: Text(p, context=4, batch_size=2),
+    "labels": lambda p: Sentiment([p], num_ngrams=50, batch_size=2),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+def test_both_forms_of_a_file_give_the_same_ids(make, tmp_path):
+    draw = random.Random(0)
+    lines = ["\t".join((draw.choice(UNICODE[:2]), " ".join(draw.choices(UNICODE, k=4)))) for _ in range(200)]
+    made = []
+    for form in ("NFC", "NFD"):
+        content = unicodedata.normalize(form, "\n".join(lines))
+        made.append(make(write_lines(tmp_path / f"{form}.tsv", content.split("\n"))))
+        made[-1].setup("fit")
+    assert (tmp_path / "NFC.tsv").read_bytes() != (tmp_path / "NFD.tsv").read_bytes()
+    ours, theirs = made
+    assert ours.tokenizer.to_dict() == theirs.tokenizer.to_dict()
+    assert ours.fingerprint == theirs.fingerprint
+    if not isinstance(ours, Sentiment):  # whose words are not written
+        for word in UNICODE:
+            word = unicodedata.normalize("NFC", word)
+            assert ours.tokenizer.decode(ours.tokenizer.encode_target(word)) == word
+
+
+def test_both_forms_of_a_label_are_one(tmp_path):
+    """As a Mac and others write the names of folders and files."""
+    label = UNICODE[0]
+    texts = [(label if old == "pos" else old, text) for old, text in reviews()]
+    for form in ("NFC", "NFD"):
+        as_files(tmp_path / form, [(unicodedata.normalize(form, label), text) for label, text in texts])
+        for name in ("neg", label):
+            path = tmp_path / f"{form}.{unicodedata.normalize(form, name)}"
+            write_lines(path, [text for label, text in texts if label == name])
+        for names in ([form], [f"{form}.neg", unicodedata.normalize(form, f"{form}.{label}")]):
+            data = sentiment([str(tmp_path / name) for name in names])
+            assert held(data) == sorted(texts)
 
 
 # Bad input
@@ -619,6 +900,10 @@ BAD_DATA = {
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_share=0.01),
         "test_share must leave texts on both sides, but of 4 it takes 0; try another share",
     ),
+    "shares of all texts": (
+        lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_share=0.4, test_share=0.4),
+        "test_share must leave texts on both sides, but of 18 it takes 9; try another share",
+    ),
     "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file here, but is a folder"),
     "features of column 0": (
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, features=0),
@@ -658,7 +943,7 @@ BAD_DATA = {
             or as_files(p / "folder", reviews(), "dev")
             or sentiment([str(p / "folder")])
         ),
-        "must have its texts in folders train, val, test, but has some in dev; rename or remove it",
+        "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
     ),
     "no share for the test": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_share=0),
