@@ -17,6 +17,7 @@ from lightning_tfm.data import (
     Pair,
     is_hidden,
     located,
+    normalized,
     read_lines,
     read_table,
     read_text,
@@ -179,7 +180,7 @@ def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list
             raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
         texts = _stripped(paths[0], rows)
     else:
-        labels = [path.name.removesuffix(".gz").rpartition(".")[2] for path in paths]
+        labels = [normalized(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
         texts = []
@@ -234,7 +235,7 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
         elif split not in ("train", part):
             left_out[f"they are not for {split}"].append(path)
         else:
-            parts[part].append(Pair(read().strip(), path.parent.name))
+            parts[part].append(Pair(read().strip(), normalized(path.parent.name)))
     for reason, paths in left_out.items():
         say(f"{len(paths)} files of {name!r} are left out because {reason}, such as {str(paths[0])!r}")
     return dict(parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
+import unicodedata
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -155,6 +157,9 @@ def _written(ids: Iterable[int]) -> list[int]:
 class WordTokenizer(Tokenizer):
     """Words and punctuation marks in small letters, of texts that are read, and not written.
 
+    A combining mark belongs to the character before it, so that words of all scripts stay whole; so do the joiners of
+    Indic and Persian words and of emoji.
+
     With n-grams, what a word is made of stands beside it, whether the vocabulary has it or not: `unwatchable` shares
     `watch` with what is known (Bojanowski et al. 2017, 3.2). Each word has then several ids: its own, and those of its
     NGRAMS, the first MOST of them; for fewer there is PAD.
@@ -178,7 +183,7 @@ class WordTokenizer(Tokenizer):
         self._spelled: dict[str, tuple[int, ...]] = {}  # what `_spell` has said
 
     def split(self, text: str) -> list[str]:
-        return re.findall(r"[\w']+|[^\w\s]", re.sub(r"<br\s*/?>", " ", text).lower())
+        return _word_pattern().findall(re.sub(r"<br\s*/?>", " ", text).lower())
 
     def encode(self, text: str) -> Ids:
         words = self.split(text)
@@ -201,6 +206,21 @@ class WordTokenizer(Tokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         return {"words": list(self.words), "num_ngrams": self.num_ngrams}
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word or of another symbol.
+
+    Python's `\\w` lacks Unicode's marks (the categories Mn, Mc and Me). They, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
+    and the skin tones of emoji extend the character before them.
+    """
+    planes = itertools.chain(range(0x300, 0x20000), range(0xE0000, 0xE1000))  # no others have marks
+    marks = [code for code in planes if unicodedata.category(chr(code)).startswith("M")]
+    runs = [[*run] for _, run in itertools.groupby(enumerate(marks), lambda mark: mark[1] - mark[0])]
+    ranges = "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+    extend = rf"(?:(?=[^\0-\u02ff])[{ranges}\u200c\u200d\U0001f3fb-\U0001f3ff])"  # tells Latin text apart fast
+    return re.compile(rf"[\w']+(?:{extend}+[\w']*)*|[^\w\s]{extend}*(?:(?<=\u200d)[^\w\s]{extend}*)*")
 
 
 class SubwordTokenizer(Tokenizer):

@@ -6,8 +6,11 @@ import codecs
 import gzip
 import io
 import itertools
+import random
 import re
+import sys
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -655,6 +658,97 @@ def test_a_batch_of_spelled_words_holds_what_the_tokenizer_says(tmp_path):
         assert [tuple(token) for token in ids[: len(expected)]] == expected
         assert not any(map(any, ids[len(expected) :]))
     assert examples[rows].tokens == examples.lengths[rows].sum()
+
+
+# Unicode
+
+
+SCRIPTS = {
+    "French": "Caf\u00e9 na\u00efve \u00e9l\u00e8ve",
+    "marks without a composed form": "x\u030c Q\u0303 e\u0301\u0323",
+    "Vietnamese": "Ti\u1ebfng Vi\u1ec7t \u0111\u01b0\u1ee3c",
+    "Korean": "\ud55c\uad6d\uc5b4 \ubb38\uc7a5",
+    "Hindi": "\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e \u0958",
+    "Malayalam": "\u0d05\u0d35\u0d28\u0d4d\u200d \u0d35\u0d28\u0d4d\u0d28\u0d41 \u0d15\u0d4a",
+    "Persian": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0622\u0628",
+    "Arabic": "\u0644\u064f\u063a\u064e\u0629\u064c \u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f",
+    "Hebrew": "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd \u05e2\u05b2\u05dc",
+    "Thai": "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u0e01\u0e33\u0e25\u0e31\u0e07 \u0e17\u0e35\u0e48",
+    "emoji": "\U0001f469\U0001f3fd\u200d\U0001f4bb \U0001f468\u200d\U0001f469\u200d\U0001f467 1\ufe0f\u20e3",
+}
+"""Words of several scripts, between spaces."""
+
+UNICODE = [word for text in SCRIPTS.values() for word in text.split()]
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_words_keep_their_marks(text):
+    for form in ("NFC", "NFD"):
+        normal = unicodedata.normalize(form, text)
+        assert WordTokenizer(()).split(f"({normal}) {normal}!") == [
+            "(",
+            *normal.lower().split(),
+            ")",
+            *normal.lower().split(),
+            "!",
+        ]
+
+
+def test_every_mark_extends_a_word():
+    split = WordTokenizer(()).split
+    marks = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("M")]
+    assert len(marks) > 2_000
+    assert [mark for mark in marks if len(split(f"a{mark}b")) > 1] == []
+
+
+def test_words_of_texts_without_marks():
+    """By a pattern without marks, whose words those of Latin texts have always been."""
+    letters = "".join(map(chr, range(0x300))).replace("\u0130", "")  # which in small letters is an i and a mark
+    for text in (letters, letters[::-1], " ".join(letters), TEXT, "it's 'tis '' - rock 'n' roll<br />x_1\u00ad\u00bd"):
+        assert WordTokenizer(()).split(text) == re.findall(r"[\w']+|[^\w\s]", text.replace("<br />", " ").lower())
+
+
+FORMS = {
+    "characters": lambda p: ParallelText([p], [p], tokens="character", batch_size=2),
+    "words": lambda p: ParallelText([p], [p], tokens="word", batch_size=2),
+    "subwords": lambda p: ParallelText([p], [p], tokens="subword", batch_size=2),
+    "table": lambda p: Tsv(p, p, target_separator=" ", batch_size=2),
+    "text": lambda p: Text(p, context=4, batch_size=2),
+    "labels": lambda p: Sentiment([p], num_ngrams=50, batch_size=2),
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+def test_both_forms_of_a_file_give_the_same_ids(make, tmp_path):
+    draw = random.Random(0)
+    lines = ["\t".join((draw.choice(UNICODE[:2]), " ".join(draw.choices(UNICODE, k=4)))) for _ in range(200)]
+    made = []
+    for form in ("NFC", "NFD"):
+        content = unicodedata.normalize(form, "\n".join(lines))
+        made.append(make(write_lines(tmp_path / f"{form}.tsv", content.split("\n"))))
+        made[-1].setup("fit")
+    assert (tmp_path / "NFC.tsv").read_bytes() != (tmp_path / "NFD.tsv").read_bytes()
+    ours, theirs = made
+    assert ours.tokenizer.to_dict() == theirs.tokenizer.to_dict()
+    assert ours.fingerprint == theirs.fingerprint
+    if not isinstance(ours, Sentiment):  # whose words are not written
+        for word in UNICODE:
+            word = unicodedata.normalize("NFC", word)
+            assert ours.tokenizer.decode(ours.tokenizer.encode_target(word)) == word
+
+
+def test_both_forms_of_a_label_are_one(tmp_path):
+    """As a Mac and others write the names of folders and files."""
+    label = UNICODE[0]
+    texts = [(label if old == "pos" else old, text) for old, text in reviews()]
+    for form in ("NFC", "NFD"):
+        as_files(tmp_path / form, [(unicodedata.normalize(form, label), text) for label, text in texts])
+        for name in ("neg", label):
+            path = tmp_path / f"{form}.{unicodedata.normalize(form, name)}"
+            write_lines(path, [text for label, text in texts if label == name])
+        for names in ([form], [f"{form}.neg", unicodedata.normalize(form, f"{form}.{label}")]):
+            data = sentiment([str(tmp_path / name) for name in names])
+            assert held(data) == sorted(texts)
 
 
 # Bad input

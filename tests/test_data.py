@@ -16,7 +16,7 @@ import torch
 
 from datamodules import Copy, Date, ToyTranslation, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationBatches, TrainingBatches
+from lightning_tfm.data import EvaluationBatches, TrainingBatches, normalized
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import BOS, EOS, PAD, SymbolTokenizer, restored
 
@@ -351,11 +351,12 @@ def test_dates_stay_in_their_range_to_its_last_day():
     assert max(days) == "2003-12-31"
 
 
-@pytest.mark.parametrize("locale", ["de", "ja", "ar", "fr_CA"])
+@pytest.mark.parametrize("locale", ["de", "ja", "ar", "fr_CA", "hi", "vi"])
 def test_dates_of_any_locale_are_in_the_vocabulary(locale):
     data = Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60)
     data.setup("fit")
     assert len(data.datasets["train"]) == 300
+    assert all(normalized(pair.source) == pair.source for pair in data.datasets["train"].pairs), "as questions are"
 
 
 # Toy translation

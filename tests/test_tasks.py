@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import yaml
 
 from corpora import TEXT, as_imdb, reviews
 from lightning_tfm.checkpoint import load, read
+from lightning_tfm.commands.generate import _encode as encoded
 from lightning_tfm.errors import UserError
 from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
@@ -184,6 +186,19 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
                 probabilities = network(torch.tensor([tokenizer.encode(text)])).softmax(-1)[0]
             assert label == labels[probabilities.argmax()]
             assert float(probability) == pytest.approx(probabilities.max().item(), abs=1e-4)
+
+
+def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_path, capsys):
+    asked = "ein Hund schl\u00e4ft \ud55c"
+    checkpoint, told = trained / "checkpoints/best.ckpt", []
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, asked)
+        (tmp_path / form).write_text(f"{text}\n")
+        for arguments in ([text], ["--input", tmp_path / form]):
+            status = in_process(monkeypatch, "generate", checkpoint, *arguments)
+            told.append((status, *capsys.readouterr(), encoded([(1, text)], load(checkpoint))))
+    assert told[0][0] == 0
+    assert told[1:] == told[:1] * 3
 
 
 def test_a_text_may_begin_as_any_does(tmp_path_factory, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lightning_tfm.checkpoint import Trained, load
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.data import padded
+from lightning_tfm.data import normalized, padded
 from lightning_tfm.decoding import beam_search, decode, go_on, greedy, sampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenizer import EOS
@@ -169,10 +169,11 @@ def _bar(options: Namespace) -> tqdm:
 
 
 def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Of the numbered lines: the ids of those that can be answered, and what there is to say of some."""
+    """Return the ids of the numbered lines that can be answered, and notes on some; normalized as in training."""
     sources: dict[int, list[int]] = {}
     notes: dict[int, str] = {}
     for number, line in batch:
+        line = normalized(line)
         if trained.task != "language modelling":
             if not line.strip():
                 continue

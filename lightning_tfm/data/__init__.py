@@ -14,7 +14,7 @@ from lightning_tfm.data.batches import (
     stable_hash,
 )
 from lightning_tfm.data.download import Download, download
-from lightning_tfm.data.files import is_hidden, located, read_lines, read_table, read_text
+from lightning_tfm.data.files import is_hidden, located, normalized, read_lines, read_table, read_text
 from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 from lightning_tfm.data.text import TextDataModule, TextDataset
@@ -42,6 +42,7 @@ __all__ = [
     "download",
     "is_hidden",
     "located",
+    "normalized",
     "padded",
     "read_lines",
     "read_table",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
+import unicodedata
 import zlib
 from pathlib import Path, PurePath
 
@@ -44,7 +45,7 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """A file's text; one whose name ends with .gz is unpacked.
+    """Return a file's text, normalized; one whose name ends with .gz is unpacked.
 
     Raises:
         UserError: if it is empty, binary or of another encoding.
@@ -57,8 +58,21 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     return decoded(data, str(path), encoding)
 
 
+def normalized(text: str) -> str:
+    """Return the text in Unicode's normalization form NFC.
+
+    Files, the names of labels and a user's questions all pass through it, so that a letter and its accent are encoded
+    alike however they were typed.
+    """
+    return unicodedata.normalize("NFC", text)
+
+
 def decoded(data: bytes, name: str, encoding: str) -> str:
-    """What a file of that name holds, as text; raises as `read_text` does."""
+    """Return the normalized text of a file's content; `name` is the file's, for messages.
+
+    Raises:
+        UserError: as `read_text` does.
+    """
     try:
         known = codecs.lookup(encoding).name
         begun = next((other for mark, other in BEGINNINGS.items() if data.startswith(mark)), None)
@@ -76,7 +90,7 @@ def decoded(data: bytes, name: str, encoding: str) -> str:
         raise UserError(
             f"encoding must be one of texts that Python knows, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = normalized(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if not text.strip():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text
