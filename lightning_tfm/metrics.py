@@ -37,13 +37,6 @@ def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
     return nll.view_as(target_out).sum(1)
 
 
-def sequences_equal(ours: Tensor, theirs: Tensor) -> Tensor:
-    """(B), True where two rows hold the same tokens; (B, T) and (B, T'), padded on the right."""
-    width = max(ours.size(1), theirs.size(1))
-    padded = (F.pad(x, (0, width - x.size(1)), value=PAD) for x in (ours, theirs))
-    return torch.eq(*padded).all(1)
-
-
 class Perplexity(MeanMetric):
     """exp(total -log p / total tokens), taken once, at the end."""
 
@@ -52,13 +45,9 @@ class Perplexity(MeanMetric):
 
 
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy by token, exact match by sequence.
+    """Loss, perplexity and accuracy by token, exact match by sequence."""
 
-    Args:
-        unknown_id: stands for symbols that the vocabulary lacks: a target that holds one cannot be answered rightly.
-    """
-
-    def __init__(self, unknown_id: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(
             {
                 "loss": MeanMetric(),
@@ -67,15 +56,14 @@ class SequenceMetrics(nn.ModuleDict):
                 "exact_match": MeanMetric(),
             }
         )
-        self.unknown_id = unknown_id
 
-    def count(self, batch: Batch, logits: Tensor, decoded: Tensor) -> None:
+    def count(self, batch: Batch, logits: Tensor, exact: Tensor) -> None:
         """Counts a batch.
 
         Args:
             batch: what was asked, and the right answer.
             logits: (B, T, V), given the right answer's beginnings.
-            decoded: (B, T'), the model's own answers, each ended by EOS.
+            exact: (B), whether the text of the model's own answer is that of the right one.
         """
         tokens = (batch.target_out != PAD).sum()
         nll = token_nll(logits, batch.target_out) / tokens
@@ -83,9 +71,6 @@ class SequenceMetrics(nn.ModuleDict):
         self["perplexity"].update(nll, weight=tokens)
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
         self["token_accuracy"].update(right.sum() / tokens, weight=tokens)
-        exact = sequences_equal(decoded, batch.target_out)
-        if self.unknown_id is not None:
-            exact &= (batch.target_out != self.unknown_id).all(1)
         self["exact_match"].update(exact.float())
 
 

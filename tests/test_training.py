@@ -7,6 +7,8 @@ import itertools
 import math
 import subprocess
 import sys
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,14 +17,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from conftest import DATA
 from datamodules import Copy
+from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
-from lightning_tfm.data import Batch, TrainingBatches
+from lightning_tfm.data import Batch, Pair, PairDataModule, TrainingBatches, padded
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import SequenceMetrics, sequences_equal, token_nll
+from lightning_tfm.metrics import SequenceMetrics, token_nll
 from lightning_tfm.modules import Optimization, Seq2SeqModule
-from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
+from lightning_tfm.modules.task import test_prefix as prefix_of
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
+from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, SubwordTokenizer, SymbolTokenizer, learned
 
 MODELS = {
     "transformer": lambda vocab_size: Transformer(vocab_size, 16, 2, 1, 32, dropout=0.0, max_length=24),
@@ -387,25 +392,20 @@ def test_a_setting_that_cannot_work_is_refused(make, message):
 
 
 def test_metrics_equal_their_definitions_over_unequal_batches():
-    tokenizer = SymbolTokenizer(["ein", "Hund", "Haus", "rot"], " ")
     metrics = SequenceMetrics()
     nll = tokens = right = exact = sequences = 0
     for width, count in ((3, 2), (6, 5), (4, 1)):
         target_out = torch.randint(3, 7, (count, width))
         target_out[:, -1] = EOS
         target_out[0, width // 2 :] = torch.tensor([EOS] + [PAD] * (width - width // 2 - 1))
-        logits = torch.randn(count, width, tokenizer.vocab_size)
-        decoded = target_out.clone()
-        decoded[-1, 0] = 9 - decoded[-1, 0]  # another symbol, or EOS for one
-        metrics.count(Batch(target_out, target_out, target_out), logits, decoded)
+        logits = torch.randn(count, width, 7)
+        equal = torch.arange(count) < count - 1
+        metrics.count(Batch(target_out, target_out, target_out), logits, equal)
         real = target_out != PAD
         nll += token_nll(logits, target_out).item()
         tokens += real.sum().item()
         right += (logits.argmax(-1) == target_out)[real].sum().item()
-        exact += sum(
-            tokenizer.decode(a) == tokenizer.decode(b)
-            for a, b in zip(decoded.tolist(), target_out.tolist(), strict=True)
-        )
+        exact += equal.sum().item()
         sequences += count
     values = {name: metric.compute().item() for name, metric in metrics.items()}
     assert values["loss"] == pytest.approx(nll / tokens, rel=1e-5)
@@ -415,10 +415,97 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
     assert 0 < exact < sequences
 
 
-def test_sequences_are_equal_when_all_their_tokens_are():
-    right = torch.tensor([[3, 4, EOS], [3, EOS, PAD], [5, 5, EOS]])
-    answers = torch.tensor([[3, 4, EOS, PAD], [3, EOS, PAD, PAD], [5, 5, 5, EOS]])
-    assert sequences_equal(answers, right).tolist() == [True, True, False]
-    assert sequences_equal(right, answers).tolist() == [True, True, False]
-    # errors cannot cancel: as many too many as too few, at two places
-    assert sequences_equal(torch.tensor([[4, 3, EOS]]), torch.tensor([[3, 4, EOS]])).tolist() == [False]
+class Scripted(Seq2SeqNetwork):
+    """A network that answers each source with given ids."""
+
+    def __init__(self, vocab_size, answers):
+        super().__init__(vocab_size=vocab_size)
+        self.head = torch.nn.Linear(1, vocab_size)
+        self.vocab_size, self.answers = vocab_size, answers
+
+    def check_lengths(self, source_length, target_length):
+        pass
+
+    def forward(self, source, target_in):
+        return torch.zeros(*target_in.shape, self.vocab_size)
+
+    def encode(self, source):
+        answers = [self.answers[tuple(row[row != PAD].tolist())] for row in source]
+        return padded(answers)[0], torch.zeros(len(source), dtype=torch.long)
+
+    def decode_step(self, token, state):
+        answers, step = state
+        ids = answers[torch.arange(len(answers)), step.clamp(max=answers.size(1) - 1)]
+        return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size), (answers, step + 1)
+
+
+class Pairs(PairDataModule):
+    """Given pairs, all of them for each split."""
+
+    def __init__(self, pairs, tokenizer):
+        super().__init__(tokenizer, 64, 64, batch_size=4, eval_batch_size=7, num_workers=0, seed=0)
+        self.given = pairs
+
+    def pairs(self, split):
+        return self.given
+
+
+ODD_TARGETS = ["a  b", " a b", "b\ta", "a b ", "a \ufffd", "a x b", "\u00fc x", "ab ab", "b", "a b a", "[a]", "a-b"]
+
+
+def odd_data(tokens):
+    """Targets with white space and symbols that not every tokenizer writes."""
+    tokenizers = {
+        "character": learned(["a b \u00fc [-]"], "character", 50),
+        "word": learned(["a b ab \u00fc"], "word", 50),
+        "subword": learned(["a b ab \u00fc a b ab"] * 9, "subword", 270),
+        "features": SymbolTokenizer([*"ab -", "[a]", "[", "]", UNKNOWN], feature_separator=";"),
+        "separated": SymbolTokenizer([UNKNOWN, *"ab"], target_separator="-"),
+    }
+    sources = (" ".join(f"{n:b}").translate({ord("0"): "a", ord("1"): "b"}) for n in itertools.count())
+    pairs = [Pair(source, target, kind=source[-1]) for source, target in zip(sources, ODD_TARGETS * 3, strict=False)]
+    return Pairs(pairs, tokenizers[tokens])
+
+
+ALL_DATA = DATA | {name: partial(odd_data, name) for name in ("character", "word", "subword", "features", "separated")}
+
+
+def respelled(tokenizer, text):
+    """Other ids of the same text, where the tokenizer has them."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        pieces = [piece for piece, _ in tokenizer.model.pre_tokenizer.pre_tokenize_str(text)]
+        return [tokenizer.model.token_to_id(byte) + NUM_SPECIAL for byte in "".join(pieces)]
+    return tokenizer.encode_target(text)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+@pytest.mark.parametrize("make", ALL_DATA.values(), ids=ALL_DATA)
+def test_exact_match_metrics_are_the_mean_of_right_answers(make, beam_size):
+    data = make()
+    data.setup("test")
+    answers = {}
+    for examples in data.datasets.values():
+        for row, pair in enumerate(examples.pairs):
+            ids = [data.tokenizer.encode_target, partial(respelled, data.tokenizer)][row // 2 % 2](pair.target)
+            wrong = [*ids[1:], ids[0]] if row % 5 == 0 else ids
+            source = tuple(examples.sources[row][examples.sources[row] != PAD].tolist())
+            answers[source] = [*wrong, EOS]
+    assert len(answers) == len({pair.source for examples in data.datasets.values() for pair in examples.pairs})
+    network = Scripted(data.vocab_size, answers)
+    module = Seq2SeqModule(network, data.tokenizer, data.max_target_length, beam_size=beam_size)
+    predictions = Predictions()
+    trainer = make_trainer(callbacks=[predictions], limit_val_batches=None)
+    trainer.test(module, data, verbose=False)
+    by_name = defaultdict(list)
+    for name, _, line in predictions.lines:
+        assert line["right"] == (line["answer"] == line["target"])
+        prefix = f"{prefix_of(name)}/exact_match"
+        by_name[prefix].append(line["right"])
+        if line["kind"] is not None:
+            by_name[f"{prefix}/{line['kind']}"].append(line["right"])
+    metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if "exact_match" in name}
+    assert metrics == pytest.approx({name: sum(right) / len(right) for name, right in by_name.items()})
+    assert 0 < metrics["test/exact_match"] < 1
+    (validated,) = trainer.validate(module, data, verbose=False)
+    if isinstance(data, Pairs):  # which validates what it tests
+        assert validated["val/exact_match"] == pytest.approx(metrics["test/exact_match"])

@@ -21,6 +21,9 @@ from lightning_tfm.tokenizer import PAD, Tokenizer
 class Seq2SeqModule(TaskModule):
     """Trains a network to answer a source with its target, and tests it by decoding.
 
+    Exact match is the share of answers whose text is the target's, as the data have it: those that are `right` in
+    predictions.jsonl.
+
     Args:
         network: any of lightning_tfm.networks.
         tokenizer: the data's vocabulary.
@@ -71,7 +74,7 @@ class Seq2SeqModule(TaskModule):
         prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
         for prefix in prefixes:
             if prefix not in self.metrics:
-                self.metrics[prefix] = SequenceMetrics(self.tokenizer.unknown_id)
+                self.metrics[prefix] = SequenceMetrics()
         self.scores = {prefix: SentenceScores() for prefix in prefixes} if self.bleu else {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -88,11 +91,13 @@ class Seq2SeqModule(TaskModule):
             answers, _ = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)
         else:
             answers = decode(self.network.decode_step, state, self.max_target_length)
-        metrics.count(batch, logits, answers)
+        texts = [self.tokenizer.decode(ids) for ids in answers.tolist()]
+        rows = loader.sampler.batches[batch_idx].tolist()
+        references = [loader.dataset.pairs[row].target for row in rows]  # as they are, not as they are encoded
+        exact = [text == reference for text, reference in zip(texts, references, strict=True)]
+        metrics.count(batch, logits, torch.tensor(exact, device=self.device))
         if self.bleu:
-            rows = loader.sampler.batches[batch_idx].tolist()
-            references = [loader.dataset.pairs[row].target for row in rows]  # as they are, not as they are encoded
-            self.scores[prefix].count([self.tokenizer.decode(ids) for ids in answers.tolist()], references)
+            self.scores[prefix].count(texts, references)
         self.log_dict(
             {f"{prefix}/{name}": metric for name, metric in metrics.items()},
             add_dataloader_idx=False,
