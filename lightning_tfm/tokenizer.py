@@ -215,9 +215,11 @@ def _word_pattern() -> re.Pattern[str]:
     Python's `\\w` lacks Unicode's marks (the categories Mn, Mc and Me). They, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
     and the skin tones of emoji extend the character before them.
     """
-    planes = itertools.chain(range(0x20000), range(0xE0000, 0xE1000))  # the others hold ideographs and private use
-    marks = "".join(map(chr, (code for code in planes if unicodedata.category(chr(code)).startswith("M"))))
-    extend = f"[{marks}\u200c\u200d\U0001f3fb-\U0001f3ff]"
+    planes = itertools.chain(range(0x300, 0x20000), range(0xE0000, 0xE1000))  # no others have marks
+    marks = [code for code in planes if unicodedata.category(chr(code)).startswith("M")]
+    runs = [[*run] for _, run in itertools.groupby(enumerate(marks), lambda mark: mark[1] - mark[0])]
+    ranges = "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+    extend = rf"(?:(?=[^\0-\u02ff])[{ranges}\u200c\u200d\U0001f3fb-\U0001f3ff])"  # tells Latin text apart fast
     return re.compile(rf"[\w']+(?:{extend}+[\w']*)*|[^\w\s]{extend}*(?:(?<=\u200d)[^\w\s]{extend}*)*")
 
 
