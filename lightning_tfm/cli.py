@@ -234,11 +234,11 @@ class TfmCLI(LightningCLI):
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)
-            _tell(self.trainer, os.path.relpath(path))
+            _tell(self.trainer, os.path.relpath(path), ",".join(_allowed()))
 
 
-def _tell(trainer: Trainer, checkpoint: str) -> None:
-    """What the run reached, some of its answers, and what one can type next."""
+def _tell(trainer: Trainer, checkpoint: str, allow: str) -> None:
+    """Print the test metrics, some of the answers, and the commands that use the run."""
     console = Console(highlight=False, soft_wrap=True)
     table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
     for name, value in trainer.callback_metrics.items():
@@ -257,9 +257,10 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
     asked = next((_quoted(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
-    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}")
+    allowing = f" --allow {shlex.quote(allow)}" if allow else ""
+    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}{allowing}")
     if Path(folder, "config.yaml").is_file():
-        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}")
+        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}{allowing}")
     _tell_upload(trainer)
 
 

@@ -113,6 +113,27 @@ def is_allowed(path: str, allowed: Sequence[str]) -> bool:
     return any(f"{path}.".startswith(f"{name}.") for name in allowed)
 
 
+def import_allowed(path: str, allowed: Sequence[str], owner: str) -> Any:
+    """Import what a dotted path names, from installed packages or the current folder.
+
+    Args:
+        path: the dotted path.
+        allowed: the packages behind `--allow`.
+        owner: what names the path, for the message.
+
+    Raises:
+        UserError: if it is not of an allowed package, or cannot be imported.
+    """
+    if not is_allowed(path, allowed):
+        raise UserError(untrusted(path, owner))
+    search_current_folder()
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise UserError(f"{owner} names {path!r}, which cannot be imported: {error}") from None
+
+
 def search_current_folder() -> None:
     """Let Python import the packages of the current folder, after all others."""
     if os.getcwd() not in sys.path:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,7 +104,7 @@ def reproduce(arguments: list[str]) -> int:
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
-                for seconds in _fitting(experiment, seed, folder):
+                for seconds in _fitting(experiment, seed, folder, options.allow):
                     progress.update(bar, completed=done + min(seconds, experiment.seconds), now=_logged(folder))
                 run = _finished(folder, seed) or _failed(folder, seed)
             done += experiment.seconds
@@ -131,6 +131,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
     )
+    parser.add_allow()
     options = parser.parse_args(arguments)
     if not 1 <= options.seeds <= len(T_975) + 1:
         raise UserError(f"--seeds must be from 1 to {len(T_975) + 1}, but is {options.seeds}; try 3")
@@ -209,11 +210,14 @@ def _finished(folder: Path, seed: int) -> Run | None:
     return Run(seed, json.loads(summaries[0].read_text())) if summaries else None
 
 
-def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]:
-    """Trains and tests one seed, or goes on with it, in a process of its own; yields its seconds so far."""
+def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[str]) -> Iterator[float]:
+    """Train and test one seed, or resume it, in a separate process; yield the seconds since its start."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path.resolve())]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
     environment = os.environ | mirror_from_elsewhere()
+    if allow:  # the run starts in another folder, from which it must still find the packages of this one
+        command += ["--allow", ",".join(allow)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), os.getcwd()]))
     with (folder / "log").open("w") as log:
         # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
         process = subprocess.Popen(
