@@ -7,6 +7,7 @@ it as it is, and `unzip -z` shows the sum.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import replacing
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenizer import Tokenizer, restored
+from lightning_tfm.trust import import_allowed
 
 PREFIX = "network."
 """What the names of a network's weights begin with in a LightningModule's checkpoint."""
@@ -210,21 +212,23 @@ class Trained(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def load(path: str | Path) -> Trained:
-    """A trained network, and what is needed to use it.
+def load(path: str | Path, allow: Sequence[str] = ()) -> Trained:
+    """Return the trained network of a checkpoint, and what is needed to use it.
+
+    Args:
+        path: the checkpoint.
+        allow: packages, installed or in the current folder, whose code is trusted: the network may be one of theirs.
 
     Raises:
-        UserError: as `read`, and if the network is none of lightning_tfm.networks.
+        UserError: as `read`, and if the network is neither of lightning_tfm.networks nor of an allowed package.
     """
     checkpoint = read(path)
     saved = checkpoint["hyper_parameters"]
+    name = str(saved["network"]["class_path"])
     known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in map(vars(networks).get, networks.__all__)}
-    cls = known.get(saved["network"]["class_path"])
-    if cls is None or cls is Network:
-        raise UserError(
-            f"the network of {str(path)!r} must be one of {', '.join(networks.__all__)}, but is "
-            f"{saved['network']['class_path']!r}; export yours from lightning_tfm/networks/__init__.py"
-        )
+    cls = known.get(name) or import_allowed(name, allow, f"the checkpoint {str(path)!r}")
+    if not (inspect.isclass(cls) and issubclass(cls, Network)) or inspect.isabstract(cls):
+        raise UserError(f"the network of {str(path)!r} must be a class that derives from Network, but is {name!r}")
     weights = checkpoint["state_dict"].items()
     try:
         network = cls(**saved["network"]["init_args"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import logging
-import os
 import shlex
 import shutil
 import signal
@@ -43,15 +42,13 @@ from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.task import check_strategy
+from lightning_tfm.trust import ALLOW_HELP, allowed_packages, check_classes, import_policy, search_current_folder
 
 LONG = 100
 """Characters of a source that are shown then."""
 
 ANSWERS = 3
 """Right ones, and wrong ones, that the end of a run shows."""
-
-TRUSTED = ("lightning_tfm", "datamodules", "lightning", "torch")
-"""The packages whose classes a configuration may name."""
 
 
 class TfmCLI(LightningCLI):
@@ -76,7 +73,7 @@ class TfmCLI(LightningCLI):
             "--allow",
             default="",
             metavar="NAME[,NAME]",
-            help="packages, beside the framework's own, whose classes the YAML may name; on the command line only",
+            help=ALLOW_HELP,
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
@@ -90,6 +87,7 @@ class TfmCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if config.allow and not _allowed():
             raise UserError("--allow must stand on the command line, but stands in a YAML, which cannot trust itself")
+        check_classes(config.as_dict(), _allowed())
         if not 0 <= config.seed_everything < 2**32:
             raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
         if config.trainer.overfit_batches:
@@ -234,7 +232,7 @@ class TfmCLI(LightningCLI):
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)
-            _tell(self.trainer, relative(path))
+            _tell(self.trainer, relative(path), ",".join(_allowed()))
 
 
 def lock_run(folder: Path) -> FileLock:
@@ -258,8 +256,8 @@ def lock_run(folder: Path) -> FileLock:
     return lock
 
 
-def _tell(trainer: Trainer, checkpoint: str) -> None:
-    """What the run reached, some of its answers, and what one can type next."""
+def _tell(trainer: Trainer, checkpoint: str, allow: str) -> None:
+    """Print the test metrics, some of the answers, and the commands that use the run."""
     console = Console(highlight=False, soft_wrap=True)
     table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
     for name, value in trainer.callback_metrics.items():
@@ -278,9 +276,10 @@ def _tell(trainer: Trainer, checkpoint: str) -> None:
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
     asked = next((_quoted(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
-    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}")
+    allowing = f" --allow {shlex.quote(allow)}" if allow else ""
+    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}{allowing}")
     if Path(folder, "config.yaml").is_file():
-        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}")
+        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}{allowing}")
     _tell_upload(trainer)
 
 
@@ -329,15 +328,10 @@ def run() -> None:
     gc.freeze()  # what is imported stays: no garbage is looked for in it again
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
-    # A configuration is data: what it names is imported only from here, and from what `--allow` names.
     allowed = _allowed()
     if allowed:
-        sys.path.append(os.getcwd())  # where a user's own modules lie
-    set_parsing_settings(
-        import_path_denylist=["*"],
-        import_path_allowlist=[*TRUSTED, *allowed],
-        instantiate_subclass_spec_in_any=False,
-    )
+        search_current_folder()
+    set_parsing_settings(**import_policy(allowed), instantiate_subclass_spec_in_any=False)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
     # Lightning 2.6 calls what torch 2.13 has deprecated, which no user can mend
@@ -368,9 +362,9 @@ def run() -> None:
 def _allowed() -> list[str]:
     """What `--allow` names on the command line. It must be known before a configuration is read."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--allow", default="")
+    parser.add_argument("--allow", type=allowed_packages, default=[])
     options, _ = parser.parse_known_args(sys.argv[1:])
-    return [name for name in options.allow.split(",") if name]
+    return options.allow
 
 
 def _check_pair(model: str, data: str) -> None:

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn, get_type_hints
 
+CLOSE = 0.5
+"""The least similarity of a name that an error message proposes, by difflib."""
+
 
 class UserError(ValueError):
     """What the user can mend. The message names the setting, the rule, the value and the mend, in one line."""
@@ -64,11 +67,7 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     reason = re.sub(r"Parser key \"[^\"]+\":|Problem with given class_path '[^']+':", "", text).strip()
 
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", reason):
-        package = denied[1].split(".")[0]
-        return (
-            f"class_path must be of the framework's own packages, but is {denied[1]!r}, which is not imported; "
-            f"if you trust its code: --allow {package}"
-        )
+        return untrusted(denied[1], ".".join(settings))
     if classes and (group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason)):
         owner = get_type_hints(_imported(classes[-1]).__init__).get(group[1], object)
         return _unknown(group[2], _arguments_of(owner), f"{owner.__module__}.{owner.__qualname__}")
@@ -93,11 +92,27 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
             )
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
-        module, name = missing.groups()
-        return reason + _nearest(name, [n for n, value in vars(sys.modules[module]).items() if inspect.isclass(value)])
+        return _no_attribute(*missing.groups())
     reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
     reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
     return f"{'.'.join(settings)}: {reason}" if settings else reason
+
+
+def untrusted(path: str, owner: str) -> str:
+    """Return the message for a class or function that may not be used without `--allow`.
+
+    Args:
+        path: its dotted name.
+        owner: the setting or the checkpoint that names it.
+    """
+    module, _, name = path.rpartition(".")
+    misspelt = module in sys.modules and name not in vars(sys.modules[module])
+    if misspelt and difflib.get_close_matches(name, _classes_of(module), n=1, cutoff=CLOSE):
+        return _no_attribute(module, name)
+    return (
+        f"{owner or 'a configuration'} must name only classes listed in lightning_tfm/trust.py, but names {path!r}, "
+        f"which is not imported; if you trust its code: --allow {module or path}"
+    )
 
 
 def concrete(base: type) -> list[str]:
@@ -117,8 +132,17 @@ def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
     return f"there is no setting {name!r}{f' of {owner}' if owner else ''}{_nearest(name, names)}"
 
 
+def _no_attribute(module: str, name: str) -> str:
+    """Return the message for a name that an imported module lacks, with the nearest class that it has."""
+    return f"module {module!r} has no attribute {name!r}{_nearest(name, _classes_of(module))}"
+
+
+def _classes_of(module: str) -> list[str]:
+    return [name for name, value in vars(sys.modules[module]).items() if inspect.isclass(value)]
+
+
 def _nearest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 

@@ -35,7 +35,7 @@ Inputs = dict[str, Tensor]
 def export(arguments: list[str]) -> int:
     """Writes a folder: the network in a format, its tokenizer and its hyper-parameters."""
     options = _parse(arguments)
-    trained = load(options.checkpoint)
+    trained = load(options.checkpoint, options.allow)
     path = Path(options.checkpoint)
     output = options.output or path.with_name(f"{path.stem}_{options.format}")
     if output.exists():
@@ -82,6 +82,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument("--format", choices=sorted(FILES), default="safetensors", help="default: safetensors")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: beside the checkpoint")
+    parser.add_allow()
     return parser.parse_args(arguments)
 
 
@@ -142,7 +143,7 @@ def _exported(trained: Trained) -> torch.export.ExportedProgram:
             "would write down for one number of them"
         )
     inputs = inputs_of(trained, 2, min(5, _longest(trained)))
-    rows, longest = torch.export.Dim("rows", min=1), dict.fromkeys(inputs, trained.network.max_length)
+    rows, longest = torch.export.Dim("rows", min=1), dict.fromkeys(inputs, getattr(trained.network, "max_length", None))
     if trained.task == "language modelling":
         del longest["source"]  # there is none
     elif isinstance(trained.network, GPT):  # which reads both as one sequence

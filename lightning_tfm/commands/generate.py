@@ -28,7 +28,7 @@ LONG = 1_000
 def generate(arguments: list[str]) -> int:
     """Answers each line of the input; the exit status is 1 if a line could not be answered."""
     options = _parse(arguments)
-    trained = load(options.checkpoint)
+    trained = load(options.checkpoint, options.allow)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained.network.to(device)
     _check_options(options, trained.task)
@@ -87,6 +87,7 @@ def _parse(arguments: list[str]) -> Namespace:
         "--max-tokens", type=int, metavar="N", help="how many tokens to go on with (default: 500), or an answer's most"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="what samples are drawn from")
+    parser.add_allow()
     options = parser.parse_intermixed_args(arguments)
     if options.texts and options.input:
         raise UserError("the input must be TEXT or --input, but both are given; leave one out")

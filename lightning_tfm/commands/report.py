@@ -52,7 +52,8 @@ def report(arguments: list[str]) -> int:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("RUN must name each run once, but one comes twice; leave it out")
     names = _names(folders)
-    runs = [_run(folder, name, POINTS // len(folders)) for folder, name in zip(folders, names, strict=True)]
+    points = POINTS // len(folders)
+    runs = [_run(folder, name, points, options.allow) for folder, name in zip(folders, names, strict=True)]
     text, halved = page(runs), 0
     while len(text.encode()) > LIMIT:
         if not any(run["predictions"] or run["attention"] for run in runs):
@@ -75,6 +76,7 @@ def _parse(arguments: list[str]) -> Namespace:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, as runs/date_gpt/version_0")
     parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    parser.add_allow()
     options = parser.parse_args(arguments)
     for run in options.runs:
         if not (Path(run) / "config.yaml").is_file():
@@ -97,8 +99,15 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _run(folder: Path, name: str, points: int) -> Json:
-    """What the page shows of a run, so many points of its curves. What a run has not (yet) is left out."""
+def _run(folder: Path, name: str, points: int, allow: Sequence[str]) -> Json:
+    """Return what the page shows of a run; what the run has not written (yet) is left out.
+
+    Args:
+        folder: the run's.
+        name: the run's name on the page.
+        points: the number of points in its curves.
+        allow: the packages behind `--allow`.
+    """
     text = (folder / "config.yaml").read_text(encoding="utf-8")
     predictions = _predictions(folder / "predictions.jsonl")
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
@@ -118,6 +127,7 @@ def _run(folder: Path, name: str, points: int) -> Json:
                 next(filter(Path.is_file, checkpoints), None),
                 predictions,
                 json.loads(windows.read_text(encoding="utf-8")) if windows.is_file() else [],
+                allow,
             )
         ),
     }
@@ -210,13 +220,15 @@ def _kinds(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _attention(checkpoint: Path | None, predictions: list[Json], windows: list[list[int]]) -> Iterator[Json]:
-    """All layers' weights of a few examples, or of a text's windows."""
+def _attention(
+    checkpoint: Path | None, predictions: list[Json], windows: list[list[int]], allow: Sequence[str]
+) -> Iterator[Json]:
+    """Yield the attention weights of all layers, for a few examples or for the windows of a text."""
     if checkpoint is None or not (predictions or windows):
         return
     try:
-        network, tokenizer, *_ = load(checkpoint)
-    except UserError as error:  # a network of the user's own, or a damaged file: the rest can be shown
+        network, tokenizer, *_ = load(checkpoint, allow)
+    except UserError as error:  # a network of a package that is not allowed, or a damaged file: show the rest
         say(f"no attention of {checkpoint}: {error}")
         return
     for line in _shown(predictions, 2 * EXAMPLES):

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,7 +118,7 @@ def reproduce(arguments: list[str]) -> int:
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
-                for seconds in _fitting(experiment, seed, folder):
+                for seconds in _fitting(experiment, seed, folder, options.allow):
                     progress.update(bar, completed=done + min(seconds, experiment.seconds), now=_logged(folder))
                 run = _finished(folder, seed) or _failed(folder, seed)
             done += experiment.seconds
@@ -145,6 +145,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
     )
+    parser.add_allow()
     options = parser.parse_args(arguments)
     options.seeds = _seeds(options.seeds)
     return options
@@ -238,7 +239,7 @@ def _finished(folder: Path, seed: int) -> Run | None:
     return Run(seed, json.loads(summaries[0].read_text(encoding="utf-8"))) if summaries else None
 
 
-def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]:
+def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[str]) -> Iterator[float]:
     """Train and test one seed, or resume it, in a process of its own; yield its seconds so far.
 
     The process runs in the current folder, where the experiment's own files lie; its loggers write into `folder`.
@@ -248,6 +249,8 @@ def _fitting(experiment: Experiment, seed: int, folder: Path) -> Iterator[float]
     """
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
+    if allow:
+        command += ["--allow", ",".join(allow)]
     command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
     with (folder / "log").open("w", encoding="utf-8") as log:
         # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.

@@ -1,0 +1,343 @@
+"""The classes that a configuration may name: the listed ones, those of packages behind `--allow`, and no others."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import sys
+import sysconfig
+import typing
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+import datamodules
+import lightning_tfm
+from lightning_tfm.cli import TfmCLI
+from lightning_tfm.trust import import_policy, trusted
+from runs import EXPERIMENTS, in_process
+
+PLANTED = """import pathlib
+pathlib.Path("canary").touch()
+class Evil:
+    def __call__(self): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh_policy(monkeypatch, tmp_path):
+    """Restore what a command in this process changes: the names that are allowed, the import path, the folder."""
+    common = sys.modules["jsonargparse._common"]
+    verdicts = dict.fromkeys(common.default_import_path_denylist, False)
+    settings = common.parsing_settings | {"import_path_verdicts": verdicts, "import_paths_enforced": False}
+    monkeypatch.setattr(common, "parsing_settings", settings)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("planted", None)
+
+
+# The gate: what the parser imports
+
+
+def defined_in(folder, package=""):
+    """The functions and classes at the top level of all modules in a folder, which are read and not imported."""
+    for path in folder.rglob("*.py"):
+        parts = [*filter(None, [package]), *path.relative_to(folder).with_suffix("").parts]
+        names = re.findall(r"^(?:async +)?(?:def|class) +(\w+)", path.read_text(errors="replace"), re.MULTILINE)
+        yield from (".".join([*(part for part in parts if part != "__init__"), name]) for name in names)
+
+
+def found_in(modules):
+    """The callables that modules hold, which may be defined elsewhere."""
+    for module in modules:
+        yield from (f"{module.__name__}.{name}" for name, value in list(vars(module).items()) if callable(value))
+
+
+def modules_of(*roots):
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] in roots and inspect.ismodule(module) and module.__name__ == name
+    ]
+
+
+def public_callables():
+    """All public functions and classes of the standard library, torch, Lightning and the framework."""
+    names = set(defined_in(Path(sysconfig.get_path("stdlib"))))
+    for package in (torch, lightning, lightning_tfm, datamodules):
+        names.update(defined_in(Path(package.__file__).parent, package.__name__))
+    roots = {"torch", "lightning", "lightning_tfm", "datamodules", *sys.stdlib_module_names}
+    names.update(found_in(modules_of(*roots)))
+    other = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+    return sorted(
+        name
+        for name in names
+        if other.isdisjoint(parts := name.split("."))
+        and all(part.isidentifier() and not part.startswith("_") for part in parts)
+    )
+
+
+def walks():
+    """Names that go through an attribute: of the framework's modules to what they import, of a class to its parts."""
+    for module in modules_of("lightning_tfm", "datamodules"):
+        for name, value in list(vars(module).items()):
+            yield f"{module.__name__}.{name}"
+            if inspect.ismodule(value) and value.__name__.split(".")[0] in sys.stdlib_module_names:
+                yield from (f"{module.__name__}.{name}.{inner}" for inner in vars(value))
+    for path, cls in trusted().items():
+        yield from (f"{path}.{name}" for name in {*dir(cls), *dir(type(cls))})
+
+
+def gate(allowed=()):
+    """Return a function that says whether the parser refuses a name for a function and for a class of a base."""
+    set_parsing_settings(**import_policy(allowed))
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--function", type=typing.Callable)
+    parser.add_argument("--callback", type=lightning.Callback)
+
+    def refuses(name, *settings):
+        for setting in settings:
+            try:
+                parser.parse_object({setting: name})
+            except Exception as error:
+                if f"Importing '{name}' is not allowed" in str(error):
+                    continue
+            return False
+        return True
+
+    return refuses
+
+
+def test_every_public_callable_is_refused_unless_it_is_listed():
+    names = [name for name in public_callables() if name not in trusted()]
+    assert len(names) > 10_000
+    assert {"os.system", "subprocess.Popen", "shutil.rmtree", "runpy.run_path", "torch.load", "torch.hub.load"} < {
+        *names
+    }
+    assert "torch.distributed.launcher.api.elastic_launch" in names
+    assert "lightning.pytorch.callbacks.LambdaCallback" in names
+    refuses, imported = gate(), set(sys.modules)
+    assert [name for name in names if not refuses(name, "function")] == []
+    assert [name for name in names[::10] if not refuses(name, "callback")] == []
+    assert set(sys.modules) == imported, "to name a module is not to import it"
+
+
+def test_what_a_listed_name_leads_to_is_refused():
+    names = sorted({name for name in walks() if name not in trusted() and "<" not in name})
+    for name in (
+        "lightning_tfm.files.os.system",
+        "lightning_tfm.cli.shutil.rmtree",
+        "lightning_tfm.checkpoint.write",
+        "datamodules.sentiment.tarfile.open",
+        "lightning_tfm.networks.GPT.forward",
+        "lightning_tfm.networks.GPT.mro",
+    ):
+        assert name in names
+    names += [f"{module.__name__}.os.system" for module in modules_of("lightning") if hasattr(module, "os")]
+    refuses = gate()
+    assert [name for name in names if not refuses(name, "function")] == []
+
+
+def test_a_name_of_an_allowed_package_is_not_refused():
+    refuses = gate(["os", "torch.hub", "lightning.pytorch.callbacks"])
+    for name in ("torch.hub.load", "lightning.pytorch.callbacks.LambdaCallback"):
+        assert not refuses(name, "function")
+    assert refuses("torch.load", "function", "callback")
+    assert refuses("torch.hubs.load", "function", "callback")
+
+
+def test_listed_classes_are_what_their_packages_export():
+    refuses = gate()
+    for path, cls in trusted().items():
+        assert inspect.isclass(cls)
+        assert not refuses(path, "callback")
+    assert {f"datamodules.{name}" for name in datamodules.__all__} <= set(trusted())
+
+
+def test_only_strategies_have_settings_that_take_a_function():
+    """Those that training needs have others, too; the command refuses a value of these."""
+    taking = set()
+    for cls in trusted().values():
+        parser = ArgumentParser()
+        parser.add_class_arguments(cls, "it", fail_untyped=False)
+        taking |= {cls.__name__ for line in parser.format_help().splitlines() if "Callable" in line}
+    assert taking == {"DDPStrategy", "FSDPStrategy"}
+
+
+# The complete command
+
+
+def strategy(name, **init_args):
+    path = f"lightning.pytorch.strategies.{name}Strategy"
+    return {"trainer": {"strategy": {"class_path": path, "init_args": init_args}}}
+
+
+PLACES = {
+    "callback": lambda it: {"trainer": {"callbacks": [it]}},
+    "logger": lambda it: {"trainer": {"logger": [it]}},
+    "plugin": lambda it: {"trainer": {"plugins": [it]}},
+    "profiler": lambda it: {"trainer": {"profiler": it}},
+    "strategy": lambda it: {"trainer": {"strategy": it}},
+    "accelerator": lambda it: {"trainer": {"accelerator": it}},
+    "model": lambda it: {"model": it},
+    "network": lambda it: {"model": {"init_args": {"network": it}}},
+    "data": lambda it: {"data": it},
+    "class of a class": lambda it: strategy("DDP", cluster_environment=it),
+    "function": lambda it: strategy("DDP", ddp_comm_hook=it),
+    "function or classes": lambda it: strategy("FSDP", auto_wrap_policy=it),
+    "type": lambda it: strategy("FSDP", activation_checkpointing=[it["class_path"]]),
+    "anything": lambda it: strategy("DDP", ddp_comm_state=it),
+    "anything, nested": lambda it: strategy("DDP", ddp_comm_state={"a": [{"b": it}]}),
+    "no type": lambda it: strategy("DDP", output_device=it),
+    "keyword of no signature": lambda it: {
+        "trainer": {"profiler": {"class_path": "PyTorchProfiler", "dict_kwargs": {"schedule": it}}}
+    },
+}
+"""Where a configuration may hold a class, with its arguments, or a function."""
+
+
+def fit_with(settings, monkeypatch, *options):
+    """Run fit with settings on top of an experiment's; return the exit status."""
+    Path("more.yaml").write_text(yaml.safe_dump(settings))
+    return in_process(monkeypatch, "fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "more.yaml", *options)
+
+
+@pytest.fixture
+def parse_only(monkeypatch):
+    """End each command where its configuration would be instantiated, with status 0."""
+
+    def end(cli):
+        raise SystemExit(0)
+
+    monkeypatch.setattr(TfmCLI, "before_instantiate_classes", end)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_planted_class_is_refused_everywhere(place, parse_only, monkeypatch, tmp_path, capsys):
+    Path("planted.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = PLACES[place]({"class_path": "planted.Evil"})
+    assert fit_with(settings, monkeypatch) == 2
+    assert "'planted.Evil', which is not imported; if you trust its code: --allow planted" in capsys.readouterr().err
+    assert not Path("canary").exists()
+    fit_with(settings, monkeypatch, "--allow=planted")
+    assert Path("canary").exists() or place == "keyword of no signature", "the parser imports what is allowed"
+
+
+SAMPLE = [
+    (
+        "torch.distributed.launcher.api.elastic_launch",
+        {"config": {"min_nodes": 1, "max_nodes": 1}, "entrypoint": "canary.sh"},
+    ),
+    ("lightning.pytorch.callbacks.LambdaCallback", {"on_fit_start": "os.getcwd"}),
+    ("lightning.pytorch.callbacks.lambda_function.LambdaCallback", {}),
+    ("lightning.pytorch.callbacks.lambda_function.Callback", {}),
+    ("lightning.pytorch.callbacks.ModelPruning", {"pruning_fn": "os.system"}),
+    ("lightning.pytorch.callbacks.StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": "os.system"}),
+    ("lightning.pytorch.cli.instantiate_class", {"args": [], "init": {"class_path": "os.system"}}),
+    ("lightning.pytorch.cli.LightningCLI", {}),
+    ("lightning.pytorch.plugins.TorchCheckpointIO", {}),
+    ("lightning.fabric.utilities.cloud_io.get_filesystem", {"path": "canary"}),
+    ("os.system", {"command": "touch canary"}),
+    ("posix.system", {"command": "touch canary"}),
+    ("os.mkdir", {"path": "canary"}),
+    ("subprocess.Popen", {"args": ["touch", "canary"]}),
+    ("subprocess.run", {"args": ["touch", "canary"]}),
+    ("shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
+    ("builtins.open", {"file": "canary", "mode": "w"}),
+    ("builtins.exec", {"source": "open('canary', 'w')"}),
+    ("io.FileIO", {"file": "canary", "mode": "w"}),
+    ("logging.FileHandler", {"filename": "canary"}),
+    ("pathlib.Path.touch", {"self": "canary"}),
+    ("functools.partial", {"func": "os.system"}),
+    ("threading.Timer", {"interval": 0, "function": "os.system"}),
+    ("torch.save", {"obj": 1, "f": "canary"}),
+    ("torch.load", {"f": "canary"}),
+    ("torch.hub.load", {"repo_or_dir": "canary", "model": "x"}),
+    ("torch.optim.AdamW", {"lr": 0.1}),
+    ("torch.utils.tensorboard.SummaryWriter", {"log_dir": "canary"}),
+    ("torch.utils.cpp_extension.load", {"name": "x", "sources": ["canary"]}),
+    ("lightning_tfm.files.os.system", {"command": "touch canary"}),
+    ("lightning_tfm.files.write_text", {"path": "canary", "text": ""}),
+    ("lightning_tfm.checkpoint.write", {"content": {}, "path": "canary"}),
+    ("lightning_tfm.cli.shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
+    ("lightning_tfm.networks.GPT.forward", {}),
+    ("datamodules.sentiment.tarfile.open", {"name": "canary", "mode": "w"}),
+]
+"""Classes and functions that act, with arguments by which they would."""
+
+
+@pytest.mark.parametrize(("path", "arguments"), SAMPLE, ids=[path for path, _ in SAMPLE])
+def test_a_class_or_function_that_is_not_listed_is_refused(path, arguments, monkeypatch, capsys):
+    it = {"class_path": path, "init_args": arguments}
+    for settings in (PLACES["callback"](it), PLACES["function"](it)):
+        imported = set(sys.modules)
+        assert fit_with(settings, monkeypatch) == 2
+        assert re.search(
+            r"names '[\w.]+', which is not imported; if you trust its code: --allow", capsys.readouterr().err
+        )
+        assert {path.name for path in Path().iterdir()} == {"more.yaml"}
+        assert {name for name in set(sys.modules) - imported if path.startswith(name)} == set()
+
+
+def test_a_program_runs_only_if_its_launcher_is_allowed(monkeypatch, capsys):
+    """The example that began it: Lightning's callback calls torch's launcher, which starts a program."""
+    Path("program").write_text(f"#!/bin/sh\n{shutil.which('touch')} {Path('canary').absolute()}\n")
+    Path("program").chmod(0o755)
+    config = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_backend": "c10d", "monitor_interval": 0.1}
+    config |= {"rdzv_endpoint": "localhost:0", "run_id": "planted"}
+    launcher = {
+        "class_path": "torch.distributed.launcher.api.elastic_launch",
+        "init_args": {"config": config, "entrypoint": str(Path("program").absolute())},
+    }
+    callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_fit_start": launcher}}
+    sizes = dict.fromkeys(("train_size", "val_size", "test_size", "longer_size", "batch_size"), 20)
+    settings = {"data": {"init_args": sizes}, "trainer": {"callbacks": [callback], "max_steps": 1, "logger": False}}
+    settings["trainer"] |= {"accelerator": "cpu", "val_check_interval": 1}
+    for allowed in ("", "lightning.pytorch.callbacks", "torch.distributed"):
+        assert fit_with(settings, monkeypatch, f"--allow={allowed}") == 2
+        assert "if you trust its code: --allow" in capsys.readouterr().err
+        assert not Path("canary").exists()
+    assert fit_with(settings, monkeypatch, "--allow=lightning.pytorch.callbacks,torch.distributed") == 0
+    assert Path("canary").exists()
+
+
+def test_a_network_is_no_function(parse_only, monkeypatch, capsys):
+    gpt = {"class_path": "lightning_tfm.networks.GPT", "init_args": {"vocab_size": 9}}
+    assert fit_with(PLACES["function"](gpt), monkeypatch) == 2
+    assert "trainer.strategy.init_args.ddp_comm_hook must not be a callable class" in capsys.readouterr().err
+    Path("planted.py").write_text("def hook(state, bucket): pass\n")
+    assert fit_with(PLACES["function"]("planted.hook"), monkeypatch) == 2
+    assert fit_with(PLACES["function"]("planted.hook"), monkeypatch, "--allow=planted") == 0
+
+
+LEGITIMATE = [
+    ["--trainer.callbacks+=lightning_tfm.callbacks.Compile"],
+    ["--trainer.callbacks+=Compile"],
+    ["--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"],
+    ["--trainer.logger+={class_path: lightning.pytorch.loggers.TensorBoardLogger, init_args: {save_dir: some/where}}"],
+    ["--trainer.logger={class_path: CSVLogger, init_args: {save_dir: some/where, name: mine}}"],
+    ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
+    ["--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateMonitor"],
+    ["--trainer.callbacks+=lightning.pytorch.callbacks.lr_monitor.LearningRateMonitor"],
+    ["--trainer.callbacks+={class_path: ModelCheckpoint, init_args: {dirpath: some/where}}"],
+    ["--trainer.profiler=simple"],
+    ["--trainer.profiler={class_path: AdvancedProfiler, init_args: {dirpath: some/where, filename: profile}}"],
+    ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
+    ["--trainer.strategy={class_path: DDPStrategy, init_args: {find_unused_parameters: true, static_graph: false}}"],
+    ["--trainer.plugins={class_path: lightning.pytorch.plugins.environments.SLURMEnvironment}"],
+    ["--trainer.precision=bf16-mixed", "--trainer.default_root_dir=some/where", "--ckpt_path=some/where/best.ckpt"],
+    ["--data=Copy"],
+    ["--data.batch_size=20", "--model.network.d_model=32"],
+]
+
+
+@pytest.mark.parametrize("options", LEGITIMATE, ids=[options[0] for options in LEGITIMATE])
+def test_what_an_experiment_needs_is_accepted(options, parse_only, monkeypatch, capsys):
+    assert fit_with({}, monkeypatch, *options) == 0, capsys.readouterr().err
