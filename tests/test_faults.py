@@ -76,13 +76,14 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
 
 
 def test_a_run_that_is_going_on_is_locked(tmp_path):
-    first = start(*fit("gpt", **{"trainer.max_steps": 100_000}), cwd=tmp_path)
+    arguments = fit("gpt", "--ckpt_path=last", **{"trainer.max_steps": 100_000})
+    first = start(*arguments, cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
         assert first.process.is_alive()
         time.sleep(0.1)
     (tmp_path / "second").mkdir()
     (tmp_path / "second/runs").symlink_to(tmp_path / "runs")
-    second = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path / "second")
+    second = run(*arguments, cwd=tmp_path / "second")
     assert second.wait() == 2
     assert "/version_0' is locked by another process; stop that process first" in last_line(second)
     first.process.terminate()
