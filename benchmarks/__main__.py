@@ -170,7 +170,7 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "RESULTS.md", markdown(results))
     readme = folder.parent / "README.md"
-    write_text(readme, with_table(readme.read_text(), rows))
+    write_text(readme, with_table(readme.read_text(encoding="utf-8"), rows))
     plot(rows, folder / "results.png")
 
 
