@@ -36,7 +36,7 @@ from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
+from lightning_tfm.errors import UserError, concrete, explain, interrupt, say, shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
@@ -274,7 +274,7 @@ def _tell(trainer: Trainer, checkpoint: str, allow: str) -> None:
         console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
     folder = relative(Path(checkpoint).parents[1])
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
-    asked = next((_quoted(_short(source)) for source in sources), "TEXT")
+    asked = next((shell_quote(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
     allowing = f" --allow {shlex.quote(allow)}" if allow else ""
     print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}{allowing}")
@@ -293,13 +293,6 @@ def _tell_upload(trainer: Trainer) -> None:
 def _short(text: str) -> str:
     """The beginning of a long text."""
     return text if len(text) <= LONG else text[:LONG].rpartition(" ")[0] or text[:LONG]
-
-
-def _quoted(text: str) -> str:
-    """An argument of a shell; a tab, which a shell would take for a key, by its name."""
-    if "\t" not in text:
-        return shlex.quote(text)
-    return "$'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t") + "'"
 
 
 def _typed(command: str) -> str:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -37,6 +38,23 @@ def say(text: str) -> None:
     """A line on standard error, from one of all processes."""
     if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
         print(f"lightning-tfm: {text}", file=sys.stderr)
+
+
+def shell_quote(text: str) -> str:
+    """Quote an argument for bash, as `shlex.quote` does, and write characters that cannot be printed as escapes.
+
+    A tab would be taken for a key press when the command is pasted, and a line feed would break the line in two.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\\": "\\\\", "'": "\\'", "\t": "\\t", "\n": "\\n"}
+
+    def escaped(character: str) -> str:
+        if character in escapes or character.isprintable():
+            return escapes.get(character, character)
+        return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+    return f"$'{''.join(map(escaped, text))}'"
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -16,10 +16,10 @@ import yaml
 
 from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
-from lightning_tfm import cli
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.errors import shell_quote
 from lightning_tfm.modules import TaskModule
 from runs import fit, in_process, in_terminal, trained_run
 
@@ -83,7 +83,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
 def test_a_command_that_is_told_can_be_pasted(text):
-    quoted = cli._quoted(text)
+    quoted = shell_quote(text)
     assert "\t" not in quoted
     shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
     assert shell.stdout == text
