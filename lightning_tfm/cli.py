@@ -31,6 +31,7 @@ from rich.text import Text
 
 from lightning_tfm import modules
 from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
+from lightning_tfm.callbacks.checkpoints import SAVED
 from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.callbacks.summary import signatures
@@ -124,7 +125,7 @@ class TfmCLI(LightningCLI):
             )
         logger = loggers[0].init_args
         folder = Path(logger.save_dir) / str(logger.name)
-        path, damaged = newest(folder.glob("*/checkpoints/*.ckpt"))
+        path, damaged = newest(path for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name))
         for other in damaged:
             say(f"{other} is damaged, its checksum is wrong; it is left out")
         if path is None:

@@ -286,6 +286,25 @@ def test_many_damaged_checkpoints_are_recognised(tmp_path):
     check_damages(3_000, tmp_path)
 
 
+def test_an_average_beside_the_checkpoints_is_left_alone(reference, tmp_path):
+    """It is newer than they are and cannot be resumed from, and its name may resemble theirs."""
+    arguments = fit("gpt", **{"checkpoint.keep_last": 2})
+    assert run(*arguments, cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    checkpoints = folder(tmp_path, "gpt") / "checkpoints"
+    names = ["mean", "step_mean", "step_", "step_1.5", "step_-1", "step_012", "step_٣", "best_step_12", "step_99999"]
+    steps = [checkpoints / f"step_{step}.ckpt" for step in (12, 24)]
+    means = [checkpoints / f"{name}.ckpt" for name in names]
+    for mean in means:
+        assert run("average", *steps, "--output", mean, cwd=tmp_path).wait() == 0
+    before = {mean: mean.read_bytes() for mean in means}
+    child = run(*arguments, "--ckpt_path=last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "damaged" not in child.err.read_text()
+    assert {mean: mean.read_bytes() for mean in means} == before
+    assert not any(step.exists() for step in steps), "the clean-up leaves the last ones alone"
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
 def test_last_falls_back_to_the_newest_whole_checkpoint(damage, reference, tmp_path):
     child = run(*fit("attention_lstm"), cwd=tmp_path, sabotage=("in a training step", 29))
