@@ -176,21 +176,21 @@ def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, l
     for number, line in batch:
         line = normalized(line)
         if trained.task != "language modelling":
-            if not line.strip():
-                continue
             line = "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")  # as what it was trained on
         try:
+            if not line:
+                raise UserError("it is empty")
             if any("\ud800" <= character <= "\udfff" for character in line):
                 raise UserError("it must be UTF-8, but is not")
             ids = trained.tokenizer.encode(line)
+            if not ids:
+                raise UserError("there is no word in it")
             if trained.task != "classification" and trained.tokenizer.unknown_id in ids:
                 unknown = sum(id == trained.tokenizer.unknown_id for id in ids)
                 notes[number] = f"{unknown} of its {len(ids)} symbols are unknown to the model"
             if trained.task == "seq2seq":
                 ids = [*ids, EOS]
                 trained.network.check_lengths(len(ids), trained.max_target_length)
-            elif not ids:
-                raise UserError("there is no word in it" if trained.task == "classification" else "it is empty")
             elif trained.task == "classification" and len(ids) > trained.network.max_length:
                 notes[number] = f"of its {len(ids)} tokens the last {trained.network.max_length} are read"
                 ids = ids[-trained.network.max_length :]
