@@ -79,7 +79,7 @@ def _parse(arguments: list[str]) -> Namespace:
         "--temperature",
         type=float,
         metavar="T",
-        help="sample; below 1 is bolder (default: 0, do not sample; where a text is gone on with, 0.8)",
+        help="sample: the lower, the more conservative (default: 0, greedy decoding; for a language model, 0.8)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
