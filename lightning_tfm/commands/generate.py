@@ -101,6 +101,8 @@ def _parse(arguments: list[str]) -> Namespace:
         raise UserError(f"--top-k must be at least 1, but is {options.top_k}; try 10")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, but is {options.top_p}; try 0.9")
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"--seed must be from 0 to {2**32 - 1}, but is {options.seed}; try 1")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         raise UserError(f"--output must be another file than --input, but both are {str(options.input)!r}")
     return options
@@ -138,7 +140,8 @@ def _open(path: Path, mode: str) -> TextIO:
         # What is no UTF-8 becomes half a character, by which its line is known.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
-        raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
+        option = "--output" if mode == "w" else "--input"
+        raise UserError(f"{option} must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
 
 
 def _input(options: Namespace, files: ExitStack, alone: bool) -> tuple[Iterable[str], int]:
