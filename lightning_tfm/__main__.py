@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import signal
 import sys
 from argparse import ArgumentError
 from io import TextIOWrapper
 
-from lightning_tfm.errors import Interrupted, UserError, explain
+from lightning_tfm.errors import Interrupted, UserError, explain, shell_quote
 from lightning_tfm.memory import uncollected
 
 USAGE = """\
@@ -102,15 +100,25 @@ def _told(interrupted: Interrupted) -> int:
         return 0
     command = sys.argv[1:]
     if command[0] == "fit":
-        text = re.sub(r" --ckpt_path[ =]\S+", "", " " + shlex.join(command))
-        command = [*shlex.split(text), "--ckpt_path", interrupted.ckpt_path]
+        command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
         f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; go on with:\n"
-        f"  lightning-tfm {shlex.join(command)}",
+        f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )
     return 128 + interrupted.signum
+
+
+def _without_option(arguments: list[str], option: str) -> list[str]:
+    """Return the arguments without each `option VALUE` and `option=VALUE`."""
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == option:
+            next(rest, None)  # its value
+        elif not argument.startswith(f"{option}="):
+            kept.append(argument)
+    return kept
 
 
 if __name__ == "__main__":

@@ -125,14 +125,26 @@ def is_whole(path: str | Path) -> bool:
 
 
 def newest(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
-    """The newest whole checkpoint, and those that are newer but damaged or not to be read."""
+    """Return the newest whole checkpoint with a training state, and the newer ones that are damaged or unreadable.
+
+    Raises:
+        UserError: as `read`, if the newest whole file is no checkpoint of lightning_tfm.
+    """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        whole = False
         with suppress(OSError):
-            if is_whole(path):
-                return path, damaged
-        damaged.append(path)
+            whole = is_whole(path)
+        if not whole:
+            damaged.append(path)
+        elif _has_training_state(read(path)):
+            return path, damaged
     return None, damaged
+
+
+def _has_training_state(checkpoint: dict[str, Any]) -> bool:
+    """Return whether training can resume from a checkpoint; an average holds weights alone."""
+    return "optimizer_states" in checkpoint
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -291,7 +303,7 @@ def check_fits(
         groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
         if goes_on:
             groups.append((saved["optimization"], hyper_parameters["optimization"]))
-            if "optimizer_states" not in checkpoint and "state_dict" in checkpoint:
+            if not _has_training_state(checkpoint):
                 raise UserError(
                     f"{str(path)!r} must hold the optimizer's state to go on with its run, but holds weights alone, as "
                     "an average does; go on from one of the run's own checkpoints"

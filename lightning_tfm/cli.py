@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import logging
+import os
 import shlex
 import shutil
 import signal
@@ -16,7 +17,7 @@ from typing import Any, get_type_hints
 
 import yaml
 from filelock import FileLock, Timeout
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.callbacks import WeightAveraging as AnyAveraging
@@ -31,12 +32,14 @@ from rich.text import Text
 
 from lightning_tfm import modules
 from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
+from lightning_tfm.callbacks.checkpoints import SAVED
 from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
+from lightning_tfm.configuration import read_yaml
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, concrete, explain, interrupt, say
+from lightning_tfm.errors import UserError, concrete, explain, interrupt, say, shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
@@ -51,6 +54,18 @@ ANSWERS = 3
 """Right ones, and wrong ones, that the end of a run shows."""
 
 
+class ConfigFile(ActionConfigFile):
+    """The `--config` option: a YAML file, whose mistakes are reported by file and line."""
+
+    def __call__(self, parser: LightningArgumentParser, cfg: Namespace, values: str, option_string: str | None = None):
+        if os.path.isfile(values):  # a pipe could not be read twice
+            read_yaml(Path(values), "--config")
+        super().__call__(parser, cfg, values, option_string)
+        for name in ("trainer", "checkpoint"):  # which the parser does not check, as it does classes
+            if not isinstance(cfg[name], Namespace):
+                raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
+
+
 class TfmCLI(LightningCLI):
     """Lightning's command line, where any model of a YAML fits any data of it."""
 
@@ -59,6 +74,14 @@ class TfmCLI(LightningCLI):
         """Without `predict`, for `lightning-tfm generate` answers input; and with no choice how to read checkpoints."""
         commands = LightningCLI.subcommands()
         return {name: commands[name] | {"weights_only"} for name in ("fit", "validate", "test")}
+
+    def init_parser(self, **settings: Any) -> LightningArgumentParser:
+        parser = LightningArgumentParser(**settings)
+        parser.add_argument("-c", "--config", action=ConfigFile, help="a YAML file; a later one overrides an earlier")
+        return parser
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--seed_everything", type=int, default=self.seed_everything_default, help="from 0 on")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # What the model must know of the data, it gets from the data. The links are applied once the data module
@@ -79,8 +102,6 @@ class TfmCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
         try:
             super().parse_arguments(parser, args)
-        except UnicodeDecodeError:
-            raise UserError("--config must name a YAML in UTF-8, but it cannot be read as text") from None
         except (ArgumentError, TypeError, ValueError) as error:
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
             raise UserError(explain(error, accepted)) from None
@@ -95,6 +116,9 @@ class TfmCLI(LightningCLI):
                 f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
                 "to learn few pairs by heart, lower data.init_args.train_size"
             )
+        for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
+            if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
+                raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
         for name, unset in (("max_epochs", (None, -1)), ("limit_train_batches", (None, 1.0))):
             if config.trainer[name] not in unset:
                 raise UserError(
@@ -124,7 +148,7 @@ class TfmCLI(LightningCLI):
             )
         logger = loggers[0].init_args
         folder = Path(logger.save_dir) / str(logger.name)
-        path, damaged = newest(folder.glob("*/checkpoints/*.ckpt"))
+        path, damaged = newest(path for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name))
         for other in damaged:
             say(f"{other} is damaged, its checksum is wrong; it is left out")
         if path is None:
@@ -274,7 +298,7 @@ def _tell(trainer: Trainer, checkpoint: str, allow: str) -> None:
         console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
     folder = relative(Path(checkpoint).parents[1])
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
-    asked = next((_quoted(_short(source)) for source in sources), "TEXT")
+    asked = next((shell_quote(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
     allowing = f" --allow {shlex.quote(allow)}" if allow else ""
     print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}{allowing}")
@@ -293,13 +317,6 @@ def _tell_upload(trainer: Trainer) -> None:
 def _short(text: str) -> str:
     """The beginning of a long text."""
     return text if len(text) <= LONG else text[:LONG].rpartition(" ")[0] or text[:LONG]
-
-
-def _quoted(text: str) -> str:
-    """An argument of a shell; a tab, which a shell would take for a key, by its name."""
-    if "\t" not in text:
-        return shlex.quote(text)
-    return "$'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\t", "\\t") + "'"
 
 
 def _typed(command: str) -> str:

@@ -56,7 +56,7 @@ def sampler(
     """Chooses at random, by probability.
 
     Args:
-        temperature: what the logits are divided by; above 0.
+        temperature: what the logits are divided by; above 0. Below 1 the distribution is sharper, above 1 flatter.
         top_k: only among the k likeliest tokens.
         top_p: only among the fewest likeliest tokens that together have probability p (Holtzman et al. 2020).
         generator: the source of randomness.

@@ -6,13 +6,32 @@ import difflib
 import inspect
 import os
 import re
+import shlex
 import sys
+from argparse import ArgumentError
 from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn, get_type_hints
 
 CLOSE = 0.5
 """The least similarity of a name that an error message proposes, by difflib."""
+CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
+"""How a configuration names a class."""
+
+MISTAKES = {
+    r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; name another",
+    r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder; name a file in it",
+    r"^Unexpected config:$": " must name a YAML, but is empty",
+    r"^'utf-8' codec can't decode (byte \w+ in position \d+)": r" must name a file in UTF-8, but \1 is not; save it so",
+    r"^(?:Unexpected config:|Unable to load config) (\S.*?)(?:  |$)": " must be settings, {NAME: VALUE}, but is \\1",
+    r"unhashable type: '(\w+)'|argument of type '(\w+)' is not iterable": (
+        f".class_path must be the name of a class, as {CLASS}, but is of type \\1\\2"
+    ),
+    r"'(\w+)' object has no attribute 'keys'": (
+        f".init_args must be a mapping of settings, as {CLASS}, but is of type \\1"
+    ),
+}
+"""What the parser says of a value, and what follows the setting's name in our message."""
 
 
 class UserError(ValueError):
@@ -39,6 +58,23 @@ def say(text: str) -> None:
         print(f"lightning-tfm: {text}", file=sys.stderr)
 
 
+def shell_quote(text: str) -> str:
+    """Quote an argument for bash, as `shlex.quote` does, and write characters that cannot be printed as escapes.
+
+    A tab would be taken for a key press when the command is pasted, and a line feed would break the line in two.
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\\": "\\\\", "'": "\\'", "\t": "\\t", "\n": "\\n"}
+
+    def escaped(character: str) -> str:
+        if character in escapes or character.isprintable():
+            return escapes.get(character, character)
+        return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+    return f"$'{''.join(map(escaped, text))}'"
+
+
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     """Handles a signal by raising Interrupted."""
     raise Interrupted(signum)
@@ -62,9 +98,11 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     noise = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value")
     lines = (line.strip(" -") for line in str(error).splitlines())
     text = " ".join(line for line in lines if line and not line.startswith(noise))
-    settings = re.findall(r'Parser key "([^"]+)":', text)
+    settings = list(dict.fromkeys(re.findall(r'Parser key "([^"]+)":', text)))
     classes = re.findall(r"Problem with given class_path '([^']+)':", text)
     reason = re.sub(r"Parser key \"[^\"]+\":|Problem with given class_path '[^']+':", "", text).strip()
+    reason = reason.replace("NoneType", "null")
+    setting = "--config" if settings in ([], ["config"]) else ".".join(settings)
 
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", reason):
         return untrusted(denied[1], ".".join(settings))
@@ -76,26 +114,64 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
         return (
             _unknown(name, _arguments_of(_imported(classes[-1])), classes[-1]) if classes else _unknown(name, accepted)
         )
-    if option := re.search(r"unrecognized arguments: --(\S+)", reason):
-        return _unknown(option[1], accepted)
-    if "are required" in reason:
-        return f"{reason}; name a YAML with --config"
-    if classes and settings and (other := re.search(r"Import path ([\w.]+) does not correspond to a subclass", reason)):
+    if option := re.search(r"unrecognized arguments: (--)?(\S+)", reason):
+        if option[1]:
+            return _unknown(option[2], accepted)
+        return f"an argument must be --SETTING VALUE, as --config YAML, but is {option[2]!r}; name its setting"
+    if missing := re.search(r"arguments are required: (\w+(?:[.,] ?\w+)*)", reason):
+        names = re.sub(r"\b(fit|validate|test)\.", "", missing[1])
+        where = f"among the init_args of {classes[-1]}" if classes else "in a YAML, and name a YAML with --config"
+        return f"{names} must be set, but {'are' if ',' in names else 'is'} missing; write it {where}"
+    if isinstance(error, ArgumentError):
+        for pattern, message in MISTAKES.items():
+            if found := re.search(pattern, reason):
+                return setting + found.expand(message)
+    path = re.search(r"Import path ([\w.]+) does not correspond to a subclass|dot import path string: (\S+)", reason)
+    if classes and settings and path:
         owner = _imported(classes[-1])
         base = get_type_hints(owner.__init__).get(settings[-1])
-        if inspect.isclass(base):
+        if inspect.isclass(base) and base.__module__.startswith("lightning_tfm."):
             why = getattr(owner, "because", None)
             return (
-                f"{'.'.join(settings)} of {classes[-1]} must be {' or '.join(concrete(base))}"
+                f"{setting} of {classes[-1]} must be {' or '.join(concrete(base))}"
                 + (f", {why}" if why else "")
-                + f", but is {other[1].rpartition('.')[2]}"
+                + f", but is {(path[1] or path[2]).rpartition('.')[2]}"
             )
+    if reason == "No supported gpu backend found!":
+        return "trainer.accelerator must be one that this machine has, but is gpu; try auto"
+    if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", reason):  # the parser lets it pass
+        return (
+            f"a group of settings, as model.init_args.optimization, must be {{NAME: VALUE}}, but is of type {kind[1]}"
+        )
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         return _no_attribute(*missing.groups())
-    reason = re.sub(r"Expected an? <class '(\w+)'>\. Got value: (.*)", r"must be of type \1, but is \2", reason)
-    reason = re.sub(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", r"must be one of \1, but is \2", reason)
-    return f"{'.'.join(settings)}: {reason}" if settings else reason
+    return f"{setting}: {_mismatch(str(error)) or reason}" if settings else reason
+
+
+def _mismatch(text: str) -> str | None:
+    """Return what a value must be, and what it is, from the parser's list of the types that it was tried as."""
+    tried = re.compile(
+        r"Expected an? <class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|Expected a typing\.Literal\[(.*?)\]"
+        r"|(subclass of \w|dot import path)"
+    )
+    kinds: dict[str, None] = {}
+    depth = 0
+    for line in text.splitlines():
+        indentation = len(line) - len(line.lstrip(" -"))
+        if "Parser key" in line:  # of a deeper setting: what was tried above it does not matter
+            kinds, depth = {}, indentation
+        for of_type, choices, of_class in tried.findall(line):
+            kind = f"a class, as {CLASS}" if of_class else f"one of {choices}" if choices else f"of type {of_type}"
+            kinds[kind] = None
+        value = re.search(
+            r"Got value: (.*)$|path string: (.*)$|Given value: NestedArg\(key='[\w.]+', val=(.*)\)$", line
+        )
+        if value is None and indentation >= depth:  # or it would be the value of the setting above
+            value = re.search(r"Given value: (.*)$", line)
+        if kinds and value:
+            return f"must be {' or '.join(kinds)}, but is {value[value.lastindex] or 'empty'}"
+    return None
 
 
 def untrusted(path: str, owner: str) -> str:

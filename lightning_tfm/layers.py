@@ -302,11 +302,12 @@ class Dropout(nn.Module):
     """Zeroes values with probability p while training, and scales the others by 1 / (1 - p) (Srivastava et al. 2014).
 
     On a CPU torch's own draws one number a value, one after the other, which takes longer than the product that
-    it follows. Here 64 random bits decide on four values, 16 each: p is rounded to a multiple of 2^-16.
+    it follows. Here 64 random bits decide on four values, 16 each: p is rounded to a multiple of 2^-16 below 1.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        assert 0 <= p < 1
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -315,7 +316,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        zeroed = round(self.p * 2**16)  # of the 2^16 values that 16 bits can have
+        zeroed = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values that 16 bits can have
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
         kept = (bits[: x.numel()] >= zeroed - 2**15).view(x.shape)
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - zeroed))

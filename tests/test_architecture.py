@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = [
     {"lightning_tfm.errors", "lightning_tfm.files", "lightning_tfm.memory", "lightning_tfm.pictures"},
-    {"lightning_tfm.tokenizer", "lightning_tfm.layers", "lightning_tfm.trust"},
+    {"lightning_tfm.configuration", "lightning_tfm.tokenizer", "lightning_tfm.layers", "lightning_tfm.trust"},
     {"lightning_tfm.decoding", "lightning_tfm.data"},
     {"lightning_tfm.metrics", "lightning_tfm.alignment", "lightning_tfm.networks"},
     {"lightning_tfm.modules", "lightning_tfm.checkpoint", "lightning_tfm.inspection", "lightning_tfm.loggers"},

@@ -16,10 +16,10 @@ import yaml
 
 from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
-from lightning_tfm import cli
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.checkpoint import load, read, write
 from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.errors import shell_quote
 from lightning_tfm.modules import TaskModule
 from runs import fit, in_process, in_terminal, trained_run
 
@@ -83,7 +83,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
 def test_a_command_that_is_told_can_be_pasted(text):
-    quoted = cli._quoted(text)
+    quoted = shell_quote(text)
     assert "\t" not in quoted
     shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
     assert shell.stdout == text
@@ -327,12 +327,14 @@ def test_a_run_by_lightnings_flags(model, settings, tmp_path):
     command = [script, "generate", folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert len(run.stdout.splitlines()) == 4
+    assert run.returncode == 1
+    empty, *too_long = run.stderr.splitlines()
+    assert empty == "lightning-tfm: line 2: it is empty"
     if model == "attention_lstm":  # has no positions to run out of
-        assert run.returncode == 0
+        assert not too_long
     else:
-        assert run.returncode == 1
-        assert re.match(r"lightning-tfm: line 3: .* 41 .*max_length", run.stderr)
-        assert len(run.stderr.splitlines()) == 1
+        assert len(too_long) == 1
+        assert re.match(r"lightning-tfm: line 3: .* 41 .*max_length", too_long[0])
 
 
 def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
@@ -410,9 +412,12 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
     )
     assert run.returncode == 1
     assert run.stdout.splitlines() == [ANSWERED[0], "", "", ANSWERED[1], "", ""]
-    first, second = run.stderr.splitlines()
-    assert "line 3: the vocabulary has no character 'ä' (position 4 of '3 Mäy 1979')" in first
-    assert "line 6: the vocabulary has no character 'x' (position 1 of 'xxx')" in second
+    assert run.stderr.splitlines() == [
+        "lightning-tfm: line 2: it is empty",
+        "lightning-tfm: line 3: the vocabulary has no character 'ä' (position 4 of '3 Mäy 1979')",
+        "lightning-tfm: line 5: it is empty",
+        "lightning-tfm: line 6: the vocabulary has no character 'x' (position 1 of 'xxx')",
+    ]
 
 
 def test_generate_answers_a_file_in_a_file(checkpoint, monkeypatch, tmp_path, capsys):
@@ -503,10 +508,176 @@ def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data
     assert sorted(tmp_path.iterdir()) == [path]
 
 
+SPEC = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
+PLACES = {
+    "data": "data: %s",
+    "model": "model: %s",
+    "model.network": "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {network: %s}}",
+    "trainer.callbacks": "trainer: {callbacks: [%s]}",
+    "trainer.logger": "trainer: {logger: [%s]}",
+    "trainer.plugins": "trainer: {plugins: [%s]}",
+    "trainer.profiler": "trainer: {profiler: %s}",
+    "trainer.strategy": "trainer: {strategy: %s}",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "kind"),
+    [
+        *((place, "[a, b]", "list") for place in PLACES),
+        ("data", "{a: b}", "dict"),
+        ("model.network", "3", "int"),
+        ("trainer.callbacks", "true", "bool"),
+        ("trainer.logger", "null", "null"),
+    ],
+)
+def test_class_path_must_be_a_name(place, value, kind, no_data, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mistake.yaml").write_text(PLACES[place] % f"{{class_path: {value}}}")
+    line = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
+    assert f"error: {place}.class_path must be the name of a class, as {SPEC}, but is of type {kind}" in line
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "value", "kind"),
+    [
+        ("data", "datamodules.Copy", "[a, b]", "list"),
+        ("data", "datamodules.Copy", "text", "str"),
+        ("model", "lightning_tfm.modules.Seq2SeqModule", "[a, b]", "list"),
+        ("model.network", "lightning_tfm.networks.Transformer", "3", "int"),
+        ("trainer.callbacks", "lightning_tfm.callbacks.Compile", "[a, b]", "list"),
+        ("trainer.logger", "lightning.pytorch.loggers.CSVLogger", "null", "null"),
+    ],
+)
+def test_init_args_must_be_a_mapping(place, path, value, kind, no_data, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mistake.yaml").write_text(PLACES[place] % f"{{class_path: {path}, init_args: {value}}}")
+    line = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
+    assert f"error: {place}.init_args must be a mapping of settings, as {SPEC}, but is of type {kind}" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: 3", f"data: must be a class, as {SPEC}, but is 3"),
+        ("data: [1]", f"data: must be a class, as {SPEC}, but is [1]"),
+        ("data:", "--config must be settings, {NAME: VALUE}, but is data:"),
+        ("data:\nseed_everything: 1", "data must be set, but is missing"),
+        ("model:\nseed_everything: 1", "model must be set, but is missing"),
+        ("model: {class_path: lightning_tfm.modules.TaskModule}", "lightning_tfm.modules.TaskModule is abstract"),
+        ("trainer: 3", "trainer must be a mapping of settings, NAME: VALUE, but is 3 in 'mistake.yaml'"),
+        ("trainer:\nseed_everything: 1", "trainer must be a mapping of settings, NAME: VALUE, but is None"),
+        ("trainer: [max_steps]", "trainer must be a mapping of settings, NAME: VALUE, but is ['max_steps']"),
+        ("seed_everything: [1]", "seed_everything: must be of type int, but is [1]"),
+        ("seed_everything: true", "seed_everything: must be of type int, but is True"),
+        ("trainer: {val_check_interval: 0}", "trainer.val_check_interval must be above 0, but is 0; try 1"),
+        ("trainer: {accumulate_grad_batches: -1}", "trainer.accumulate_grad_batches must be above 0, but is -1; try 1"),
+        ("trainer: {check_val_every_n_epoch: 0}", "trainer.check_val_every_n_epoch must be above 0, but is 0; try 1"),
+        (
+            "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {optimization: [1]}}",
+            "model.init_args.optimization, must be {NAME: VALUE}, but is of type list",
+        ),
+        ("trainer: text", "trainer must be settings, {NAME: VALUE}, but is 'text'"),
+        ("checkpoint: 3", "checkpoint must be a mapping of settings, NAME: VALUE, but is 3 in 'mistake.yaml'"),
+        ("trainer: {precision: x}", "trainer.precision: must be of type int or one of 'transformer-engine'"),
+        (
+            "trainer: {logger: CSVLogger}",
+            "save_dir must be set, but is missing; write it among the init_args of lightning",
+        ),
+    ],
+)
+def test_a_section_of_the_wrong_shape_is_refused(text, message, no_data, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mistake.yaml").write_text(text)
+    arguments = ["fit", "--config", COPY, "--config", "mistake.yaml", "--trainer.max_steps", "3"]
+    assert message in mistake(monkeypatch, capsys, *arguments)
+
+
+def test_model_needs_a_class_path(no_data, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load(COPY.read_text())
+    del config["model"]["class_path"]
+    Path("mistake.yaml").write_text(yaml.safe_dump(config))
+    assert f"model: must be a class, as {SPEC}" in mistake(monkeypatch, capsys, "fit", "--config", "mistake.yaml")
+
+
+INVALID = {
+    "trainer:\n  max_steps: 3\n max_epochs: 4\n": (3, "expected <block end>"),
+    "trainer:\n\tmax_steps: 3\n": (2, "indent with spaces"),
+    "trainer: {max_steps: 3\ndata: 3\n": (2, "while parsing a flow mapping from line 1, expected ',' or '}'"),
+    "trainer:\n  max_steps: 3\n  devices: 1\n  max_steps: 4\n": (4, "the key 'max_steps' is in line 2 already"),
+    "trainer: {max_steps: 3, max_steps: 3}\n": (1, "the key 'max_steps' is in line 1 already"),
+    "trainer: {}\nseed_everything: 1\ntrainer: {}\n": (3, "the key 'trainer' is in line 1 already"),
+    "data: 3\ntrainer: *settings\n": (2, "found undefined alias 'settings'"),
+    "data: 3\ntrainer: a\x07b\n": (2, r"a character '\x07'"),
+    "data: 3\ntrainer: !!python/name:os.system\n": (2, "could not determine a constructor"),
+    "data: 3\n---\ntrainer: 3\n": (2, "but found another document"),
+}
+
+
+@pytest.mark.parametrize("text", INVALID)
+def test_invalid_yaml_is_named_by_file_and_line(text, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("a folder").mkdir()
+    Path("a folder/mistake.yaml").write_text(text)
+    line, problem = INVALID[text]
+    told = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "a folder/mistake.yaml", "--config", COPY)
+    start = f"error: --config must name a valid YAML, but line {line} of 'a folder/mistake.yaml' is not: "
+    assert start in told
+    assert problem in told.partition(start)[2]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "--config must name a YAML of settings, NAME: VALUE, but 'mistake.yaml' is empty"),
+        (b"# trainer:\n", "but 'mistake.yaml' is empty"),
+        (b"- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
+        (b"trainer\n", "but 'mistake.yaml' holds 'trainer'"),
+        (b"data: 3\nname: caf\xe9\n", "a YAML in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
+        (b"\xff\xfed\0a\0t\0a\0", "a YAML in UTF-8, but line 1 of 'mistake.yaml' is not"),
+    ],
+)
+def test_a_file_without_settings_is_named(data, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mistake.yaml").write_bytes(data)
+    assert message in mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
+
+
+def test_a_yaml_may_come_through_a_pipe_or_begin_with_a_mark(tmp_path):
+    """A pipe can be read once only."""
+    (tmp_path / "mark.yaml").write_bytes(b"\xef\xbb\xbf" + COPY.read_bytes())
+    script = Path(sys.executable).with_name("lightning-tfm")
+    command = f"{script} fit --config mark.yaml --config <(cat {COPY}) --trainer.max_steps=0"
+    run = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert "trainer.max_steps must be at least 1" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["fit", "--config", "none.yaml"], "none.yaml"),
+        (["fit", "--config", "none.yaml"], "--config must name a YAML file, but "),
+        (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is a folder; name a file in it"),
+        (["fit", "--config", COPY, "--data", sys.executable], "data must name a file in UTF-8, but byte 0x"),
+        (["fit", "--config", COPY, "--data.class_path=[a, b]"], "data.class_path must be the name of a class"),
+        (["fit", "--config", COPY, "--data.init_args=[a]"], "data.init_args must be a mapping of settings"),
+        (
+            ["fit", "--config", COPY, "--model.init_args.network.class_path=[a, b]"],
+            "model.network.class_path must be the name of a class",
+        ),
+        (
+            ["fit", "--config", COPY, "--model.init_args.network=GTP"],
+            "must be GPT or AttentionLSTM or Transformer, which answers a source, but is GTP",
+        ),
+        (
+            ["fit", "--config", COPY, "--trainer.callbacks+={class_path: [a]}"],
+            "trainer.callbacks.class_path must be the name of a class",
+        ),
+        (["fit", COPY], "an argument must be --SETTING VALUE, as --config YAML, but is "),
+        (["fit", "--config", ""], "--config must name a YAML, but is empty"),
+        (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; write it in a YAML"),
+        (["fit", "--config", COPY, "--trainer=3"], "trainer must be settings, {NAME: VALUE}, but is '3'"),
         (
             ["fit", "--config", COPY, "--model.init_args.network.init_args.d_model", "130"],
             "d_model must be divisible by",
@@ -550,8 +721,10 @@ def test_a_mistake_on_the_command_line_is_named_in_one_line(arguments, message, 
         (["--temperature", "1", "--top-p", "2"], "--top-p must be above 0 and at most 1, but is 2.0"),
         (["--top-k", "3"], "need --temperature above 0"),
         (["--beam-size", "2", "--temperature", "1"], "exclude each other"),
-        (["--input", "none.txt"], "'none.txt' cannot be opened: No such file or directory"),
-        (["--output", "no/such/folder"], "cannot be opened"),
+        (["--input", "none.txt"], "--input must be a file, but 'none.txt' cannot be opened: No such file or directory"),
+        (["--output", "no/such/folder"], "--output must be a file, but 'no/such/folder' cannot be opened"),
+        (["--seed", "-1"], "--seed must be from 0 to 4294967295, but is -1; try 1"),
+        (["--seed", str(2**70)], "--seed must be from 0 to 4294967295, but is 1180591620717411303424; try 1"),
         (["--input", __file__, "--output", __file__], "--output must be another file than --input"),
         (["--beem-size", "3"], "unrecognized arguments: --beem-size 3"),
     ],

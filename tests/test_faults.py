@@ -23,10 +23,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_tfm import cli
 from lightning_tfm.checkpoint import is_whole, read, write
 from lightning_tfm.cli import lock_run
-from lightning_tfm.errors import UserError
-from runs import CONTEXT, EXPERIMENTS, NETWORKS, assert_same_run, equal, fit, folder, in_terminal, run, start
+from lightning_tfm.errors import Interrupted, UserError
+from runs import (
+    CONTEXT,
+    EXPERIMENTS,
+    NETWORKS,
+    assert_same_run,
+    equal,
+    fit,
+    folder,
+    in_process,
+    in_terminal,
+    run,
+    start,
+)
 
 
 def last_line(child):
@@ -73,6 +86,55 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
     assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
+
+
+def shell_words(command):
+    """The arguments that bash makes of a command."""
+    shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    return os.fsdecode(shell.stdout).split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--ckpt_path", "last"],
+        ["--ckpt_path", "my run/last.ckpt"],
+        ["--ckpt_path=my run/last.ckpt"],
+        ["--ckpt_path", 'it\'s "mine".ckpt'],
+        ["--ckpt_path", "a\tb\nc.ckpt"],
+        ["--ckpt_path", "a b.ckpt", "--ckpt_path=c d.ckpt", "--ckpt_path", "e.ckpt"],
+    ],
+)
+@pytest.mark.parametrize(
+    "other", ["plain", "two words", "it's", '"', "a\tb", "a\nb\\n'", "$HOME `ls` *", "\x1b[1m ü", "\udcff"]
+)
+def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
+    def interrupted():
+        raise Interrupted(signal.SIGTERM, 7, "runs/a b/last.ckpt")
+
+    monkeypatch.setattr(cli, "run", interrupted)
+    assert in_process(monkeypatch, "fit", *given, "--config", other, "--trainer.logger", "") == 143
+    *_, command = capsys.readouterr().err.splitlines()
+    expected = ["lightning-tfm", "fit", "--config", other, "--trainer.logger", "", "--ckpt_path", "runs/a b/last.ckpt"]
+    assert shell_words(command) == expected
+
+
+def test_resume_command_with_quoted_paths_resumes(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
+    path = started / "version_0/checkpoints/last.ckpt"
+    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: 'a\tb  c'}}"
+    arguments = fit("gpt", "--ckpt_path", path.relative_to(tmp_path), "--trainer.logger", logger)
+    child = run(*arguments, cwd=tmp_path, sabotage=("in a training step", 7, "SIGTERM"))
+    assert child.wait() == 143, child.err.read_text()
+    _, *words = shell_words(child.err.read_text().splitlines()[-1])
+    child = run(*words, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert [start["step"] for start in json.loads(next(tmp_path.glob("runs/*/*/provenance.json")).read_text())] == [
+        30,
+        37,
+    ]
 
 
 def test_a_run_that_is_going_on_is_locked(tmp_path):
@@ -222,6 +284,25 @@ def test_a_damaged_checkpoint_is_recognised(tmp_path):
 @pytest.mark.slow
 def test_many_damaged_checkpoints_are_recognised(tmp_path):
     check_damages(3_000, tmp_path)
+
+
+def test_an_average_beside_the_checkpoints_is_left_alone(reference, tmp_path):
+    """It is newer than they are and cannot be resumed from, and its name may resemble theirs."""
+    arguments = fit("gpt", **{"checkpoint.keep_last": 2})
+    assert run(*arguments, cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    checkpoints = folder(tmp_path, "gpt") / "checkpoints"
+    names = ["mean", "step_mean", "step_", "step_1.5", "step_-1", "step_012", "step_٣", "best_step_12", "step_99999"]
+    steps = [checkpoints / f"step_{step}.ckpt" for step in (12, 24)]
+    means = [checkpoints / f"{name}.ckpt" for name in names]
+    for mean in means:
+        assert run("average", *steps, "--output", mean, cwd=tmp_path).wait() == 0
+    before = {mean: mean.read_bytes() for mean in means}
+    child = run(*arguments, "--ckpt_path=last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "damaged" not in child.err.read_text()
+    assert {mean: mean.read_bytes() for mean in means} == before
+    assert not any(step.exists() for step in steps), "the clean-up leaves the last ones alone"
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])

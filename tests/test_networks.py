@@ -19,6 +19,7 @@ from lightning_tfm.layers import (
     AdditiveAttention,
     Attention,
     CrossAttention,
+    Dropout,
     Linear,
     RotaryPositions,
     SelfAttention,
@@ -128,6 +129,59 @@ def test_dropout_is_on_in_training_only(network, batch):
     assert network(*batch).equal(network(*batch))
     network.train()
     assert not network(*batch).equal(network(*batch))
+
+
+EDGES = [
+    1e-300,
+    1e-9,
+    2.0**-18,
+    2.0**-17,
+    1e-5,
+    1e-4,
+    0.9999,
+    0.99999,
+    1 - 2.0**-16,
+    1 - 2.0**-17,
+    0.999999,
+    1 - 2.0**-53,
+]
+
+
+@pytest.mark.parametrize("p", [*EDGES, *torch.linspace(0.01, 0.99, 15).tolist()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dropout_scales_what_it_keeps_by_its_own_probability(p, dtype):
+    rounded = min(round(p * 2**16), 2**16 - 1) / 2**16
+    x = torch.randn(300_001).to(dtype)
+    y = Dropout(p)(x)
+    assert y.isfinite().all()
+    kept = y != 0
+    torch.testing.assert_close(y[kept], (x[kept].double() / (1 - rounded)).to(dtype))
+    deviation = math.sqrt(rounded * (1 - rounded) / len(x))
+    assert kept.double().mean().item() == pytest.approx(1 - rounded, abs=5 * deviation)
+    assert abs(rounded - p) <= 2**-16
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.9])
+def test_dropout_draws_the_same_bits(p):
+    """A resumed run must drop what it would have dropped, so the bits belong to the format."""
+    x = torch.randn(7, 143)
+    torch.manual_seed(1)
+    y = Dropout(p)(x)
+    torch.manual_seed(1)
+    bits = torch.empty(251, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[: 7 * 143].view(7, 143)
+    threshold = round(p * 2**16)
+    assert y.equal(x * ((bits >= threshold - 2**15).float() * (2**16 / (2**16 - threshold))))
+
+
+@pytest.mark.parametrize("dropout", [1e-9, 0.999999])
+def test_networks_train_with_dropout_at_its_edges(dropout):
+    source, target_in = torch.randint(3, VOCAB_SIZE, (5, 7)), torch.randint(3, VOCAB_SIZE, (5, 6))
+    networks = [cls(VOCAB_SIZE, 16, dropout=dropout) for cls in (Transformer, GPT, AttentionLSTM)]
+    classifier = EncoderClassifier(
+        VOCAB_SIZE, 3, 9, 16, dropout=dropout, embedding_dropout=dropout, word_dropout=dropout
+    )
+    for logits in (*(network.train()(source, target_in) for network in networks), classifier.train()(source)):
+        assert logits.isfinite().all()
 
 
 def test_attention_maps_are_distributions_over_real_tokens(network, batch):

@@ -300,3 +300,30 @@ def test_a_run_whose_network_is_not_known_is_shown_without_attention(two_runs, t
     assert report([str(odd), "--output", str(path)]) == 0
     assert embedded(path)["runs"][0]["attention"] == []
     assert "no attention of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.yaml", "a: 1\nb: {\n", "RUN must name a valid YAML, but line 3 of '.*/config.yaml' is not: "),
+        ("metrics.csv", "step,val/loss\n1,high\n", "'.*/metrics.csv' is damaged; delete it to leave it out"),
+        ("metrics.csv", "val/loss\n1\n", "'.*/metrics.csv' is damaged"),
+        ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' is damaged"),
+        ("predictions.jsonl", "{}\n", "'.*/predictions.jsonl' is damaged"),
+        ("predictions.jsonl", "[]\n", "'.*/predictions.jsonl' is damaged"),
+        ("summary.json", "{}", "'.*/summary.json' is damaged"),
+        ("provenance.json", "[]", "'.*/provenance.json' is damaged"),
+        ("attention/windows.json", "3", "'.*/attention/windows.json' is damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(name, text, message, two_runs, tmp_path):
+    odd = tmp_path / "odd"
+    shutil.copytree(two_runs[0], odd)
+    (odd / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        report([str(odd), "--output", str(tmp_path / "page.html")])
+
+
+def test_the_page_must_be_a_file(two_runs, tmp_path):
+    with pytest.raises(UserError, match=r"--output must be a file, but '.*' is a folder; try report.html"):
+        report([str(two_runs[0]), "--output", str(tmp_path)])

@@ -125,10 +125,21 @@ def test_runs_of_another_state_are_not_mixed_in(project):
         (["--seeds", "1,1"], "--seeds must be different seeds"),
         (["--seeds", "many"], "--seeds must be numbers, as 7, 1..5 or 1,4,9, but is 'many'"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
+        (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML, but line 4 of 'broken.yaml' is not: "),
+        (["copy_gpt", "latin.yaml"], "NAME must name a YAML in UTF-8, but line 2 of 'latin.yaml' is not"),
+        (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
+        (
+            ["copy_gpt", "--output", "old"],
+            "but 'old/copy_gpt/seed_1/source.json' is damaged; delete 'old/copy_gpt/seed_1'",
+        ),
         (["unclaimed.yaml"], "the header of 'unclaimed.yaml' must claim what the experiment reaches"),
     ],
 )
 def test_a_mistake_is_named_in_one_line(arguments, message, project):
+    (project / "broken.yaml").write_text("# claims:\ntrainer: {\ndata: 3\n")
+    (project / "latin.yaml").write_bytes(b"# claims:\n# caf\xe9\n")
+    (project / "old/copy_gpt/seed_1").mkdir(parents=True)
+    (project / "old/copy_gpt/seed_1/source.json").write_text("{")
     (project / "unclaimed.yaml").write_text("# claims:\n# - nothing\nseed_everything: 1\n")
     child = run("reproduce", *arguments, cwd=project)
     assert child.wait() == 2

@@ -177,7 +177,7 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
     assert len(answers) == 2
     (tmp_path / "asked").write_text("\n".join([*asked, "", asked[0]]) + "\n")
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
-    assert in_process(monkeypatch, "generate", checkpoint, *files) == 0
+    assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "of the blank line"
     assert (tmp_path / "answers").read_text().splitlines() == [*answers, "", answers[0]]
     if task.startswith("reviews"):
         network, tokenizer, _, _, labels = load(checkpoint)
@@ -200,6 +200,27 @@ def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_p
             told.append((status, *capsys.readouterr(), encoded([(1, text)], load(checkpoint))))
     assert told[0][0] == 0
     assert told[1:] == told[:1] * 3
+
+
+def test_a_blank_line_is_explained(task, trained, monkeypatch, tmp_path, capsys):
+    """A language model continues whatever stands in a line, blanks included; the other tasks have no question there."""
+    blanks = [b"", b"\r"] if task.startswith("text") else [b"", b"\r", b"  ", b"\t", " \t\u3000".encode()]
+    question = b"the film" if task.startswith("reviews") else b"e"
+    (tmp_path / "asked").write_bytes(b"\n".join([question, *blanks, question]) + b"\n")
+    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers", "--max-tokens=3"]
+    files = files[:-1] if task.startswith("reviews") else files
+    assert in_process(monkeypatch, "generate", trained / "checkpoints/best.ckpt", *files) == 1
+    notes = [f"lightning-tfm: line {number}: it is empty" for number, _ in enumerate(blanks, start=2)]
+    assert [line for line in capsys.readouterr().err.splitlines() if "unknown" not in line] == notes
+    if not task.startswith("text"):
+        first, *empty, last = (tmp_path / "answers").read_text().splitlines()
+        assert first == last
+        assert empty == [""] * len(blanks)
+
+
+def test_help_says_what_the_temperature_does(monkeypatch, capsys):
+    assert in_process(monkeypatch, "generate", "--help") == 0
+    assert "the lower, the more conservative" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_text_may_begin_as_any_does(tmp_path_factory, monkeypatch, capsys):

@@ -385,6 +385,9 @@ def test_muon_goes_on_from_its_state():
     [
         (lambda: Optimization(learning_rate=0), "learning_rate must be above 0, but is 0"),
         (lambda: Optimization(learning_rate=math.nan), "learning_rate must be above 0, but is nan"),
+        (lambda: Optimization(learning_rate=math.inf), "learning_rate must be finite, but is inf"),
+        (lambda: Optimization(weight_decay=math.nan), "weight_decay must be at least 0, but is nan"),
+        (lambda: Optimization(weight_decay=math.inf), "weight_decay must be finite, but is inf"),
         (lambda: Optimization("muon", muon_learning_rate=-1.0), "muon_learning_rate must be above 0, but is -1"),
         (lambda: Optimization(muon_learning_rate=0.1), "muon_learning_rate must not be given with optimizer adamw"),
         (lambda: Optimization(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import threading
 from pathlib import Path
@@ -17,6 +18,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import is_whole
 from lightning_tfm.errors import Interrupted, UserError, say
+
+SAVED = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
+"""The names of the files that Checkpoints saves; the folder may hold others."""
 
 
 class Checkpoints(Checkpoint):
@@ -138,9 +142,10 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.best_model_path)
         if self.keep_last:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
-            steps = sorted(self.dirpath.glob("step_*.ckpt"), key=lambda path: int(path.stem.removeprefix("step_")))
-            for path in steps[: -self.keep_last]:
-                trainer.strategy.remove_checkpoint(path)
+            names = [SAVED.fullmatch(path.name) for path in self.dirpath.glob("step_*")]
+            steps = sorted(int(name[1]) for name in names if name)
+            for step in steps[: -self.keep_last]:
+                trainer.strategy.remove_checkpoint(self.dirpath / f"step_{step}.ckpt")
         self._save_if_due(trainer)
 
     def _not_finite(self, trainer: Trainer) -> str:

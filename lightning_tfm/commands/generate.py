@@ -79,7 +79,7 @@ def _parse(arguments: list[str]) -> Namespace:
         "--temperature",
         type=float,
         metavar="T",
-        help="sample; below 1 is bolder (default: 0, do not sample; where a text is gone on with, 0.8)",
+        help="sample: the lower, the more conservative (default: 0, greedy decoding; for a language model, 0.8)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K likeliest tokens only")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample among the likeliest tokens of probability P")
@@ -101,6 +101,8 @@ def _parse(arguments: list[str]) -> Namespace:
         raise UserError(f"--top-k must be at least 1, but is {options.top_k}; try 10")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, but is {options.top_p}; try 0.9")
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"--seed must be from 0 to {2**32 - 1}, but is {options.seed}; try 1")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
         raise UserError(f"--output must be another file than --input, but both are {str(options.input)!r}")
     return options
@@ -138,7 +140,8 @@ def _open(path: Path, mode: str) -> TextIO:
         # What is no UTF-8 becomes half a character, by which its line is known.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
-        raise UserError(f"the file {str(path)!r} cannot be opened: {error.strerror}") from None
+        option = "--output" if mode == "w" else "--input"
+        raise UserError(f"{option} must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
 
 
 def _input(options: Namespace, files: ExitStack, alone: bool) -> tuple[Iterable[str], int]:
@@ -176,21 +179,21 @@ def _encode(batch: list[tuple[int, str]], trained: Trained) -> tuple[dict[int, l
     for number, line in batch:
         line = normalized(line)
         if trained.task != "language modelling":
-            if not line.strip():
-                continue
             line = "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")  # as what it was trained on
         try:
+            if not line:
+                raise UserError("it is empty")
             if any("\ud800" <= character <= "\udfff" for character in line):
                 raise UserError("it must be UTF-8, but is not")
             ids = trained.tokenizer.encode(line)
+            if not ids:
+                raise UserError("there is no word in it")
             if trained.task != "classification" and trained.tokenizer.unknown_id in ids:
                 unknown = sum(id == trained.tokenizer.unknown_id for id in ids)
                 notes[number] = f"{unknown} of its {len(ids)} symbols are unknown to the model"
             if trained.task == "seq2seq":
                 ids = [*ids, EOS]
                 trained.network.check_lengths(len(ids), trained.max_target_length)
-            elif not ids:
-                raise UserError("there is no word in it" if trained.task == "classification" else "it is empty")
             elif trained.task == "classification" and len(ids) > trained.network.max_length:
                 notes[number] = f"of its {len(ids)} tokens the last {trained.network.max_length} are read"
                 ids = ids[-trained.network.max_length :]

@@ -10,15 +10,16 @@ import math
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from lightning_tfm.callbacks.predictions import is_of_a_kind
 from lightning_tfm.checkpoint import load
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.configuration import read_yaml
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError, say
 from lightning_tfm.files import write_text
@@ -41,6 +42,9 @@ LONG = 80
 
 LIMIT = 5_000_000
 """Bytes of a page."""
+
+FIELDS = ("set", "source", "target", "answer", "right", "nll", "kind", "alignment")
+"""Of each line of predictions.jsonl."""
 
 Json = dict[str, Any]
 
@@ -84,6 +88,8 @@ def _parse(arguments: list[str]) -> Namespace:
                 f"RUN must be the folder of a run, which holds its config.yaml, but {run!r} does not; "
                 "try runs/NAME/version_0"
             )
+    if options.output.is_dir():
+        raise UserError(f"--output must be a file, but {str(options.output)!r} is a folder; try report.html")
     if not options.output.resolve().parent.is_dir():
         raise UserError(f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not")
     return options
@@ -108,15 +114,14 @@ def _run(folder: Path, name: str, points: int, allow: Sequence[str]) -> Json:
         points: the number of points in its curves.
         allow: the packages behind `--allow`.
     """
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    settings = read_yaml(folder / "config.yaml", "RUN")
     predictions = _predictions(folder / "predictions.jsonl")
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
-    windows = folder / "attention/windows.json"
     return {
         "name": name,
         "facts": _facts(folder),
-        "config": text,
-        "settings": _flat(yaml.safe_load(text)),
+        "config": (folder / "config.yaml").read_text(encoding="utf-8"),
+        "settings": _flat(settings),
         "curves": _curves(folder / "metrics.csv", points),
         "kinds": _kinds(predictions),
         "tested": len(predictions),
@@ -126,35 +131,49 @@ def _run(folder: Path, name: str, points: int, allow: Sequence[str]) -> Json:
             _attention(
                 next(filter(Path.is_file, checkpoints), None),
                 predictions,
-                json.loads(windows.read_text(encoding="utf-8")) if windows.is_file() else [],
+                _windows(folder / "attention/windows.json"),
                 allow,
             )
         ),
     }
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise UserError, with the file's name, where it does not hold what fit has written."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise UserError(
+            f"RUN must hold the files that fit has written, but {str(path)!r} is damaged; delete it to leave it out"
+        ) from None
+
+
 def _facts(folder: Path) -> dict[str, str]:
     facts: dict[str, str] = {}
     summary, provenance = folder / "summary.json", folder / "provenance.json"
     if summary.is_file():
-        told = json.loads(summary.read_text(encoding="utf-8"))
-        facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if not is_of_a_kind(name)}
-        facts |= {
-            "training": f"{told['train_seconds']:,.0f} s",
-            "samples per second": f"{told['samples_per_second']:,.0f}",
-            "steps": f"{told['steps']:,}",
-            "parameters": f"{told['parameters']:,}",
-            "seed": str(told["seed"]),
-        }
+        with _reading(summary):
+            told = json.loads(summary.read_text(encoding="utf-8"))
+            facts |= {f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if not is_of_a_kind(name)}
+            facts |= {
+                "training": f"{told['train_seconds']:,.0f} s",
+                "samples per second": f"{told['samples_per_second']:,.0f}",
+                "steps": f"{told['steps']:,}",
+                "parameters": f"{told['parameters']:,}",
+                "seed": str(told["seed"]),
+            }
     if provenance.is_file():
-        starts = json.loads(provenance.read_text(encoding="utf-8"))
-        first, last = starts[0], starts[-1]
-        facts |= {
-            "begun": first["time"],
-            "commit": (last["git"]["commit"] or "unknown")[:10] + (" and changes" if last["git"].get("dirty") else ""),
-            "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
-            "torch": last["versions"]["torch"],
-        }
+        with _reading(provenance):
+            starts = json.loads(provenance.read_text(encoding="utf-8"))
+            first, last = starts[0], starts[-1]
+            dirty = " and changes" if last["git"].get("dirty") else ""
+            facts |= {
+                "begun": first["time"],
+                "commit": (last["git"]["commit"] or "unknown")[:10] + dirty,
+                "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
+                "torch": last["versions"]["torch"],
+            }
     return facts
 
 
@@ -171,22 +190,31 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
     """Metric -> (step, value), about so many of them, the last one always."""
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     if path.is_file():
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a run that goes on may have written a part of a line
-        for row in csv.DictReader(lines):
-            for name, value in row.items():
-                if name in ("step", "epoch") or name.startswith("test/"):
-                    continue
-                if value and math.isfinite(float(value)):
-                    curves[name].append((int(row["step"]), float(value)))
+        with _reading(path):
+            *lines, _ = path.read_text(encoding="utf-8").split("\n")  # the last may be written only in part, in a run
+            for row in csv.DictReader(lines):
+                for name, value in row.items():
+                    if name in ("step", "epoch") or name.startswith("test/"):
+                        continue
+                    if value and math.isfinite(float(value)):
+                        curves[name].append((int(row["step"]), float(value)))
     return {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
 
 
 def _predictions(path: Path) -> list[Json]:
     if not path.is_file():
         return []
-    # str.splitlines would also part a line at U+0085, which data may hold
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines]
+    with _reading(path):
+        # str.splitlines would also part a line at U+0085, which data may hold
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        return [{name: line[name] for name in FIELDS} | line for line in map(json.loads, lines)]
+
+
+def _windows(path: Path) -> list[list[int]]:
+    if not path.is_file():
+        return []
+    with _reading(path):
+        return [list(map(int, ids)) for ids in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _shown(predictions: list[Json], number: int) -> list[Json]:

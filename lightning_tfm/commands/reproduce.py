@@ -31,6 +31,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from lightning_tfm.callbacks.progress import SHOWN
 from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.configuration import read_yaml
 from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import write_text
 
@@ -148,6 +149,8 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_allow()
     options = parser.parse_args(arguments)
     options.seeds = _seeds(options.seeds)
+    if options.output.is_file():
+        raise UserError(f"--output must be a folder, but {str(options.output)!r} is a file; choose another")
     return options
 
 
@@ -169,7 +172,7 @@ def _claiming() -> list[str]:
     paths = sorted(Path("experiments").glob("*.yaml"))
     if not paths:
         raise UserError("there is no experiments/*.yaml below the current folder; go to the project's, or name a YAML")
-    return [path.stem for path in paths if "\n# claims:\n" in path.read_text(encoding="utf-8")]
+    return [path.stem for path in paths if "\n# claims:\n" in path.read_text("utf-8", "replace")]
 
 
 def _path(name: str) -> Path:
@@ -185,6 +188,7 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         UserError: if it has none, or in another form.
     """
+    read_yaml(path, "NAME")  # what is broken would fail when its turn comes, hours later
     try:
         text = path.read_text(encoding="utf-8")
         comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
@@ -225,9 +229,14 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
     path = folder / "source.json"
     if not path.exists():
         return
-    earlier = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError):
+        raise UserError(
+            f"--output must be a folder of reproduce's own runs, but {str(path)!r} is damaged; delete {str(folder)!r}"
+        ) from None
     for name, ours in {**source, "yaml": experiment.text}.items():
-        if earlier[name] != ours:
+        if earlier.get(name) != ours:
             raise UserError(
                 f"--output must be a folder whose runs are of the same {name}, but {str(folder)!r} is of another; "
                 "choose another folder, or delete it"

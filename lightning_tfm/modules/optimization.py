@@ -44,16 +44,18 @@ class Optimization:
 
     def __post_init__(self) -> None:
         for name, rate in (("learning_rate", self.learning_rate), ("muon_learning_rate", self.muon_learning_rate)):
-            if rate is not None and not rate > 0:
-                raise UserError(f"{name} must be above 0, but is {rate}; try 0.001")
+            if rate is not None and not 0 < rate < math.inf:
+                rule = "finite" if rate == math.inf else "above 0"
+                raise UserError(f"{name} must be {rule}, but is {rate}; try 0.001")
         if self.muon_learning_rate is not None and self.optimizer != "muon":
             raise UserError(
                 f"muon_learning_rate must not be given with optimizer {self.optimizer}, but is "
                 f"{self.muon_learning_rate}; try optimizer muon"
             )
         for name in ("warmup_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must be at least 0, but is {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                rule = "finite" if getattr(self, name) == math.inf else "at least 0"
+                raise UserError(f"{name} must be {rule}, but is {getattr(self, name)}; try 0")
 
     def check_steps(self, max_steps: int) -> None:
         """Raises UserError unless the run has an end that the learning rate can be planned for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def line_of(pair: Pair, answer: str, nll: float) -> dict[str, Any]:
     }
 
 
-class TaskModule(LightningModule):
+class TaskModule(LightningModule, ABC):
     """Trains a network by the mean loss of a step's tokens.
 
     A token weighs the same whatever the number of processes and of accumulated batches. A subclass sums the loss of
@@ -100,6 +101,10 @@ class TaskModule(LightningModule):
             },
             logger=False,  # the command logs the whole configuration
         )
+
+    @abstractmethod
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of a batch, as `summed` does."""
 
     def begin(self) -> None:
         """Takes the weights that a new run begins with, where they are not drawn; `lightning-tfm fit` calls it."""

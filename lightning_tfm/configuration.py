@@ -1,0 +1,71 @@
+"""Configuration files: YAML, whose mistakes are reported by file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_tfm.errors import UserError
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a key that appears twice in a mapping, of which PyYAML would keep the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in lines:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} is in line {lines[key.value]} already; keep one of them",
+                    problem_mark=key.start_mark,
+                )
+            lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # as the command line reads them
+
+
+def read_yaml(path: Path, setting: str) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds.
+
+    Args:
+        path: the file.
+        setting: what names the file, for the message.
+
+    Raises:
+        UserError: if it cannot be read, is not UTF-8 or not valid YAML, or does not hold a mapping.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{setting} must name a YAML that can be read, but {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{setting} must name a YAML in UTF-8, but line {line} of {str(path)!r} is not; save it in UTF-8"
+        ) from None
+    try:
+        values = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        line, problem = _located(error, text)
+        raise UserError(
+            f"{setting} must name a valid YAML, but line {line} of {str(path)!r} is not: {problem}"
+        ) from None
+    if not isinstance(values, dict):
+        held = "is empty" if values is None else f"holds {values!r:.50}"
+        raise UserError(f"{setting} must name a YAML of settings, NAME: VALUE, but {str(path)!r} {held}")
+    return values
+
+
+def _located(error: yaml.YAMLError, text: str) -> tuple[int, str]:
+    """Return the line of an error, counted from 1, and what is wrong there."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return text.count("\n", 0, error.position) + 1, f"it has a character {chr(error.character)!r}; delete that"
+    line, problem = error.problem_mark.line, error.problem
+    if error.context is not None:
+        begun = error.context_mark.line if error.context_mark else line
+        problem = f"{error.context}{f' from line {begun + 1}' if begun != line else ''}, {problem}"
+    return line + 1, f"{problem}; indent with spaces" if "'\\t'" in problem else problem
