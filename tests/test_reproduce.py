@@ -129,7 +129,7 @@ def test_runs_of_another_state_are_not_mixed_in(project):
         (["copy_gpt", "latin.yaml"], "NAME must name a YAML in UTF-8, but line 2 of 'latin.yaml' is not"),
         (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
         (
-            ["copy_gpt", "--output", "old"],
+            ["copy_gpt", "--seeds", "1", "--output", "old"],
             "but 'old/copy_gpt/seed_1/source.json' is damaged; delete 'old/copy_gpt/seed_1'",
         ),
         (["unclaimed.yaml"], "the header of 'unclaimed.yaml' must claim what the experiment reaches"),
