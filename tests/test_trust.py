@@ -19,7 +19,7 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 import datamodules
 import lightning_tfm
 from lightning_tfm.cli import TfmCLI
-from lightning_tfm.trust import import_policy, trusted
+from lightning_tfm.trust import CLASSES, import_policy, trusted
 from runs import EXPERIMENTS, in_process
 
 PLANTED = """import pathlib
@@ -330,7 +330,6 @@ LEGITIMATE = [
     ["--trainer.profiler=simple"],
     ["--trainer.profiler={class_path: AdvancedProfiler, init_args: {dirpath: some/where, filename: profile}}"],
     ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.accelerator=cpu"],
-    ["--trainer.strategy={class_path: DDPStrategy, init_args: {find_unused_parameters: true, static_graph: false}}"],
     ["--trainer.plugins={class_path: lightning.pytorch.plugins.environments.SLURMEnvironment}"],
     ["--trainer.precision=bf16-mixed", "--trainer.default_root_dir=some/where", "--ckpt_path=some/where/best.ckpt"],
     ["--data=Copy"],
@@ -341,3 +340,28 @@ LEGITIMATE = [
 @pytest.mark.parametrize("options", LEGITIMATE, ids=[options[0] for options in LEGITIMATE])
 def test_what_an_experiment_needs_is_accepted(options, parse_only, monkeypatch, capsys):
     assert fit_with({}, monkeypatch, *options) == 0, capsys.readouterr().err
+
+
+REQUIRED = {
+    "CSVLogger": {"save_dir": "some/where"},
+    "EarlyStopping": {"monitor": "val/loss"},
+    "FSDPPrecision": {"precision": "bf16-mixed"},
+    "GradientAccumulationScheduler": {"scheduling": {0: 1}},
+    "MixedPrecision": {"precision": "bf16-mixed", "device": "cpu"},
+    "OnExceptionCheckpoint": {"dirpath": "some/where"},
+    "TensorBoardLogger": {"save_dir": "some/where"},
+}
+"""Settings without a default, by class."""
+
+
+def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, capsys):
+    """Callbacks, loggers and plugins are lists; of the others, a configuration names one each."""
+    places = {"callbacks": [], "loggers": [], "plugins": [], "profilers": [], "strategies": [], "accelerators": []}
+    for package, names in CLASSES.items():
+        kind = package.removeprefix("lightning_tfm.").removeprefix("lightning.pytorch.").partition(".")[0]
+        places[kind] += [{"class_path": f"{package}.{name}", "init_args": REQUIRED.get(name, {})} for name in names]
+    for index in range(3):
+        trainer = {"callbacks": places["callbacks"], "logger": places["loggers"], "plugins": places["plugins"]}
+        for name, kind in (("profiler", "profilers"), ("strategy", "strategies"), ("accelerator", "accelerators")):
+            trainer[name] = places[kind][index]
+        assert fit_with({"trainer": trainer}, monkeypatch) == 0, capsys.readouterr().err
