@@ -22,6 +22,9 @@ MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; name another",
     r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder; name a file in it",
     r"^Unexpected config:$": " must name a YAML, but is empty",
+    r"Invalid content in sub-config file (\S+): (.*?) in \"<unicode string>\", (line \d+)": (
+        r" must name a valid YAML, but \3 of '\1' is not: \2"
+    ),
     r"^'utf-8' codec can't decode (byte \w+ in position \d+)": r" must name a file in UTF-8, but \1 is not; save it so",
     r"^(?:Unexpected config:|Unable to load config) (\S.*?)(?:  |$)": " must be settings, {NAME: VALUE}, but is \\1",
     r"unhashable type: '(\w+)'|argument of type '(\w+)' is not iterable": (

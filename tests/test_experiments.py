@@ -660,6 +660,10 @@ def test_a_yaml_may_come_through_a_pipe_or_begin_with_a_mark(tmp_path):
         (["fit", "--config", "none.yaml"], "--config must name a YAML file, but "),
         (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is a folder; name a file in it"),
         (["fit", "--config", COPY, "--data", sys.executable], "data must name a file in UTF-8, but byte 0x"),
+        (
+            ["fit", "--config", COPY, "--data", "part.yaml"],
+            "data must name a valid YAML, but line 2 of 'part.yaml' is not",
+        ),
         (["fit", "--config", COPY, "--data.class_path=[a, b]"], "data.class_path must be the name of a class"),
         (["fit", "--config", COPY, "--data.init_args=[a]"], "data.init_args must be a mapping of settings"),
         (
@@ -707,6 +711,7 @@ def test_a_yaml_may_come_through_a_pipe_or_begin_with_a_mark(tmp_path):
 )
 def test_a_mistake_on_the_command_line_is_named_in_one_line(arguments, message, no_data, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    Path("part.yaml").write_text("class_path: datamodules.Copy\ninit_args: {]\n")
     assert message in mistake(monkeypatch, capsys, *arguments)
 
 
