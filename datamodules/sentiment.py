@@ -54,7 +54,7 @@ class Sentiment(LabelledDataModule):
 
     - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; the folders
       of the labels lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but
-      holds texts without one, as in IMDB; what is left out is counted,
+      holds texts without one, as in IMDB; what is left out is counted, hidden files aside,
     - a table: in each line a label, a tab and a text,
     - several files of a text in each line, named NAME.LABEL.
 
@@ -162,7 +162,7 @@ def shared_out(texts: list[Pair], splits: Set[str], val_share: float, test_share
 
 
 def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
-    """Return the texts of an archive, a folder, a table or files, by part: of "train" all parts that the data have.
+    """Return the texts of an archive, a folder, a table or files, by part: for "train", all parts in the data.
 
     Raises:
         UserError: if they cannot be read, or hold no labels.
@@ -231,7 +231,7 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
     for path, read in texts.items():
         part = part_of.get(path.parent)
         if part is None:
-            left_out["they are in no folder of a label"].append(path)
+            left_out["they are not in a label's folder"].append(path)
         elif split not in ("train", part):
             left_out[f"they are not for {split}"].append(path)
         else:

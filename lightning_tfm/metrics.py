@@ -59,7 +59,7 @@ class Mean(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor | int) -> None:
-        """Add the sum of some values, and how many they are."""
+        """Add the sum and the number of some values."""
         self.total += total
         self.count += count
 

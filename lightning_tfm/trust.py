@@ -1,7 +1,7 @@
-"""What a configuration may name: the classes listed here, and what the packages behind `--allow` hold.
+"""Classes that a configuration may name: those listed here and those of packages named by `--allow`.
 
-A configuration is data, which users exchange, and what it names is imported and called. The listed classes do what an
-experiment needs and no more: none starts a program that a setting names, and none calls a function that one names.
+Users exchange configurations as data, but the classes that they name are imported and instantiated. The listed classes
+do what an experiment needs: none starts a program or calls a function that a setting names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ CLASSES = {
     "lightning.pytorch.callbacks": (
         "DeviceStatsMonitor",
         "EarlyStopping",
-        "GradientAccumulationScheduler",
         "LearningRateMonitor",
         "ModelCheckpoint",
         "ModelSummary",
@@ -80,8 +79,8 @@ def import_policy(allowed: Sequence[str]) -> dict[str, list[str]]:
 def check_classes(settings: Any, allowed: Sequence[str], key: str = "", callables: bool = False) -> None:
     """Raise UserError if a parsed configuration holds a class that it may not name there.
 
-    The parser refuses what it would import. This refuses what it leaves to the classes themselves, as in arguments of
-    any type, and a network or a module as the value of a setting that takes a function.
+    The parser refuses what it would import. This also checks values that the parser does not, such as arguments of any
+    type, and refuses a network or a module as the value of a setting that takes a function.
 
     Args:
         settings: the configuration, or a part of it.

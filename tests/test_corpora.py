@@ -373,12 +373,12 @@ LAYOUTS = {
             *in_folders(["train/neg", "train/pos", "train/unsup", "test/neg", "test/pos"]),
         ],
         {"neg", "pos"},
-        {"they have no label": 40, "they are in no folder of a label": 4},
+        {"they have no label": 40, "they are not in a label's folder": 4},
     ),
     "files beside labels": (
         ["README", "reviews/all.csv", *in_folders(["reviews/a", "reviews/b"])],
         {"a", "b"},
-        {"they are in no folder of a label": 2},
+        {"they are not in a label's folder": 2},
     ),
     "texts without a label beside labels": (
         in_folders(["a", "b", "train/unsup"]),

@@ -144,7 +144,7 @@ def test_an_allowed_package_must_have_a_network_of_the_name(checkpoint, tmp_path
 
 def test_reproduce_hands_allowed_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
     header = (
-        "# claims:\n# - {metric: test/exact_match, value: 0, tolerance: 1}\n# training: {seconds: 2, machine: any}\n"
+        "# claims:\n# - {metric: test/exact_match, by_seed: {11: 0, 12: 1}}\n# training: {seconds: 2, machine: any}\n"
     )
     config = (checkpoint.parents[1] / "config.yaml").read_text().replace("allow: my_nets", "allow: ''")
     config = config.partition("\n")[2]  # after the line that names Lightning's version

@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from lightning_tfm.commands.reproduce import Claim, Experiment, Run, _logged, _number, compared, read_experiment
+import datamodules
+from lightning_tfm.commands.reproduce import (
+    Claim,
+    Experiment,
+    Run,
+    _logged,
+    _loggers,
+    _number,
+    compared,
+    read_experiment,
+)
+from lightning_tfm.data import GeneratedDataModule
 from runs import EXPERIMENTS, SETTINGS, run, start
 
 README = Path(__file__).parent.parent / "README.md"
@@ -121,8 +134,8 @@ def test_runs_of_another_state_are_not_mixed_in(project):
     ("arguments", "message"),
     [
         (["none"], "there is no 'experiments/none.yaml'"),
-        (["--seeds", "3..1"], "--seeds must be different seeds below 4294967296, but is '3..1'; try 21..23"),
-        (["--seeds", "1,1"], "--seeds must be different seeds"),
+        (["--seeds", "3..1"], "--seeds must be 1 to 1000 different seeds below 4294967296, but is '3..1'; try 21..23"),
+        (["--seeds", "1,1"], "--seeds must be 1 to 1000 different seeds"),
         (["--seeds", "many"], "--seeds must be numbers, as 7, 1..5 or 1,4,9, but is 'many'"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
         (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML, but line 4 of 'broken.yaml' is not: "),
@@ -218,21 +231,65 @@ def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
     (tmp_path / "mine.yaml").write_text(f"{header}\n{text}")
     child = run("reproduce", "mine.yaml", "--seeds=1", "--output=some/where", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    assert list(tmp_path.glob("some/where/mine/seed_1/runs/tsv_transformer/version_0/summary.json"))
+    assert list(tmp_path.glob("some/where/mine/seed_1/runs/mine/version_0/summary.json"))
     assert not (tmp_path / "runs").exists()
+
+
+CSV = "lightning.pytorch.loggers.CSVLogger"
+WANDB = "lightning_tfm.loggers.WandbLogger"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "classes"),
+    [
+        ("{}", [CSV]),
+        ("", [CSV]),
+        ("{logger: true}", [CSV]),
+        (f"{{logger: {CSV}}}", [CSV]),
+        (f"{{logger: [{CSV}, {WANDB}]}}", [CSV, WANDB]),
+        (f"{{logger: [{{class_path: {WANDB}, init_args: {{project: mine}}}}]}}", [CSV, WANDB]),
+        (f"{{logger: {{class_path: {WANDB}}}}}", [CSV, WANDB]),
+        (f"{{logger: [{WANDB}, {{class_path: {CSV}, init_args: {{save_dir: elsewhere, name: x}}}}]}}", [CSV, WANDB]),
+    ],
+)
+def test_all_loggers_write_into_the_output_folder(trainer, classes):
+    loggers = _loggers(Experiment(Path("mine.yaml"), f"trainer: {trainer}\n", (), 1.0, "any"), Path("out"))
+    assert [logger["class_path"] for logger in loggers] == classes
+    assert {(logger["init_args"]["save_dir"], logger["init_args"]["name"]) for logger in loggers} == {
+        ("out/runs", "mine")
+    }
+    assert ("mine" in str(loggers[-1]["init_args"].get("project"))) == ("project" in trainer)
+
+
+def test_modules_of_the_current_folder_are_not_imported(project):
+    """Although the runs start there: a stranger's folder is data."""
+    for name in ("yaml", "wandb", "random", "lightning_tfm", "datamodules"):
+        (project / f"{name}.py").write_text("open('canary', 'w')")
+    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
+    assert not (project / "canary").exists()
+    assert child.wait() == 0, child.err.read_text()
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
+def test_what_is_claimed_is_learned_from_generated_or_pinned_data(path):
+    """So that it can be reproduced on a machine that has a network and nothing else."""
+    config = yaml.safe_load(path.read_text())["data"]
+    data = getattr(datamodules, config["class_path"].removeprefix("datamodules."))
+    if not issubclass(data, GeneratedDataModule):
+        pinned = sys.modules[data.__module__].FILES
+        named = [config["init_args"].get(split) or [] for split in ("train", "val", "test")]
+        assert {name for names in named for name in names} <= pinned.keys()
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_the_readme_shows_what_the_yaml_claims(path):
-    """The README's table is the command's output for the claim's own seeds."""
+    """The README's table is the command's output for the claim's own seeds, without the comparison with themselves."""
     name, rows = None, {}
     for row in cells(README.read_text()):
-        if len(row) == 10:
+        if len(row) == 8:
             name = row[0] or name
             rows[name.strip("`"), row[1]] = row
     for claim in read_experiment(path).claims:
         row = rows[path.stem, claim.metric]
-        assert row[5].split(", ") == [_number(value) for value in claim.by_seed.values()]
-        assert row[2] == f"{_number(claim.value)} ± {claim.tolerance(len(claim.by_seed)):.2g}"
-        assert row[3] == _number(claim.value)
-        assert row[6] == "PASS"
+        assert row[2] == _number(claim.value)
+        assert row[4].split(", ") == [_number(value) for value in claim.by_seed.values()]

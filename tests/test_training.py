@@ -207,6 +207,24 @@ def test_a_run_reads_the_stream_over_its_passes():
     assert all(source.equal(dataset[rows].source) for source, rows in zip(seen, stream, strict=True))
 
 
+def test_step_settings_compare_the_mathematics_and_not_the_spelling():
+    module = make_module(small_copy())
+
+    def settings(**clipping):
+        return module.step_settings(make_trainer(**clipping))
+
+    assert settings(gradient_clip_val=1.0) == settings(gradient_clip_val=1.0, gradient_clip_algorithm="norm")
+    assert settings(gradient_clip_val=1.0) != settings(gradient_clip_val=1.0, gradient_clip_algorithm="value")
+    assert settings() == settings(gradient_clip_val=0.0) == settings(gradient_clip_algorithm="value")
+
+
+def test_a_network_of_texts_alone_is_refused():
+    data = small_copy()
+    network = GPT(data.vocab_size, 16, 2, 1, max_length=48, text_only=True)
+    with pytest.raises(UserError, match="text_only must be false"):
+        Seq2SeqModule(network, data.tokenizer, data.max_target_length)
+
+
 def test_clipping_bounds_the_gradient():
     data = small_copy()
     gradients = gradients_of_a_step(data, make_module(data), gradient_clip_val=0.01)

@@ -43,10 +43,9 @@ class WeightAveraging(callbacks.WeightAveraging):
         if stage == "fit" and trainer.precision == "64-true":
             self._average_model.double()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Counts are made after the module was copied; they are not averaged.
-        for copy, buffer in zip(self._average_model.module.buffers(), pl_module.buffers(), strict=True):
-            copy.data = buffer.data.clone()
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._trained is not None:  # in a validation: whoever saves the module now must find the trained weights
+            self._swap_models(pl_module)
 
     def _swap_models(self, pl_module: LightningModule) -> None:
         """Put the average into the module, or the trained weights back, without rounding either."""

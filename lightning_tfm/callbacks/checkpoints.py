@@ -149,7 +149,7 @@ class Checkpoints(Checkpoint):
         self._save_if_due(trainer)
 
     def _not_finite(self, trainer: Trainer) -> str:
-        """Name the validation's loss and monitored metric that are not finite, with their values, if any."""
+        """Describe which of the validation loss and the monitored metric are not finite; empty if none."""
         metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
         odd = (f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite())
         return " and ".join(odd)

@@ -2,7 +2,7 @@
 
 Settings are chosen on validation data with seeds 1 to 3. Claims are stated from seeds that no choice has seen, 11 to
 15, and tested with others, 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction
-interval (Student's t), given the values of the claim's own seeds.
+interval (Student's t), given the values of the claim's own seeds, or within 0.1 % of the claim.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import write_text
 
 SEEDS = "21..23"
-"""Those that test a claim; neither a setting nor a claim is made from them."""
+"""Default seeds for testing claims; no setting or claim was derived from them."""
+
+MOST_SEEDS = 1000
 
 CONFIDENCE = 0.99
 """Of the prediction interval of a claim."""
@@ -61,7 +63,7 @@ class Claim:
         return statistics.fmean(self.by_seed.values())
 
     def tolerance(self, runs: int) -> float:
-        """Return how far the mean over so many other seeds may be from `value`."""
+        """Return the half-width of the prediction interval for the mean over so many other seeds."""
         number = len(self.by_seed)
         spread = statistics.stdev(self.by_seed.values()) * math.sqrt(1 / number + 1 / runs)
         return max(student_t(CONFIDENCE, number - 1) * spread, RESOLUTION * abs(self.value))
@@ -159,11 +161,13 @@ def _seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         bounds = part.split("..")
-        if len(bounds) > 2 or not all(bound.strip().isdecimal() for bound in bounds):
+        if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
             raise UserError(f"--seeds must be numbers, as 7, 1..5 or 1,4,9, but is {text!r}; try {SEEDS}")
-        seeds += range(int(bounds[0]), int(bounds[-1]) + 1)
-    if not seeds or len(set(seeds)) < len(seeds) or max(seeds) >= 2**32:
-        raise UserError(f"--seeds must be different seeds below {2**32}, but is {text!r}; try {SEEDS}")
+        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MOST_SEEDS + 1))
+    if not 0 < len(set(seeds)) == len(seeds) <= MOST_SEEDS or max(seeds) >= 2**32:
+        raise UserError(
+            f"--seeds must be 1 to {MOST_SEEDS} different seeds below {2**32}, but is {text!r}; try {SEEDS}"
+        )
     return seeds
 
 
@@ -256,7 +260,8 @@ def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[st
     Note:
         Windows has no SIGTERM: an interrupted run loses the steps since its last checkpoint there.
     """
-    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
+    # -P: Python would import modules of the current folder first, which nobody has allowed.
+    command = [sys.executable, "-P", "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
     if allow:
         command += ["--allow", ",".join(allow)]
@@ -282,12 +287,16 @@ def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[st
 
 
 def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Return the experiment's loggers, which write below a folder."""
-    loggers = yaml.safe_load(experiment.text).get("trainer", {}).get("logger")
-    if not isinstance(loggers, list):
-        loggers = [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"name": experiment.name}}]
+    """Return the experiment's loggers, a CSVLogger first, which write below a folder."""
+    loggers = (yaml.safe_load(experiment.text).get("trainer") or {}).get("logger")
+    loggers = loggers if isinstance(loggers, list) else [loggers] if isinstance(loggers, dict | str) else []
+    loggers = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
+    loggers.sort(key=lambda logger: not logger["class_path"].endswith("CSVLogger"))
+    if not loggers or not loggers[0]["class_path"].endswith("CSVLogger"):
+        loggers.insert(0, {"class_path": "lightning.pytorch.loggers.CSVLogger"})
+    own = {"name": experiment.name, "save_dir": str(folder / "runs")}
     return [
-        logger | {"init_args": logger.get("init_args", {}) | {"save_dir": str(folder / "runs")}} for logger in loggers
+        {"class_path": logger["class_path"], "init_args": (logger.get("init_args") or {}) | own} for logger in loggers
     ]
 
 

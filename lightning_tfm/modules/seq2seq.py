@@ -53,6 +53,8 @@ class Seq2SeqModule(TaskModule):
             raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
         if bleu and not tokenizer.writes_sentences:
             raise UserError("bleu must be false where symbols are characters, but is true; it scores words")
+        if network.hyper_parameters.get("text_only"):
+            raise UserError("text_only must be false for a network that answers a source, whose answers end with EOS")
         super().__init__(
             network,
             optimization,

@@ -12,7 +12,6 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_tfm.data import Examples, Pair, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, say
@@ -39,7 +38,7 @@ def check_label_smoothing(value: float) -> None:
 
 def check_strategy(strategy: Strategy) -> None:
     """Raise UserError unless each process holds whole gradients, whose norm a training step takes."""
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
         raise UserError(
             "trainer.strategy must be one whose processes hold the whole model, so that the norm that is logged and "
             f"clipped is that of the whole gradient, but is {type(strategy).__name__}; try ddp"
@@ -124,6 +123,8 @@ class TaskModule(LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
+        if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.seed = torch.initial_seed()
         self.weights = list(self.network.parameters())  # to walk through the modules anew takes as long as to clip
 
@@ -203,24 +204,17 @@ class TaskModule(LightningModule, ABC):
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
         """Return what changes the mathematics of a step, beside network and optimizer, by the settings' names."""
-        algorithm = trainer.gradient_clip_algorithm
+        clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         return {
             "trainer.precision": trainer.precision,
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "trainer.gradient_clip_val": trainer.gradient_clip_val,
-            "trainer.gradient_clip_algorithm": algorithm and algorithm.value,
+            "trainer.gradient_clip_val": clips or None,
+            "trainer.gradient_clip_algorithm": (algorithm.value if algorithm else "norm") if clips else None,
             "model.init_args.label_smoothing": self.hparams.get("label_smoothing"),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
             **({"trainer.max_steps": trainer.max_steps} if self.optimization.plans_to_the_end else {}),
         }
-
-    def lr_scheduler_step(self, scheduler: LRScheduler, metric: Any) -> None:
-        """Take the rate of the next step, whether or not the scaler has skipped this one."""
-        with warnings.catch_warnings():
-            if self.scales_gradients:  # torch warns if the first step is skipped
-                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-            super().lr_scheduler_step(scheduler, metric)
 
     def check_finite(self) -> None:
         """Raises UserError, naming the first step and the parameters, if a step since the last look went to NaN."""

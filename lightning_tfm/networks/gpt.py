@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 LOWEST = torch.finfo(torch.bfloat16).min / 2
-"""Added to the logits of ids that get no probability: far below every logit, and finite, so that differences are."""
+"""Added to the logits of ids with probability 0: far below every logit, and finite in float32 and bfloat16."""
 
 
 class GPT(Seq2SeqNetwork):
@@ -42,8 +42,7 @@ class GPT(Seq2SeqNetwork):
         max_length: longest sequence in tokens, source and target together.
         bias: whether linear layers and norms have a bias.
         gelu: the activation (Hendrycks & Gimpel 2016) as defined, or by tanh, as GPT-2 has it: on a CPU twice as slow.
-        text_only: whether the network writes texts alone, in which PAD, BOS and EOS have no probability; weights of
-            GPT-2 need it, which have not learned these ids.
+        text_only: whether PAD, BOS and EOS get probability 0, as the weights of GPT-2 need, which lack these ids.
         positions: "learned", a vector each, as GPT-2 has them, or "rotary" (Su et al. 2021), which tell distances.
     """
 
@@ -116,6 +115,7 @@ class GPT(Seq2SeqNetwork):
         Raises:
             UserError: if the model computes something that this network does not.
         """
+        assert num_special in (0, NUM_SPECIAL)
         config = model.config
         ours = {
             "activation_function": "gelu_new",

@@ -13,10 +13,9 @@ FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 
 
 class NaiveBayes(nn.Module):
-    """Bernoulli naive Bayes over the words and the word pairs of a text, each counted once.
+    """Naive Bayes over the presence of words and of word pairs in a text.
 
-    Returns, up to a constant, log p(class) + sum of log p(feature | class) over the features of a text. On short texts
-    it is hard to beat, and its errors differ from those of a network (Wang & Manning 2012).
+    On short texts it is hard to beat, and its errors differ from those of a network (Wang & Manning 2012).
 
     Args:
         vocab_size: number of ids of words.
@@ -48,7 +47,7 @@ class NaiveBayes(nn.Module):
         self.texts += torch.bincount(label, minlength=len(self.texts))
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return the log of the joint probability of text (B, S) and each class, up to a constant: (B, C), float32."""
+        """Return log p(class) + sum of log p(feature | class) over the features of texts (B, S): (B, C), float32."""
         features, counted = self._features(words)
         counts = self.counts[features].float()  # (B, 2S - 1, C)
         counted = counted & (counts.sum(-1) > 0)  # a feature of no training text says nothing
