@@ -153,7 +153,7 @@ def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkey
         ("model.init_args.optimization.learning_rate", 0.5, 0.003),
         ("model.init_args.label_smoothing", 0.1, 0.0),
         ("trainer.gradient_clip_val", 0.5, 1.0),
-        ("trainer.gradient_clip_algorithm", "value", None),
+        ("trainer.gradient_clip_algorithm", "value", "norm"),
         ("trainer.accumulate_grad_batches", 3, 1),
         ("trainer.precision", "bf16-mixed", "32-true"),
         ("trainer.max_steps", 120, 60),
