@@ -52,7 +52,7 @@ def files_instead(data, folder):
     else:
         table = write_lines(folder / "table.tsv", map(TAB.join, sentences(300)))
         table = [table] if data == "datamodules.ParallelText" else table
-        settings = {"train": table, "val": table, "vocab_size": 400}
+        settings = {"train": table, "val": table, "test": table, "vocab_size": 400}
     return [f"--data.init_args.{name}={value}" for name, value in settings.items()]
 
 
