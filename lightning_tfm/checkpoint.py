@@ -314,22 +314,29 @@ def check_fits(
                     f"trainer.callbacks must {'not ' * averages}have a WeightAveraging to go on from {str(path)!r}, "
                     f"whose run has {'none' if averages else 'one'}; use its config.yaml"
                 )
-            groups.append((checkpoint["step_settings"], step_settings))
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
+        # Last: in a run of other data or of another model, they say little.
+        step = checkpoint["step_settings"] if goes_on else {}
+        step_pairs = [(name, step.get(name), ours) for name, ours in step_settings.items() if goes_on]
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
         their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
     except (AttributeError, KeyError, TypeError):
         raise odd from None
-    for name, their, our in pairs:
-        if their != our:
-            raise UserError(
-                f"{name} must be that of the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
-            )
+
+    def check_equal(pairs: list[tuple[str, Any, Any]]) -> None:
+        for name, their, our in pairs:
+            if their != our:
+                raise UserError(
+                    f"{name} must be that of the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
+                )
+
+    check_equal(pairs)
     if saved["tokenizer"] != hyper_parameters["tokenizer"]:
         raise UserError(
             f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but the "
             f"data's has {our_size} ids and is another one; use the data it was trained on"
         )
+    check_equal(step_pairs)
     if their_shapes != shapes:
         raise odd

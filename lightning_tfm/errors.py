@@ -190,7 +190,7 @@ def untrusted(path: str, owner: str) -> str:
         return _no_attribute(module, name)
     return (
         f"{owner or 'a configuration'} must name only classes listed in lightning_tfm/trust.py, but names {path!r}, "
-        f"which is not imported; if you trust its code: --allow {path}"
+        f"which is not imported; if you trust its code: --allow {module or path}"
     )
 
 

@@ -176,7 +176,7 @@ def _claiming() -> list[str]:
     paths = sorted(Path("experiments").glob("*.yaml"))
     if not paths:
         raise UserError("there is no experiments/*.yaml below the current folder; go to the project's, or name a YAML")
-    return [path.stem for path in paths if "\n# claims:\n" in path.read_text("utf-8", "replace")]
+    return [path.stem for path in paths if "\n# claims:\n" in path.read_text(encoding="utf-8", errors="replace")]
 
 
 def _path(name: str) -> Path:
