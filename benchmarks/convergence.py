@@ -69,7 +69,7 @@ YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds 1 to 10 were used to choose how ours trains, after seeds 11 to 18 had shown that too many of them miss it."""
 
 SAME_DATA = "the same data (fingerprint)"
-"""What `trained` checks."""
+"""The check that `trained` makes."""
 
 
 def trained(

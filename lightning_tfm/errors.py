@@ -16,7 +16,7 @@ from typing import NoReturn, get_type_hints
 CLOSE = 0.5
 """The least similarity of a name that an error message proposes, by difflib."""
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
-"""How a configuration names a class."""
+"""Form of a class in a configuration."""
 
 MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; name another",
@@ -34,7 +34,7 @@ MISTAKES = {
         f".init_args must be a mapping of settings, as {CLASS}, but is of type \\1"
     ),
 }
-"""What the parser says of a value, and what follows the setting's name in our message."""
+"""Patterns of the messages of the parser, and the text that replaces each after the name of the setting."""
 
 
 class UserError(ValueError):

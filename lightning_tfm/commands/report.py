@@ -44,7 +44,7 @@ LIMIT = 5_000_000
 """Bytes of a page."""
 
 FIELDS = ("set", "source", "target", "answer", "right", "nll", "kind", "alignment")
-"""Of each line of predictions.jsonl."""
+"""Fields of each line of predictions.jsonl."""
 
 Json = dict[str, Any]
 

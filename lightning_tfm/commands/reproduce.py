@@ -41,7 +41,7 @@ SEEDS = "21..23"
 MOST_SEEDS = 1000
 
 CONFIDENCE = 0.99
-"""Of the prediction interval of a claim."""
+"""Coverage of the prediction interval of a claim."""
 
 RESOLUTION = 1e-3
 """The smallest half-width of that interval, as a share of the claimed value: the claim's seeds may agree by chance."""
@@ -52,7 +52,7 @@ COSTS = ("training", "samples/s", "parameters")
 
 @dataclass(frozen=True)
 class Claim:
-    """What an experiment reaches in a metric, by seed."""
+    """Results of an experiment in one metric, by seed."""
 
     metric: str
     by_seed: dict[int, float]

@@ -67,7 +67,7 @@ class Optimization:
 
     @property
     def plans_to_the_end(self) -> bool:
-        """Whether the rate of a step depends on how many steps there are."""
+        """True if the rate of a step depends on the number of steps."""
         return self.schedule != "inverse_sqrt"
 
     def factor(self, step: int, max_steps: int) -> float:

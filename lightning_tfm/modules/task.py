@@ -199,7 +199,7 @@ class TaskModule(LightningModule, ABC):
 
     @property
     def scales_gradients(self) -> bool:
-        """Whether a scaler keeps the gradients of float16 in range, as in 16-mixed precision."""
+        """True if a scaler keeps the gradients of float16 in range, as in 16-mixed precision."""
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
