@@ -11,7 +11,7 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Iterable
 from types import FrameType
-from typing import NoReturn, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 CLOSE = 0.5
 """The least similarity of a name that an error message proposes, by difflib."""
@@ -110,7 +110,7 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", reason):
         return untrusted(denied[1], ".".join(settings))
     if classes and (group := re.search(r"Group '(\w+)' does not accept option '(\w+)'", reason)):
-        owner = get_type_hints(_imported(classes[-1]).__init__).get(group[1], object)
+        owner = _type_of(_imported(classes[-1]), group[1]) or object
         return _unknown(group[2], _arguments_of(owner), f"{owner.__module__}.{owner.__qualname__}")
     if option := re.search(r"does not accept option '([\w.]+)'|Option '([\w.]+)' is not accepted", reason):
         name = option[1] or option[2]
@@ -132,7 +132,7 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
     path = re.search(r"Import path ([\w.]+) does not correspond to a subclass|dot import path string: (\S+)", reason)
     if classes and settings and path:
         owner = _imported(classes[-1])
-        base = get_type_hints(owner.__init__).get(settings[-1])
+        base = _type_of(owner, settings[-1])
         if inspect.isclass(base) and base.__module__.startswith("lightning_tfm."):
             why = getattr(owner, "because", None)
             return (
@@ -223,6 +223,14 @@ def _classes_of(module: str) -> list[str]:
 def _nearest(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+
+
+def _type_of(owner: type, argument: str) -> Any:
+    """Return the type of a constructor's argument; None if there is none, or only type checkers can import it."""
+    try:
+        return get_type_hints(owner.__init__).get(argument)
+    except NameError:
+        return None
 
 
 def _imported(class_path: str) -> type:
