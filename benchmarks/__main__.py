@@ -55,12 +55,12 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """Return a row as every table shows it: what its figures are computed from is said beside them."""
+    """Return a row as every table shows it: with a note beside each figure that was extrapolated."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, ""]
     ours, peer = (
-        f"{number(value)} ({told})" if told else number(value)
-        for value, told in ((row.ours, row.reached), (row.peer, row.extrapolated))
+        f"{number(value)} ({note})" if note else number(value)
+        for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
     )
     around = f"{number(row.low)} to {number(row.high) or 'never'}"
     verdict = {True: "yes", False: "NO", None: ""}[row.held]

@@ -392,7 +392,7 @@ def build_saving() -> Built:
     def work() -> Block:
         with tempfile.TemporaryDirectory() as folder:
             ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what is taken
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the highest begins anew
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
             before, begun = resident("VmRSS"), time.perf_counter()
             trainer.save_checkpoint(Path(folder) / "saved.ckpt")
             return Block((resident("VmHWM") - before) / state, time.perf_counter() - begun)

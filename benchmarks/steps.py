@@ -376,9 +376,9 @@ def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor
 
 def like_parameters(ours: dict, peer: dict) -> str:
     """Check that the numbers of parameters differ by less than 1 %."""
-    told = f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
-    assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, told
-    return told
+    counts = f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
+    assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, counts
+    return counts
 
 
 def lstm_steps(full: bool) -> Iterator[Row]:

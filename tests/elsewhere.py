@@ -40,13 +40,13 @@ setgroups setpgid setpriority setregid setresgid setresuid setreuid setsid setui
 tcsetpgrp ttyname uname wait wait3 wait4 waitid WEXITSTATUS WIFEXITED WIFSIGNALED WNOHANG WTERMSIG writev
 O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NOATIME O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_SYNC O_TMPFILE
 """
-"""What `os` has on Linux, but not on Windows or not on macOS."""
+"""Names of `os` that Linux has, but Windows or macOS lacks."""
 
 SIGNAL = """
 SIGABRT SIGFPE SIGILL SIGINT SIGSEGV SIGTERM SIG_DFL SIG_IGN
 Handlers Signals default_int_handler getsignal raise_signal set_wakeup_fd signal strsignal valid_signals
 """
-"""What `signal` has on Windows."""
+"""Names of `signal` that Windows has."""
 
 
 class Elsewhere(ModuleType):

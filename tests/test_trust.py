@@ -161,7 +161,7 @@ def test_listed_classes_are_what_their_packages_export():
 
 
 def test_only_strategies_have_settings_that_take_a_function():
-    """Those that training needs have others, too; the command refuses a value of these."""
+    """The strategies that training needs take functions, too; the command refuses a value of these settings."""
     taking = set()
     for cls in trusted().values():
         parser = ArgumentParser()
@@ -199,7 +199,7 @@ PLACES = {
         "trainer": {"profiler": {"class_path": "PyTorchProfiler", "dict_kwargs": {"schedule": it}}}
     },
 }
-"""Where a configuration may hold a class, with its arguments, or a function."""
+"""Settings that hold a class with its arguments, or a function."""
 
 
 def fit_with(settings, monkeypatch, *options):
