@@ -1,1 +1,1 @@
-"""What measures the framework against its peers, side by side."""
+"""Benchmarks that compare the framework with its peers."""

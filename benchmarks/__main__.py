@@ -48,34 +48,34 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
 
 
 def number(value: float | None) -> str:
-    """Three digits, or all before the point, thousands set apart; nothing for never."""
+    """Format a value with three digits, or as an integer with separators from 999.5 on; empty if None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def cells(row: Row) -> list[str]:
-    """Return a row as every table shows it: with a note beside each figure that was extrapolated."""
+    """Return the cells of a row for all tables, with its `reached` beside ours and `extrapolated` beside the peer."""
     if row.status != "measured":
-        return [row.name, "", "", row.unit, row.status, "", row.target, ""]
+        return [row.name, "", "", row.unit, row.status, "", row.target, "", row.machine]
     ours, peer = (
         f"{number(value)} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
     )
     around = f"{number(row.low)} to {number(row.high) or 'never'}"
     verdict = {True: "yes", False: "NO", None: ""}[row.held]
-    return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict]
+    return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
 PUBLISHED = ("results.json", "RESULTS.md", "results.png", "../README.md")
 
 UNTIMED = ("tokenizers", "sacrebleu")
-"""Packages that no row makes use of."""
-COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
+"""Packages that no benchmark uses."""
+COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held", "machine")
 
 
 def table(rows: list[Row]) -> Table:
-    """All rows, for a terminal."""
+    """Return a table of all rows for a terminal."""
     shown = Table(title=f"ours against a peer: {ROUNDS} rounds, {THREADS} threads")
     for name in COLUMNS:
         shown.add_column(name, justify="left" if name in ("benchmark", "unit", "held") else "right")
@@ -85,19 +85,17 @@ def table(rows: list[Row]) -> Table:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """RESULTS.md, from what results.json holds."""
+    """Return the text of RESULTS.md from the content of results.json."""
     rows = [Row(**row) for row in results["rows"]]
     asked = [row for row in rows if row.held is not None]
-    machine, versions = results["machine"], results["versions"]
     lines = [
         "# Results",
         "",
-        f"What `make bench`, or a part of it, gave on {machine['cores']} cores of {machine['processor']}, "
-        f"torch {versions['torch']}, each row at the commit beside it: "
-        f"{sum(row.held for row in asked)} of {len(asked)} targets held. Medians of {ROUNDS} rounds with their 90 % "
-        'intervals; where a row counts seconds until a goal, the expected time. An empty cell under "checked" means '
-        "that nothing was compared between the sides. [README.md](README.md) says how it is measured, and of each "
-        "target that is not held why, or what was tried.",
+        f"The rows of `make bench`, with torch {results['versions']['torch']}: {sum(row.held for row in asked)} of "
+        f"{len(asked)} targets held. Each row shows the machine and the commit at which it was measured. Figures are "
+        f"medians of {ROUNDS} rounds with their 90 % intervals; where a row counts seconds until a goal, the expected "
+        'time. An empty cell under "checked" means that nothing was compared between the sides. [README.md](README.md) '
+        "says how the rows are measured, and of each target that is not held why, or what was tried.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
@@ -115,7 +113,12 @@ def table_lines(header: Sequence[str], body: list[Sequence[str]]) -> list[str]:
 
 
 def with_table(readme: str, rows: list[Row]) -> str:
-    """Return README with the table of its section on speed renewed: every row that is held or not."""
+    """Return a README whose table in the section on speed is replaced by all rows with a measured target.
+
+    Args:
+        readme: the text of the README.
+        rows: all rows.
+    """
     before, heading, rest = readme.partition("\n## Speed\n")
     section, following, after = rest.partition("\n## ")
     lines = section.splitlines()
@@ -125,13 +128,13 @@ def with_table(readme: str, rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """The ratios with their intervals and targets, on a logarithmic axis."""
+    """Plot the ratios with their intervals and targets on a logarithmic axis."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row.ratio is not None and row.unit != "ms a step"][::-1]  # more is better
+    rows = [row for row in rows if row.ratio is not None and row.unit != "ms a step"][::-1]  # where more is better
     figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
     for place, row in enumerate(rows):
         colour = "tab:orange" if row.held is False else "tab:blue"
@@ -152,21 +155,21 @@ def plot(rows: list[Row], path: Path) -> None:
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     """Put the rows of a benchmark into results.json, and write RESULTS.md, results.png and README's table from it.
 
-    The rows of the other benchmarks stay, unless they are of another machine or other versions.
+    The rows of the other benchmarks are kept, unless they were measured with other versions.
+
+    Args:
+        rows: all rows of one benchmark.
+        folder: the folder of results.json, below that of README.md.
     """
-    hardware = provenance.hardware()
-    made = {
-        "machine": {name: hardware[name] for name in ("processor", "cores", "gpus")},
-        "versions": {name: told for name, told in provenance.versions().items() if name not in UNTIMED}
-        | {peer: version(peer) for peer in ("transformers", "yoyodyne")},
-    }
+    versions = {name: number for name, number in provenance.versions().items() if name not in UNTIMED}
+    versions |= {peer: version(peer) for peer in ("transformers", "yoyodyne")}
     path = folder / "results.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else made | {"rows": []}
-    kept = [Row(**row) for row in earlier["rows"]] if all(earlier[name] == made[name] for name in made) else []
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"versions": versions, "rows": []}
+    kept = [Row(**row) for row in earlier["rows"]] if earlier["versions"] == versions else []
     names = [benchmark.__name__ for benchmark in BENCHMARKS]
     by_name = {name: [row for row in kept if row.benchmark == name] for name in names} | {rows[0].benchmark: rows}
     rows = [row for measured in by_name.values() for row in measured]
-    results = made | {"rows": [row.as_dict() for row in rows]}
+    results = {"versions": versions, "rows": [row.as_dict() for row in rows]}
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "RESULTS.md", markdown(results))
     readme = folder.parent / "README.md"
@@ -174,16 +177,22 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     plot(rows, folder / "results.png")
 
 
+def machine() -> str:
+    """Return the machine as text: the processor, its cores and, if there are any, the GPUs."""
+    hardware = provenance.hardware()
+    return ", ".join([f"{hardware['processor']}, {hardware['cores']} cores", *hardware["gpus"]])
+
+
 def state() -> str:
-    """The commit of the files that are run; ends with + where they differ from it, what is published here left out."""
+    """Return the current commit, followed by + if files other than PUBLISHED differ from it."""
 
     published = [f":(exclude){name}" for name in PUBLISHED]
-    changed = provenance.ask_git("status", "--porcelain", ":/", *published, folder=FOLDER)
-    return provenance.ask_git("rev-parse", "--short=7", "HEAD", folder=FOLDER).strip() + ("+" if changed else "")
+    changed = provenance.run_git("status", "--porcelain", ":/", *published, folder=FOLDER)
+    return provenance.run_git("rev-parse", "--short=7", "HEAD", folder=FOLDER).strip() + ("+" if changed else "")
 
 
 def main() -> None:
-    """Runs the benchmarks and writes what they gave."""
+    """Run the benchmarks and publish their results."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is named")
@@ -193,12 +202,12 @@ def main() -> None:
     if unknown:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
 
-    console, rows, commit = Console(stderr=True), [], state()
+    console, rows, measured_on, commit = Console(stderr=True), [], machine(), state()
     chosen = [names[name] for name in options.names or names]
     begun = time.monotonic()
     told, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
     columns = SpinnerColumn(), told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
-    settings = {"refresh_per_second": 1, "speed_estimate_period": 86_400}  # it takes time from what is timed
+    settings = {"refresh_per_second": 1, "speed_estimate_period": 86_400}  # refreshing takes time from the benchmarks
     with Progress(*columns, console=console, disable=not console.is_terminal, **settings) as progress:
         bar = progress.add_task("", total=len(chosen), last="")
         for place, benchmark in enumerate(chosen, start=1):
@@ -208,7 +217,7 @@ def main() -> None:
                 for row in benchmark(options.full):
                     if row.status == "measured" and not is_pinned:
                         row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
-                    measured.append(replace(row, benchmark=benchmark.__name__, commit=commit))
+                    measured.append(replace(row, benchmark=benchmark.__name__, machine=measured_on, commit=commit))
                     console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
                     speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
                     value = number(row.ours if row.ratio is None else row.ratio)

@@ -1,4 +1,4 @@
-"""Seconds of training until a model is right."""
+"""Seconds of training until a model reaches a goal."""
 
 from __future__ import annotations
 
@@ -39,48 +39,53 @@ from benchmarks.steps import GPT_SIZE, build_dates, date_step, nano_step, tutori
 from datamodules import Date, Text
 from datamodules.text import FILES
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.data import TaskDataModule, located
-from lightning_tfm.data.download import mirror_from_elsewhere
+from lightning_tfm.data import TaskDataModule, resolve_path
+from lightning_tfm.data.download import MIRROR
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.tokenization import PAD
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Whole runs of peers that take too long to be repeated: one JSON object a line."""
+"""Whole runs of peers that take too long to be repeated, as files of one JSON object per line."""
 
 DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
-"""Against each peer: chosen by the validation data of seeds 1 to 5, and against yoyodyne of seeds 1 to 10."""
+"""Steps of ours against each peer: chosen on validation data of seeds 1 to 5, for yoyodyne of seeds 1 to 10."""
 
 SMOOTHING = 0.2
-"""Label smoothing against yoyodyne: so, 400 steps miss none of 12,000 validation dates of each of seeds 1 to 10."""
+"""Label smoothing against yoyodyne: 400 steps then miss none of 12,000 validation dates of each of seeds 1 to 10."""
 
 NANO_STEPS = 2000
-"""That nanoGPT trains for by its character settings for a CPU, of 12 windows of 64 characters."""
+"""Steps of nanoGPT in its character settings for a CPU, with 12 windows of 64 characters each."""
 
 MOST_PASSES = 20
-"""Over the data, as the tutorial makes them: a peer that has not reached its goal by then is taken as it is."""
+"""Epochs of the tutorial: a peer that has not reached its goal by then is taken as it is."""
 
 SEEDS = range(11, 11 + ROUNDS)
-"""Not those that settings were chosen with, 1 to 5."""
+"""Default seeds, other than seeds 1 to 5 with which settings were chosen."""
 
 COPY_SEEDS = range(21, 21 + ROUNDS)
-"""The number of steps of copying was chosen with seeds 11 to 18, too."""
+"""Seeds for copying, whose number of steps was also chosen with seeds 11 to 18."""
 
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
-"""Seeds 1 to 10 were used to choose how ours trains, after seeds 11 to 18 had shown that too many of them miss it."""
+"""Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
 
 SAME_DATA = "the same data (fingerprint)"
-"""The check that `trained` makes."""
+"""Description of the check in `trained`."""
 
 
 def trained(
     experiment: str, seed: int, *settings: str, steps: int | None = None, data: TaskDataModule | None = None
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Run the command with one validation, at its end, and return its summary.json and its metrics.csv.
+    """Run `fit` on an experiment with a single validation, at its end; return its summary.json and metrics.csv.
 
     Args:
+        experiment: the name of the experiment.
+        seed: the seed of the run.
         settings: further arguments of the command.
-        steps: of the training, if not those of the experiment.
-        data: what the peer learns. It is checked that the run learns the same.
+        steps: the number of training steps; that of the experiment by default.
+        data: the data of the peer.
+
+    Raises:
+        AssertionError: if the run is trained on other data than the peer.
     """
     path = EXPERIMENTS / f"{experiment}.yaml"
     steps = steps or yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"]
@@ -92,15 +97,14 @@ def trained(
         f"--trainer.val_check_interval={steps}",
         *settings,
     ]
-    environment = (
-        os.environ
-        | mirror_from_elsewhere()
-        | {
-            "OMP_NUM_THREADS": str(THREADS),
-            "PYTHONPATH": str(EXPERIMENTS.parent),
-            "WANDB_MODE": "offline",
-        }
-    )
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(THREADS),
+        "PYTHONPATH": str(EXPERIMENTS.parent),
+        "WANDB_MODE": "offline",
+    }
+    mirror = os.environ.get(MIRROR)
+    if mirror and Path(mirror).is_dir():  # the command runs in another folder
+        environment[MIRROR] = os.path.abspath(mirror)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
@@ -118,9 +122,17 @@ def run(
     steps: int | None = None,
     data: TaskDataModule | None = None,
 ) -> Block:
-    """Run the command, and return the exact match on the split at its end and its seconds of training.
+    """Run `fit` on an experiment, and return its final exact match on a split and its seconds of training.
 
-    The seconds are those that the run reports, which include the one validation.
+    The seconds are reported by the run, and include the single validation.
+
+    Args:
+        experiment: the name of the experiment.
+        seed: the seed of the run.
+        split: "val" or "test".
+        settings: further arguments of the command.
+        steps: the number of training steps; that of the experiment by default.
+        data: the data of the peer, see `trained`.
     """
     summary, metrics = trained(experiment, seed, *settings, steps=steps, data=data)
     val = [float(row["val/exact_match"]) for row in metrics if row["val/exact_match"]]
@@ -128,14 +140,19 @@ def run(
 
 
 def dates_of(seed: int) -> Date:
-    """The dates of a seed, which both sides train on."""
+    """Return the dates of a seed, on which both sides are trained."""
     data = Date(seed=seed)
     data.setup("fit")
     return data
 
 
 def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
-    """The date tutorial's whole training, on our dates: after each pass, its seconds so far and its exact match."""
+    """Train the date tutorial's model on our dates; yield its seconds so far and its exact match after each epoch.
+
+    Args:
+        goal: the exact match on the test split that ends the training.
+        seed: the seed of the dates and of the weights.
+    """
     torch.manual_seed(seed)
     data = dates_of(seed)
     network = peers.TutorialDateLSTM()
@@ -164,7 +181,7 @@ def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
 
 
 class Watch(Callback):
-    """Of a run of yoyodyne: its seconds of training, and the exact match of its last validation; all right ends it."""
+    """Records a run of yoyodyne: seconds of training and last validation accuracy, which ends the run at 1."""
 
     begun = seconds = exact_match = 0.0
 
@@ -180,7 +197,13 @@ class Watch(Callback):
 
 
 def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
-    """yoyodyne's LSTM with soft attention on our dates: 64 wide, batch 128, Adam 5e-3, the rest as it comes."""
+    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batch size 128, Adam at 5e-3, else defaults.
+
+    Args:
+        folder: the folder for its files.
+        seed: the seed of the dates and of the run.
+        watch: records the run.
+    """
     from yoyodyne import data, models
     from yoyodyne.models import modules
 
@@ -203,7 +226,7 @@ def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
     )
     Trainer(
         accelerator="cpu",
-        max_epochs=5,  # more than any seed has needed
+        max_epochs=5,  # more than any seed needed
         num_sanity_val_steps=0,
         callbacks=[watch],
         **BARE,
@@ -211,7 +234,7 @@ def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
 
 
 def build_yoyodyne() -> Built:
-    """Whole trainings of yoyodyne until all validation dates are right; each block is one, of another seed."""
+    """Build whole trainings of yoyodyne until all validation dates are correct; each block uses the next seed."""
     seeds = iter(YOYODYNE_SEEDS)
 
     def work() -> Block:
@@ -224,7 +247,7 @@ def build_yoyodyne() -> Built:
 
 
 def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
-    """Dates: seconds until all of 2,000 validation dates are right, against yoyodyne."""
+    """Measure the seconds until all of 2,000 validation dates are correct, against yoyodyne."""
     goal, steps, pairs = 1.0, DATE_STEPS["yoyodyne"], []
     with started(Side(build_yoyodyne), warm=False) as (_, whole):
         for number, seed in enumerate(YOYODYNE_SEEDS):
@@ -246,19 +269,19 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
 
 
 def recorded_tutorial() -> dict[str, float]:
-    """The last line of the recorded run: its seconds, samples a second and exact match after all passes."""
+    """Return the last line of the recorded run: its seconds, samples per second and exact match after all epochs."""
     return json.loads((RECORDED / "date_tutorial.jsonl").read_text(encoding="utf-8").splitlines()[-1])
 
 
 def scaled(blocks: list[Block]) -> Block:
-    """The recorded run: its exact match, and the seconds that it would take now, by these short ones."""
+    """Return the recorded run's exact match, and its seconds scaled to the speed of short runs measured now."""
     whole = recorded_tutorial()
     now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
     return Block(whole["exact_match"], whole["seconds"] * whole["samples_per_second"] / now)
 
 
 def build_tutorial(goal: float) -> Built:
-    """Whole trainings of the date tutorial; each block is one, of another seed."""
+    """Build whole trainings of the date tutorial; each block uses the next seed."""
     seeds = iter(SEEDS)
 
     def work() -> Block:
@@ -269,12 +292,12 @@ def build_tutorial(goal: float) -> Built:
 
 
 def dates_against_tutorial(full: bool) -> Iterator[Row]:
-    """Dates: seconds until 0.976, against the tutorial's twenty passes, after which its author has that."""
+    """Measure the seconds until an exact match of 0.976 on dates, which the tutorial's author has after 20 epochs."""
     goal, steps, pairs = 0.976, DATE_STEPS["tutorial"], []
     side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
     with started(side, warm=not full) as (_, work):
         for number, seed in enumerate(SEEDS):
-            data = dates_of(seed) if full else None  # the recorded run has learned those of its own seed
+            data = dates_of(seed) if full else None  # the recorded run has a seed of its own
             ask = partial(run, "date_attention_lstm", seed, "test", steps=steps, data=data)
             if full:
                 pairs.append(in_turn(number, ask, work))
@@ -300,7 +323,7 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
 
 
 def copying(full: bool) -> Iterator[Row]:
-    """Copying: seconds until 0.999, by the experiment as it is."""
+    """Measure the seconds until an exact match of 0.999 on copying, by the unchanged experiment."""
     goal = 0.999
     runs = [run("copy_transformer", seed, "test") for seed in COPY_SEEDS]
     note = f"1,000 steps of 4 sequences{_missed(runs, goal)}"
@@ -308,24 +331,24 @@ def copying(full: bool) -> Iterator[Row]:
 
 
 def nano_rate(number: int) -> float:
-    """nanoGPT's rate at a step, counted from 0, by its character settings for a CPU."""
+    """Return nanoGPT's learning rate at a step, counted from 0, in its character settings for a CPU."""
     if number < 100:
         return 1e-3 * (number + 1) / 101
     return 1e-4 + 0.5 * (1 + math.cos(math.pi * (number - 100) / (NANO_STEPS - 100))) * 9e-4
 
 
 def shakespeare_data() -> Text:
-    """Return the text as nanoGPT divides it: nine tenths to learn from, and the last tenth to be scored."""
-    data = Text("tiny_shakespeare", context=GPT_SIZE["max_length"], test_share=0)
+    """Return the text with nanoGPT's splits: nine tenths for training, and the last tenth for evaluation."""
+    data = Text("tiny_shakespeare", max_length=GPT_SIZE["max_length"], test_fraction=0)
     data.setup("fit")
     return data
 
 
 def build_nano(steps: int) -> Built:
-    """nanoGPT on tiny Shakespeare: each block is a training, the loss of the whole validation part at its end.
+    """Build trainings of nanoGPT on tiny Shakespeare; each block returns the final loss on the validation split.
 
     Args:
-        steps: of a training. If these are fewer than its own, the seconds are scaled.
+        steps: the number of steps; the seconds are scaled to those of NANO_STEPS.
     """
     data = shakespeare_data()
     train, val = data.datasets["train"], data.datasets["val"]
@@ -352,10 +375,13 @@ def build_nano(steps: int) -> Built:
 
 
 def shakespeare(full: bool) -> Iterator[Row]:
-    """Tiny Shakespeare: seconds until a loss of 1.60, against nanoGPT's 2,000 steps, which end far above."""
+    """Measure the seconds until a loss of 1.60 on tiny Shakespeare, against nanoGPT's 2,000 steps.
+
+    nanoGPT's steps end far above this loss.
+    """
     name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
     try:
-        located("tinyshakespeare/input.txt", FILES)
+        resolve_path("tinyshakespeare/input.txt", FILES)
     except UserError as error:
         yield Row(name, "s", target, note=str(error))
         return
@@ -363,7 +389,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
     data = shakespeare_data()
 
     def ours(seed: int) -> Block:
-        summary, _ = trained("shakespeare_gpt", seed, "--data.init_args.test_share=0", data=data)
+        summary, _ = trained("shakespeare_gpt", seed, "--data.init_args.test_fraction=0", data=data)
         return Block(summary["test"]["loss"], summary["train_seconds"])
 
     steps = NANO_STEPS if full else NANO_STEPS // 10
@@ -386,21 +412,21 @@ def shakespeare(full: bool) -> Iterator[Row]:
 
 
 def _outcome(runs: Sequence[Block], goal: float) -> tuple[list[float], list[bool]]:
-    """Return the seconds of all runs, and which of them reach the goal."""
+    """Return the seconds of all runs, and whether each of them reaches the goal."""
     return [block.seconds for block in runs], [block.amount >= goal for block in runs]
 
 
 def _missed(runs: Sequence[Block], goal: float) -> str:
-    """Return a note on what the runs that miss the goal end at."""
+    """Return a note on the results of the runs that miss the goal."""
     missed = [f"{block.amount:.4f}" for block in sorted(runs) if block.amount < goal]
     return f" (those that miss it end at {', '.join(missed)})" if missed else ""
 
 
 def record() -> None:
-    """`python -m benchmarks.convergence`: runs the tutorial whole, and writes what its row leans on."""
+    """Train the tutorial's model and record it for `recorded_tutorial`: `python -m benchmarks.convergence`."""
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
-    made = {"commit": provenance.ask_git("rev-parse", "--short=7", "HEAD").strip(), "seed": 1, "threads": THREADS}
+    made = {"commit": provenance.run_git("rev-parse", "--short=7", "HEAD").strip(), "seed": 1, "threads": THREADS}
     made |= {"processor": provenance.hardware()["processor"], "torch": torch.__version__}
     with pinned(), (RECORDED / "date_tutorial.jsonl").open("w", encoding="utf-8") as file:
         for line in train_tutorial(0.976, seed=1):

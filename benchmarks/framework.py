@@ -1,4 +1,4 @@
-"""What the framework itself costs and gains: batches, Lightning's overhead, start-up, processes, checkpoints."""
+"""Costs and gains of the framework: batches by length, Lightning's overhead, start-up, processes, checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import torch
 import wandb
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.measure import (
     ROUNDS,
@@ -35,34 +34,42 @@ from benchmarks.measure import (
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.cli import run
-from lightning_tfm.data import Batch, TrainingBatches
+from lightning_tfm.data import Batch, LengthGroupedSampler
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.metrics import token_nll
-from lightning_tfm.modules import Optimization
+from lightning_tfm.modules import TaskModule
 from lightning_tfm.networks import Network, Transformer
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.optimizers import parameter_groups
+from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 ROWS = 128
-"""Of each process, where there are several: the batch of that experiment."""
+"""Rows per process in `processes`: the batch size of its experiment."""
 
 BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-"""Settings of a Trainer that does nothing but train."""
+"""Settings of a Trainer that only trains."""
 
 WARM, TIMED = 20, 200
-"""Steps of a run before the clock starts, and until it stops: the interval of checkpoints, so one is among them."""
+"""Steps of a run before the clock starts, and timed steps: as many as between checkpoints, so one is included."""
 
 
 LOGGED = 50
-"""The step whose loss must be the same on both sides: the first that is logged."""
+"""Step whose loss must be the same on both sides, the first one that is logged."""
 
 
 class Clock(Callback):
-    """Takes the time of TIMED steps of a run, from the start of one to the start of another."""
+    """Measures the time from the start of step WARM to the start of step WARM + TIMED.
+
+    Attributes:
+        trainer: the trainer of the run.
+        seconds: the time.
+        amount: the target tokens of these steps.
+        loss: the loss of step LOGGED.
+    """
 
     trainer: Trainer
     begun = seconds = amount = 0.0
-    loss = float("nan")  # of step LOGGED
+    loss = float("nan")
 
     def __init__(self) -> None:
         self.seen: list[Batch] = []
@@ -79,19 +86,21 @@ class Clock(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx + 1 == LOGGED:
-            # Of the command's run, whose loss is a sum, what it logs; in its barest mode Lightning logs nothing.
+            # Our module returns a sum but logs the mean; Lightning in barebones mode logs nothing.
             Clock.trainer = trainer
             Clock.loss = trainer.callback_metrics.get("train/loss", outputs["loss"]).item()
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
-    """`lightning-tfm fit` of an experiment, in this process, without validation, looked at by Clock.
+    """Run `lightning-tfm fit` on an experiment in this process, without validation, timed by Clock.
 
     Args:
-        folder: where it runs; one that vanishes afterwards, if None.
+        experiment: the name of the experiment.
+        settings: further arguments of the command.
+        folder: the folder in which it runs; a temporary one if None.
     """
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
-    command += ["--allow", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
+    command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + TIMED + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
     command += [f"--data.init_args.{name}=2" for name in ("val_size", "test_size")]
     before, arguments = Path.cwd(), sys.argv
@@ -100,20 +109,24 @@ def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
         sys.argv = command
         try:
             run()
-            wandb.finish()  # a command ends here; this process goes on
+            wandb.finish()  # this process continues, unlike that of a command
         finally:
             os.chdir(before)
             sys.argv = arguments
 
 
 def build_lengths(pool: int) -> Built:
-    """Training on sequences of 1 to 60 symbols; `pool` is how many batches' rows are sorted by length together."""
+    """Build training on sequences of 1 to 60 symbols.
+
+    Args:
+        pool: the number of batches whose rows are sorted by length together.
+    """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
     data = Copy(max_length=60, longer_max_length=61, train_size=20_000, val_size=1, test_size=1, longer_size=1)
     data.setup("fit")
     dataset = data.datasets["train"]
-    stream = TrainingBatches(dataset.source_lengths, 64, seed=0)
+    stream = LengthGroupedSampler(dataset.source_lengths, 64, seed=0)
     stream.POOL = pool
     batches = [dataset[rows] for rows in islice(stream, 256)]
     network = Transformer(**COPY | {"dropout": 0.0, "max_length": 64})
@@ -123,7 +136,7 @@ def build_lengths(pool: int) -> Built:
 
 
 def vary(ours: dict, peer: dict) -> str:
-    """Check that both sides train equally many parameters, and that lengths vary as much as the target asks."""
+    """Check that both sides train equally many parameters, on lengths that vary as much as the target requires."""
     checked = same_parameters(ours, peer)
     variation = min(ours["variation"], peer["variation"])
     assert variation >= 0.5, f"lengths vary too little: {variation}"
@@ -131,15 +144,20 @@ def vary(ours: dict, peer: dict) -> str:
 
 
 def length_buckets(full: bool) -> Iterator[Row]:
-    """Rows of like length in a batch, against random ones."""
-    sides = Side(build_lengths, {"pool": TrainingBatches.POOL}), Side(build_lengths, {"pool": 1})
+    """Measure batches of rows of similar length against batches of random rows."""
+    sides = Side(build_lengths, {"pool": LengthGroupedSampler.POOL}), Side(build_lengths, {"pool": 1})
     rounds, checked = compare(*sides, vary)
     note = "copying 1 to 60 symbols, batch 64, Transformer of width 128"
     yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Runs of an experiment by its command, with all that it does by default."""
+    """Build runs of an experiment by its command, with all default behaviour.
+
+    Args:
+        experiment: the name of the experiment.
+        settings: further arguments of the command.
+    """
 
     def work() -> Block:
         fit(experiment, *settings)
@@ -150,19 +168,18 @@ def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
 
 
 def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
-    """The same steps, from the same start, in a loop of our own."""
-    fit(experiment, *settings)  # what the experiment is, it knows best; it also sets the process up as the command does
+    """Build the same steps as `build_trainer`, from the same initial weights, in a bare loop."""
+    fit(experiment, *settings)  # builds the module and the data, and sets up the process as the command does
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     seed = data.seed
 
     def loop() -> tuple[float, float]:
         seed_everything(seed)
         network = type(module.network)(**module.network.hyper_parameters)
-        configured = module.optimization.configure(network, WARM + TIMED + 1, fused=True)
-        optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-        assert isinstance(schedule, LambdaLR)
+        optimizer = module.make_optimizer(parameter_groups(network, network.head))
+        schedule = module.lr_schedule.scheduler(optimizer, WARM + TIMED + 1)
         dataset = data.datasets["train"]
-        stream = islice(TrainingBatches(dataset.source_lengths, data.batch_size, seed), WARM + TIMED + 1)
+        stream = islice(LengthGroupedSampler(dataset.source_lengths, data.batch_size, seed), WARM + TIMED + 1)
         for number, rows in enumerate(stream):
             if number == WARM:
                 begun = time.perf_counter()
@@ -184,25 +201,27 @@ def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
 
 
 class Plain(LightningModule):
-    """The same steps, for Lightning alone."""
+    """LightningModule that makes the same steps, without anything else of the framework."""
 
-    def __init__(self, network: Network, optimization: Optimization) -> None:
+    def __init__(self, network: Network, module: TaskModule) -> None:
         super().__init__()
-        self.network, self.optimization = network, optimization
+        self.network, self.make_optimizer, self.lr_schedule = network, module.make_optimizer, module.lr_schedule
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
         return loss / (batch.target_out != PAD).sum()
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return self.optimization.configure(self.network, WARM + TIMED + 1, fused=True)
+        optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
+        scheduler = self.lr_schedule.scheduler(optimizer, WARM + TIMED + 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class Manual(Plain):
-    """The same steps by manual optimisation: the module calls backward, clips and steps by itself."""
+    """The same steps by manual optimization: the module itself calls backward, clips and steps."""
 
-    def __init__(self, network: Network, optimization: Optimization, clip: float) -> None:
-        super().__init__(network, optimization)
+    def __init__(self, network: Network, module: TaskModule, clip: float) -> None:
+        super().__init__(network, module)
         self.automatic_optimization, self.clip = False, clip
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -217,7 +236,13 @@ class Manual(Plain):
 
 
 def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
-    """The same steps by Lightning's Trainer in its barest mode, on the same data module."""
+    """Build the same steps with Lightning's Trainer in barebones mode, on the same data module.
+
+    Args:
+        experiment: the name of the experiment.
+        settings: further arguments of the command.
+        manual: whether the module uses manual optimization.
+    """
     fit(experiment, *settings)
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     clip, seed = Clock.trainer.gradient_clip_val, data.seed
@@ -225,18 +250,17 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
     def work() -> Block:
         seed_everything(seed)
         network = type(module.network)(**module.network.hyper_parameters)
-        optimization = module.optimization
         trainer = Trainer(
             accelerator="cpu",
             max_steps=WARM + TIMED + 1,
             max_epochs=-1,
-            gradient_clip_val=None if manual else clip,  # which manual optimisation refuses
+            gradient_clip_val=None if manual else clip,  # not supported by manual optimization
             limit_val_batches=0,
             use_distributed_sampler=False,
             callbacks=[Clock()],
             barebones=True,
         )
-        plain = Manual(network, optimization, clip) if manual else Plain(network, optimization)
+        plain = Manual(network, module, clip) if manual else Plain(network, module)
         trainer.fit(plain, datamodule=data)
         return Block(TIMED, Clock.seconds)
 
@@ -245,13 +269,13 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
 
 
 def same_loss(ours: dict, peer: dict) -> str:
-    """Check that both sides have made the same steps: the loss of step LOGGED is the same."""
+    """Check that both sides make the same steps, by the loss of step LOGGED."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
     return f"the same loss in step {LOGGED}"
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
-    """The command's run against a bare loop on the same batches."""
+    """Measure the run of the command against a bare loop on the same batches."""
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
     alone = "Lightning's Trainer in its barest mode on the same data module"
     kinds = (
@@ -263,14 +287,14 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
     for what, build, chosen, note in kinds:
         arguments = {"experiment": name, "settings": (batch,)}
         rates, checked = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
-        times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms a step
+        times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
         target = "" if what.startswith("limit") else "≤ 1.05 x"
         row = f"{what} / bare loop, {name}, batch 64"
         yield ratio_row(row, "ms a step", target, times, checked=checked, note=note)
     name = "copy_transformer"
     for what, build, chosen, note in kinds:
-        # Of one thread: what is looked for drowns in what two wait for. Each round in processes of its own: of two
-        # that do the same, one is often faster by as much as is looked for.
+        # One thread: with two, the time that they wait for each other hides the overhead. New processes in each
+        # round: of two that do the same work, one is often faster by as much as the overhead.
         arguments = {"experiment": name, "settings": ()}
         pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
         compared = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
@@ -290,11 +314,11 @@ def version(name, version=metadata.version):
 
 metadata.version = version
 """
-"""For an interpreter to begin with: torchmetrics imports transformers where it is, and users do not have the peer."""
+"""A sitecustomize.py that hides transformers: torchmetrics imports it if installed, and users do not have this peer."""
 
 
 class FirstStep(Callback):
-    """Ends the process after the first step, having written when that was."""
+    """Writes the time of the first step to the file $FIRST_STEP, and ends the process."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         Path(os.environ["FIRST_STEP"]).write_text(str(time.time()), encoding="utf-8")
@@ -302,9 +326,9 @@ class FirstStep(Callback):
 
 
 def start_up(full: bool) -> Iterator[Row]:
-    """From a typed command to what its user waits for."""
+    """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
     command = [sys.executable, "-m", "lightning_tfm"]
-    fitting = ["fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--allow", "benchmarks"]
+    fitting = ["fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trust-package", "benchmarks"]
     fitting.append("--trainer.accelerator=cpu")
     fitting.append("--trainer.callbacks+=benchmarks.framework.FirstStep")
 
@@ -342,13 +366,18 @@ def start_up(full: bool) -> Iterator[Row]:
             "what is left are imports and the Trainer",
         ),
     ):
-        seconds(*arguments, mode=mode)  # fills the disk's cache
+        seconds(*arguments, mode=mode)  # fills the disk cache
         values = [seconds(*arguments, mode=mode) for _ in range(ROUNDS)]
         yield absolute_row(name, "s", target, values, note)
 
 
 def build_processes(number: int, folder: str) -> Built:
-    """Runs on so many processes, each with its own rows of the step's batch, in one folder."""
+    """Build runs on several processes, each with ROWS rows of the step's batch.
+
+    Args:
+        number: the number of processes.
+        folder: the folder in which all of them run.
+    """
     settings = [f"--data.init_args.batch_size={ROWS * number}", f"--trainer.devices={number}"]
     settings += ["--trainer.strategy=ddp"] if number > 1 else []
 
@@ -363,13 +392,13 @@ def build_processes(number: int, folder: str) -> Built:
 
 
 def same_rows(ours: dict, peer: dict) -> str:
-    """Check that each process of both sides trains equally many parameters on equally many rows."""
+    """Check that each process on both sides trains equally many parameters on equally many rows."""
     assert ours == peer, f"parameters and rows: {ours} and {peer}"
     return "equally many parameters, equally many rows a process"
 
 
 def processes(full: bool) -> Iterator[Row]:
-    """Two processes against one, a thread and as many rows each."""
+    """Measure two processes against one, with one thread and the same number of rows each."""
     with tempfile.TemporaryDirectory() as folder:
         rounds, checked = compare(
             Side(build_processes, {"number": 2, "folder": folder}, threads=1, processes=2),
@@ -381,7 +410,7 @@ def processes(full: bool) -> Iterator[Row]:
 
 
 def build_saving() -> Built:
-    """Saves of a large run; the amount is the memory that one takes, as a part of weights and optimizer."""
+    """Build saves of a large run; the amount is the memory taken, as a fraction of weights and optimizer state."""
     size = "--model.init_args.network.init_args"
     fit("copy_transformer", f"{size}.d_model=768", f"{size}.d_ff=3072", "--checkpoint.every_n_train_steps=1000")
     trainer = Clock.trainer
@@ -391,7 +420,7 @@ def build_saving() -> Built:
 
     def work() -> Block:
         with tempfile.TemporaryDirectory() as folder:
-            ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what is taken
+            ctypes.CDLL(None).malloc_trim(0)  # memory that is freed but kept would hide new allocations
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
             before, begun = resident("VmRSS"), time.perf_counter()
             trainer.save_checkpoint(Path(folder) / "saved.ckpt")
@@ -401,13 +430,17 @@ def build_saving() -> Built:
 
 
 def resident(name: str) -> int:
-    """Bytes of this process's memory: VmRSS now, VmHWM the highest since it was last reset."""
+    """Return the memory of this process in bytes.
+
+    Args:
+        name: "VmRSS" for the current memory, "VmHWM" for its peak since it was last reset.
+    """
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def saving(full: bool) -> Iterator[Row]:
-    """Measure the memory that a save takes, which only Linux tells exactly."""
+    """Measure the memory that saving a checkpoint takes, which only Linux reports exactly."""
     name, unit, target = "memory that saving takes, by the state's", "of the state", "≤ 0.2"
     if sys.platform != "linux":
         yield Row(name, unit, target, note="measured on Linux only")

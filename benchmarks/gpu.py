@@ -1,4 +1,7 @@
-"""On one GPU. Where there is none, the rows say so; what a CPU can check of them, the tests do."""
+"""Benchmarks on one GPU.
+
+Without a GPU, their rows have the status "not measured"; the tests check on a CPU as much of them as possible.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +20,47 @@ from benchmarks.measure import ROUNDS, Block, Built, Row, Side, absolute_row, co
 from benchmarks.steps import decay_groups, parameters_of, same_parameters, windows
 from datamodules.text import FILES
 from lightning_tfm.callbacks.telemetry import peak_flops
-from lightning_tfm.data import Batch, located
+from lightning_tfm.data import Batch, resolve_path
 from lightning_tfm.decoding import State, Step
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
-from lightning_tfm.tokenizer import BOS
+from lightning_tfm.tokenization import BOS
 
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
 SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256}
 
 
 def has_gpu() -> bool:
-    """Whether the rows of this file can be measured here."""
+    """Return whether the benchmarks of this module can be measured."""
     return torch.cuda.is_available()
 
 
 def flops_per_token(size: dict[str, int], parameters: int) -> float:
-    """Of a training step: 6 N + 12 L D T, N without the positions (Chowdhery et al. 2022, appendix B)."""
+    """Return the FLOPs of a training step per token: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
+
+    Args:
+        size: the arguments of the GPT, with num_layers L, d_model D and max_length T.
+        parameters: the number of parameters; N excludes the positions.
+    """
     weights = parameters - size["max_length"] * size["d_model"]
     return 6 * weights + 12 * size["num_layers"] * size["d_model"] * size["max_length"]
 
 
 def synchronise(device: str) -> None:
-    """Waits until the device has done what it was asked for."""
+    """Wait for all pending work of the device."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def bf16_step(network: nn.Module, forward: Callable[[Batch], Tensor], device: str) -> Callable[[Batch], Tensor]:
-    """A step under bf16 autocast, with the fused AdamW; returns the loss."""
+    """Return a training step under bf16 autocast with the fused AdamW.
+
+    Args:
+        network: the network.
+        forward: a function from a batch to the loss, which the step returns.
+        device: "cuda" or "cpu".
+    """
     optimizer = torch.optim.AdamW(decay_groups(network), lr=6e-4, betas=(0.9, 0.95), fused=True)
 
     def step(batch: Batch) -> Tensor:
@@ -62,7 +76,16 @@ def bf16_step(network: nn.Module, forward: Callable[[Batch], Tensor], device: st
 
 
 def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, steps: int, compiled: bool) -> Built:
-    """A side of GPT-2's training step: our GPT, or nanoGPT's formulation with its weights."""
+    """Build a side of GPT-2's training step: our GPT, or nanoGPT's formulation with the same weights.
+
+    Args:
+        side: "ours" or "nano".
+        size: the arguments of the network.
+        batch_size: the number of rows.
+        device: "cuda" or "cpu".
+        steps: the number of steps in a block.
+        compiled: whether the network and the loss are compiled.
+    """
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     network: nn.Module = GPT(**size, bias=False)
@@ -81,7 +104,7 @@ def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, st
         return F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
 
     forward = nano if side == "nano" else ours
-    if compiled:  # with the loss, as nanoGPT has it
+    if compiled:  # including the loss, as in nanoGPT
         forward = torch.compile(forward)
     step = bf16_step(network, forward, device)
     losses = [step(batch).item() for batch in batches[:3]]
@@ -98,14 +121,14 @@ def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, st
 
 
 def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that both sides have equally many parameters, and the same losses in their first steps, in bf16."""
+    """Check that both sides have equally many parameters, and the same losses in their first steps, to 1 % in bf16."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(peer["losses"]), rtol=1e-2, atol=0)
     return f"{checked}, the same losses in the first {len(ours['losses'])} steps"
 
 
 def gpt2_124m(full: bool) -> Iterator[Row]:
-    """GPT-2's 124M shape on a GPU: bf16, compiled, 16 x 1024 tokens a step."""
+    """Measure GPT-2 of 124M parameters on a GPU: bf16, compiled, 16 x 1024 tokens per step."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
     used, share = "GPT-2 124M, bf16, compiled: model FLOP utilisation", "≥ 45 %"
     if not has_gpu():
@@ -127,15 +150,29 @@ def gpt2_124m(full: bool) -> Iterator[Row]:
 
 
 def text_windows(text: Tensor, length: int, batch_size: int, generator: torch.Generator) -> Batch:
-    """Windows of a text (N), drawn at random: (B, T) each."""
+    """Draw a batch of windows (B, T) of a text.
+
+    Args:
+        text: the ids of the text, (N).
+        length: the length T of a window.
+        batch_size: the number B of windows.
+        generator: the source of randomness.
+    """
     starts = torch.randint(len(text) - length, (batch_size, 1), generator=generator).to(text.device)
     rows = text[starts + torch.arange(length + 1, device=text.device)]
-    return Batch(rows.new_empty(batch_size, 0), rows[:, :-1], rows[:, 1:])
+    return Batch(rows.new_empty(batch_size, 0), rows[:, :-1], rows[:, 1:], torch.arange(batch_size))
 
 
 @torch.no_grad()
 def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
-    """The mean loss of a text, cut into windows that follow each other; the last, shorter one is left out."""
+    """Return the mean loss per token of a text, over consecutive windows without the last, shorter one.
+
+    Args:
+        network: the network.
+        text: the ids of the text, (N).
+        length: the length of a window.
+        device: "cuda" or "cpu".
+    """
     network.eval()
     count = (len(text) - 1) // length
     inputs, targets = text[: count * length].view(count, length), text[1 : count * length + 1].view(count, length)
@@ -148,7 +185,16 @@ def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
 
 
 def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
-    """Trainings of a character GPT on a text at nanoGPT's GPU setting; each block is one, of another seed."""
+    """Build trainings of a character GPT on a text with nanoGPT's GPU settings; each block uses the next seed.
+
+    Args:
+        path: the file of the text.
+        device: "cuda" or "cpu".
+        size: the arguments of the GPT.
+        goal: the validation loss that ends a training.
+        most_steps: the largest number of steps.
+        every: the number of steps between validations.
+    """
     characters = sorted(set(text := path.read_text(encoding="utf-8")))
     ids = torch.tensor([3 + characters.index(character) for character in text], device=device)
     train, val = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
@@ -162,7 +208,7 @@ def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float
         if device == "cuda":
             network.compile()
         optimizer = torch.optim.AdamW(decay_groups(network), lr=1e-3, betas=(0.9, 0.99), fused=True)
-        # warm-up, then a half cosine to a tenth
+        # Linear warm-up, then cosine decay to a tenth.
         factor = lambda n: min((n + 1) / 100, 0.55 + 0.45 * math.cos(math.pi * min(1, n / most_steps)))  # noqa: E731
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         seconds, begun, best = 0.0, time.perf_counter(), math.inf
@@ -188,13 +234,13 @@ def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float
 
 
 def tiny_shakespeare(full: bool) -> Iterator[Row]:
-    """Tiny Shakespeare at nanoGPT's GPU setting: seconds of training until a validation loss of 1.47."""
+    """Measure the seconds until a validation loss of 1.47 on tiny Shakespeare, with nanoGPT's GPU settings."""
     name, target, goal = "tiny Shakespeare, 6 x 384, until 1.47", "≤ 60 s", 1.47
     if not has_gpu():
         yield Row(name, "s", target, note="no GPU")
         return
     try:
-        path = located("tinyshakespeare/input.txt", FILES)
+        path = resolve_path("tinyshakespeare/input.txt", FILES)
     except UserError as error:
         yield Row(name, "s", target, note=str(error))
         return
@@ -208,14 +254,14 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
 
 
 def same_shapes(state: State, other: State) -> bool:
-    """Whether all tensors of two states have the same shapes: a step that keeps them can be replayed."""
+    """Return whether all tensors of two states have the same shapes, which a CUDA graph requires."""
     if isinstance(state, Tensor):
         return state.shape == other.shape
     return len(state) == len(other) and all(map(same_shapes, state, other))
 
 
 def copy_into(state: State, other: State) -> None:
-    """Overwrites the tensors of a state with those of another."""
+    """Copy the tensors of the state `other` into `state`, in place."""
     if isinstance(state, Tensor):
         state.copy_(other)
     else:
@@ -224,14 +270,20 @@ def copy_into(state: State, other: State) -> None:
 
 
 def clone(state: State) -> State:
-    """A state of its own memory."""
+    """Return a copy of a state."""
     return state.clone() if isinstance(state, Tensor) else tuple(map(clone, state))
 
 
 def graphed(step: Step, token: Tensor, state: State) -> Step:
-    """The step as one CUDA graph: all its kernels are launched at once.
+    """Capture a decoding step as a CUDA graph, which launches all its kernels at once.
 
-    For states that keep their shapes, as the attention LSTM's; a cache that grows cannot be replayed.
+    Args:
+        step: the step.
+        token: example tokens (B).
+        state: an example state.
+
+    Raises:
+        AssertionError: if the step changes the shapes of its state, as a growing KV cache does.
     """
     token, state = token.clone(), clone(state)
     stream = torch.cuda.Stream()
@@ -255,14 +307,20 @@ def graphed(step: Step, token: Tensor, state: State) -> Step:
 
 
 def build_steps(side: str, device: str, steps: int) -> Built:
-    """Greedy steps of the date model's size for 500 dates, launched kernel by kernel or as a graph."""
+    """Build greedy decoding of 500 random sources by an attention LSTM of the date model's size.
+
+    Args:
+        side: "graph", replayed as a CUDA graph, or "eager", launched kernel by kernel.
+        device: "cuda" or "cpu".
+        steps: the number of decoding steps.
+    """
     torch.manual_seed(0)
     network = AttentionLSTM(64, d_model=64).to(device).eval()
     source = torch.randint(3, 64, (500, 20), device=device)
     step = network.decode_step
 
     @torch.inference_mode()
-    def decoded() -> Tensor:
+    def decode_text() -> Tensor:
         state, token, tokens = network.encode(source), torch.full((500,), BOS, device=device), []
         for _ in range(steps):
             logits, state = step(token, state)
@@ -277,15 +335,15 @@ def build_steps(side: str, device: str, steps: int) -> Built:
     def work() -> Block:
         synchronise(device)
         begun = time.perf_counter()
-        decoded()
+        decode_text()
         synchronise(device)
         return Block(steps, time.perf_counter() - begun)
 
-    return Built({"tokens": decoded().cpu()}, work)
+    return Built({"tokens": decode_text().cpu()}, work)
 
 
 def decoding_graphs(full: bool) -> Iterator[Row]:
-    """Decoding steps of the attention LSTM on a GPU: as a CUDA graph, against kernel by kernel."""
+    """Measure decoding steps of the attention LSTM on a GPU: as a CUDA graph, against kernel by kernel."""
     name = "attention LSTM decoding, CUDA graph / eager"
     if not has_gpu():
         yield Row(name, "steps/s", "", note="no GPU")

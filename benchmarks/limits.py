@@ -1,4 +1,4 @@
-"""Why some targets are not reached: what no formulation can do without, and what other formulations come to."""
+"""Limits behind missed targets: the least work of any formulation, and the speed of other formulations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 
 
 def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
-    """The matrix products of a training step alone: of each linear layer forwards, and two backwards."""
+    """Return a step with only the matrix products of a training step: one forward and two backward per linear layer."""
     operands: list[tuple[nn.Linear, Tensor, Tensor]] = []
 
     def remember(layer: nn.Linear, args: tuple[Tensor], output: Tensor) -> None:
@@ -58,15 +58,16 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
 
 
 NARROW = 8
-"""A width at which a step's products take next to no time: as many operations are left, each a call."""
+"""Width at which the arithmetic of a step takes almost no time, so that the calls of its operations remain."""
 
 
 def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
-    """What a model's step is made of: its products or its calls alone; or the step compiled by torch.compile.
+    """Build a part of a model's training step, or the step compiled by torch.compile.
 
     Args:
-        model: "GPT", "GPT as huggingface", or where a Transformer normalizes: "pre", "post".
-        side: "products", "calls" or "compiled".
+        model: "GPT", "GPT as huggingface", or the position of the norms in a Transformer, "pre" or "post".
+        side: "products" for the matrix products alone, "calls" for all operations at width NARROW, or "compiled".
+        batch_size: the number of rows.
     """
     keep_freed_memory()
     torch.manual_seed(0)
@@ -93,7 +94,7 @@ def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
 
 
 class WithoutAttention(AttentionLSTM):
-    """What is left where the decoder asks for no context: one fused kernel for all its steps, and no loop."""
+    """AttentionLSTM without attention, whose decoder runs all steps in one fused kernel instead of a loop."""
 
     def __init__(self, vocab_size: int, d_model: int, dropout: float) -> None:
         super().__init__(vocab_size, d_model, dropout)
@@ -106,24 +107,28 @@ class WithoutAttention(AttentionLSTM):
 
 
 def build_lstm_limit(side: str) -> Built:
-    """Training of the attention LSTM on dates without attention, or compiled by torch.compile."""
+    """Build training of the attention LSTM on dates.
+
+    Args:
+        side: "without attention", or "compiled" by torch.compile.
+    """
     torch.manual_seed(0)
     network = WithoutAttention(**DATES) if side == "without attention" else AttentionLSTM(**DATES)
     if side == "compiled":
         network.compile()
     built = our_dates(network)
-    for _ in range(10):  # each length of a source may be compiled anew
+    for _ in range(10):  # a new source length can trigger a compilation
         built.work()
     return built
 
 
 def nothing(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check nothing: the sides do not do the same work."""
+    """Check nothing, since the sides do different work."""
     return ""
 
 
 def limits(full: bool) -> Iterator[Row]:
-    """Products and calls alone, and steps compiled, against the peers: what a formulation can come to."""
+    """Measure products alone, calls alone and compiled steps against the peers."""
     pairs: list[tuple[str, dict[str, Any], Side]] = []
     for norm, batch_size, side, name in (
         ("post", 2, "tutorial", "tutorial"),
@@ -151,7 +156,7 @@ def limits(full: bool) -> Iterator[Row]:
 
 
 def lstm_limits(full: bool) -> Iterator[Row]:
-    """The attention LSTM without attention, and compiled, against the tutorial."""
+    """Measure the attention LSTM without attention, and compiled, against the tutorial."""
     for side, note in (
         ("without attention", "a decoder that attends step by step does more: this one does not, and has no loop"),
         ("compiled", "torch.compile takes a minute before"),

@@ -1,4 +1,4 @@
-"""Measuring two sides in turn: each in a process of its own, A B B A, as a ratio with its interval."""
+"""Measurement of two sides in turn (A B B A), each in a process of its own, as a ratio with an interval."""
 
 from __future__ import annotations
 
@@ -20,20 +20,30 @@ import numpy as np
 import torch
 
 ROUNDS = 8
-"""Of each pair. The narrowest interval between two of so many sorted ratios covers their median in 93 of 100."""
+"""Rounds of each pair. The 90 % `interval` of this number of ratios covers their median with 93 %."""
 
 THREADS = 2
 
 
 class Block(NamedTuple):
-    """A piece of work: how much of the unit was done (of a whole training: what it came to), in how many seconds."""
+    """A measured piece of work.
+
+    Attributes:
+        amount: the work done, in the unit of its row; for a whole training, its result.
+        seconds: the time taken.
+    """
 
     amount: float
     seconds: float
 
 
 class Built(NamedTuple):
-    """A side that is ready: what it is, for the other to be compared with, and its work, done anew at each call."""
+    """A side that is ready to be measured.
+
+    Attributes:
+        facts: properties that are compared with the other side.
+        work: a function that does the work once.
+    """
 
     facts: dict[str, Any]
     work: Callable[[], Block]
@@ -41,13 +51,13 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What is done on one side.
+    """One of the two sides of a comparison.
 
     Args:
-        build: called once, in the side's own process; from the top of a module.
-        arguments: of `build`.
-        threads: of torch, in each process.
-        processes: started for it, as Lightning's own launcher would: each finds its number in LOCAL_RANK.
+        build: a function at the top of a module, called once in the side's own process.
+        arguments: the arguments of `build`.
+        threads: the number of torch's threads in each process.
+        processes: the number of processes, started as by Lightning's launcher, with their rank in LOCAL_RANK.
     """
 
     build: Callable[..., Built]
@@ -58,23 +68,27 @@ class Side:
 
 @dataclass
 class Row:
-    """One line of the table.
+    """One row of the table of results.
 
     Attributes:
-        name: what is measured, the peer included.
-        ours, peer: in `unit`; medians, or expected times where `reached` is given.
-        ratio: how many times faster ours is, the median over rounds (of a cost, whose target is a "≤": how many times
-            as much); low and high are its 90 % interval. Where there is no peer, ratio is None, and low and high are
-            of `ours`.
-        target: what was asked for.
-        held: whether `ratio` reaches it, or `ours` where there is no peer.
+        name: the name of the measurement, including the peer.
+        unit: the unit of `ours` and `peer`.
+        target: the bound for `ratio`, or for `ours` without a peer, such as "≥ 2.5 x" or "≤ 4 s"; empty if none.
+        ours: our median, or our expected time if `reached` is given.
+        peer: the peer's median, or its mean time if `reached` is given; None without a peer.
+        ratio: how many times as fast as the peer ours is or, for a cost with a "≤" target, how many times as much it
+            takes: the median over rounds, or the ratio of the times if `reached` is given. None without a peer.
+        low: lower end of the 90 % interval of `ratio`, or of `ours` without a peer.
+        high: upper end of this interval.
+        held: whether the target is reached; None if there is no target or no measurement.
         status: "measured" or "not measured".
-        reached: how many of our trainings reach the goal, where the row is a time to a goal.
-        extrapolated: what the peer's figure is computed from, where its work was not done whole in each round.
-        checked: what was checked to be the same on both sides.
-        note: what a reader must know to believe it.
-        benchmark: what has measured it.
-        commit: at which it did; ends with + where files differed from it.
+        reached: how many of our trainings reach the goal, if the row is a time to a goal.
+        extrapolated: the source of the peer's figure, if its work was not done in full in each round.
+        checked: the properties that were checked to be the same on both sides.
+        note: conditions that a reader must know.
+        benchmark: the name of the benchmark.
+        machine: the machine of the measurement.
+        commit: the commit of the measurement, followed by + if files differed from it.
     """
 
     name: str
@@ -92,10 +106,11 @@ class Row:
     checked: str = ""
     note: str = ""
     benchmark: str = ""
+    machine: str = ""
     commit: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For results.json: four significant digits, which is more than a shared machine can give; null for never."""
+        """Return the row for results.json: numbers have four significant digits, or are None if not finite."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
@@ -106,10 +121,13 @@ def _rounded(value: Any) -> Any:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The narrowest pair of sorted values that covers the median with 90 %, whatever the distribution.
+    """Return the narrowest pair of sorted values that covers the median with at least 90 %, for any distribution.
 
-    Of n values, the k-th smallest and k-th largest miss the median with twice the chance that fewer than k of n
-    coins show heads. Six values at least can tell; of fewer, it is the whole range.
+    Of n values, the k-th smallest and k-th largest miss the median with twice the probability that fewer than k of n
+    coins show heads.
+
+    Note:
+        Up to seven values give their whole range, which covers the median with less than 90 % for fewer than five.
     """
     n, ordered, k = len(values), sorted(values), 0
     while 2 * sum(math.comb(n, heads) for heads in range(k + 1)) / 2**n <= 0.1:
@@ -119,7 +137,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def reaches(value: float, target: str) -> bool | None:
-    """Whether a value is as its target says: '≥ 2.5 x', '≤ 4 s'; None where nothing was asked for."""
+    """Return whether a value reaches a target such as "≥ 2.5 x" or "≤ 4 s"; None if the target is empty."""
     if not target:
         return None
     sign, limit, *_ = target.split()
@@ -127,10 +145,14 @@ def reaches(value: float, target: str) -> bool | None:
 
 
 def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], **known: str) -> Row:
-    """A row of rounds (ours, peer): rates, of which more is better, or a cost that a target bounds.
+    """Return a row of the ratio between ours and the peer.
 
     Args:
-        known: the row's note, and what else is known of it.
+        name: the name of the row.
+        unit: the unit of the values.
+        target: the bound for the ratio; empty if none.
+        rounds: pairs (ours, peer) of rates or, with a "≤" target, of costs.
+        known: further fields of the row, such as its note.
     """
     ratios = [ours / peer for ours, peer in rounds]
     low, high = interval(ratios)
@@ -151,7 +173,15 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
 
 
 def absolute_row(name: str, unit: str, target: str, values: list[float], note: str = "") -> Row:
-    """A row without a peer."""
+    """Return a row without a peer.
+
+    Args:
+        name: the name of the row.
+        unit: the unit of the values.
+        target: the bound for the median; empty if none.
+        values: the values of all rounds.
+        note: the note of the row.
+    """
     low, high = interval(values)
     ours = statistics.median(values)
     return Row(
@@ -160,7 +190,7 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
 
 
 DRAWS = 100_000
-"""Random draws that an interval is computed from."""
+"""Number of random draws from which an interval is computed."""
 
 
 def until_row(
@@ -169,15 +199,17 @@ def until_row(
     """Return a row of whole trainings, by the expected time until one reaches the goal.
 
     A training that misses the goal has to be repeated with another seed, so the expected time is the mean time of a
-    training over the share that reaches the goal. The 90 % interval takes both from eight seeds: the error of the
-    mean, or of the ratio of two means, has Student's distribution, and the share is bounded as by Clopper and Pearson
-    (1934), who allow for misses even where every seed has reached the goal.
+    training over the fraction that reaches the goal. The 90 % interval combines the errors of both by simulation: the
+    error of the mean, or of the ratio of two means, has Student's t distribution, and the fraction is bounded as by
+    Clopper and Pearson (1934), who allow for misses even if every seed has reached the goal.
 
     Args:
-        seconds: of each of our trainings, also of one that misses the goal.
-        reached: whether it reaches the goal.
-        peer: the seconds of the peer's trainings, round by round. Each counts as one that reaches the goal.
-        known: the row's note, and what else is known of it.
+        name: the name of the row.
+        target: the bound for the ratio, or for the expected time without a peer.
+        seconds: the seconds of each of our trainings, including those that miss the goal.
+        reached: whether each training reaches the goal.
+        peer: the seconds of the peer's trainings, one per round. Each counts as reaching the goal.
+        known: further fields of the row, such as its note.
     """
     ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
     n, k = len(ours), sum(reached)
@@ -201,7 +233,7 @@ def until_row(
 
 @contextmanager
 def pinned() -> Iterator[bool]:
-    """Keep this process, and those that it starts, on the same THREADS cores; yield whether the system can do that."""
+    """Pin this process, and those that it starts, to the same THREADS cores; yield whether the system supports it."""
     if not hasattr(os, "sched_setaffinity"):  # macOS and Windows
         warnings.warn("this system cannot pin processes to cores: timings vary more", stacklevel=3)
         yield False
@@ -215,7 +247,13 @@ def pinned() -> Iterator[bool]:
 
 
 def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[Block, Block]:
-    """A whole training of each side, the peer's first in every other round."""
+    """Run a whole training of each side, and return their blocks (ours, peer).
+
+    Args:
+        number: the number of the round; in odd rounds the peer is trained first.
+        ours: our training.
+        peer: the peer's training.
+    """
     if number % 2:
         theirs = peer()
         return ours(), theirs
@@ -224,14 +262,16 @@ def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -
 
 @contextmanager
 def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
-    """A side in processes of its own: its facts, and a function that does its work there once.
+    """Start a side in processes of its own; yield its facts and a function that does its work there once.
 
-    To warm up, it works once: that pages in what the first allocations need.
+    Args:
+        side: the side.
+        warm: whether to do its work once before, which pages in the memory of the first allocations.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     before = dict(os.environ)
-    with socket.socket() as listener:  # a port that is free
+    with socket.socket() as listener:  # finds a free port
         listener.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     os.environ |= {"OMP_NUM_THREADS": str(side.threads), "WANDB_MODE": "offline"}
@@ -264,7 +304,7 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.join(10)  # it ends by itself where it waits for work; killed, it would leave semaphores behind
+            process.join(10)  # it ends when its pipe is closed; if killed, it would leak semaphores
             process.terminate()
             process.join()
 
@@ -273,7 +313,7 @@ def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], th
     torch.set_num_threads(threads)
     with quiet():
         facts, work = build(**arguments)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run of ours has meant to save first
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replaces the handler of our runs, which saves first
         pipe.send(facts)
         while True:
             try:
@@ -288,11 +328,17 @@ def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], th
 def compare(
     ours: Side, peer: Side, same: Callable[[dict, dict], str], rounds: int = ROUNDS
 ) -> tuple[list[tuple[float, float]], str]:
-    """Return the rates of both sides, measured in the order ours, peer, peer, ours, and what they have in common.
+    """Measure both sides in the order ours, peer, peer, ours.
 
     Args:
-        same: returns what it has checked to be the same on both sides, from their facts; raises AssertionError where
-            it is not.
+        ours: our side.
+        peer: the peer.
+        same: a function that checks the facts of both sides and describes the check; raises AssertionError if they
+            differ.
+        rounds: the number of rounds.
+
+    Returns:
+        The rates (ours, peer) of each round, and the text that `same` returned.
     """
     with ExitStack() as stack:
         (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
@@ -306,7 +352,7 @@ def compare(
 
 
 def timed(work: Callable[[], float]) -> Block:
-    """Does the work, which returns its amount."""
+    """Measure the time of a function that does some work and returns its amount."""
     begun = time.perf_counter()
     amount = work()
     return Block(amount, time.perf_counter() - begun)
@@ -314,7 +360,7 @@ def timed(work: Callable[[], float]) -> Block:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing on the screen, whoever writes: Lightning, W&B, a worker."""
+    """Discard all output to stdout and stderr, including that of child processes."""
     nothing, kept = os.open(os.devnull, os.O_WRONLY), {stream: os.dup(stream) for stream in (1, 2)}
     try:
         for stream in kept:

@@ -1,6 +1,6 @@
-"""What we are measured against: formulations that tutorials and well-known projects use, and libraries as they come.
+"""Peers of the benchmarks: formulations of tutorials and well-known projects, and torch's `nn.Transformer`.
 
-Each is written here from its architecture's description, plainly, as its readers would meet it.
+Each is implemented from the description of its architecture, in the plain form in which its readers know it.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from torch.nn import functional as F
 
 from lightning_tfm.layers import SinusoidalPositions, TransformerLayer
 from lightning_tfm.networks import Transformer
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.tokenization import PAD
 
 
 def sinusoids(max_length: int, d_model: int) -> Tensor:
-    """The encodings of all positions (max_length, D), to be sliced."""
+    """Return the encodings (max_length, D) of all positions."""
     return SinusoidalPositions(max_length, d_model)(torch.arange(max_length))
 
 
 def copy_weights(module: nn.Module, weights: Iterable[Tensor]) -> None:
-    """Copy weights into a module's parameters, in their order."""
+    """Copy weights into the parameters of a module, in order."""
     for parameter, weight in zip(module.parameters(), weights, strict=True):
         parameter.copy_(weight)
 
 
 def layer_weights(layer: TransformerLayer) -> list[Tensor]:
-    """Return the weights of one of our layers in the order of torch's: attentions, feed-forward, norms.
+    """Return the weights of one of our layers in the order of torch's layers: attentions, feed-forward, norms.
 
-    The projections of queries, keys and values are one matrix.
+    As in torch, the query, key and value projections are a single matrix.
     """
     own, norms = layer.self_attention, [layer.add_self.norm, layer.add_feed_forward.norm]
-    weights = [*own.query_key_value.parameters(), *own.output.parameters()]
+    weights = [*own.qkv_proj.parameters(), *own.out_proj.parameters()]
     if hasattr(layer, "cross_attention"):
         cross = layer.cross_attention
         norms.insert(1, layer.add_cross.norm)
-        weights += [torch.cat((cross.query.weight, cross.key_value.weight))]
-        weights += [torch.cat((cross.query.bias, cross.key_value.bias)), *cross.output.parameters()]
+        weights += [torch.cat((cross.q_proj.weight, cross.kv_proj.weight))]
+        weights += [torch.cat((cross.q_proj.bias, cross.kv_proj.bias)), *cross.out_proj.parameters()]
     return [*weights, *layer.feed_forward.parameters(), *(p for norm in norms for p in norm.parameters())]
 
 
 def copy_outer_weights(theirs: nn.Module, ours: Transformer) -> None:
-    """Copy embeddings and output layer. Ours scales its embeddings, so the peer's are that much larger."""
+    """Copy embeddings and output layer, with the embeddings multiplied by our scale, which the peers lack."""
     theirs.source_embedding.weight.copy_(ours.source_embedding.weight * ours.scale)
     theirs.target_embedding.weight.copy_(ours.target_embedding.weight * ours.scale)
     copy_weights(theirs.head, ours.head.parameters())
 
 
 class TutorialAttention(nn.Module):
-    """Multi-head attention as tutorials spell it: three projections, einsum, a mask filled in, softmax, einsum."""
+    """Multi-head attention as in tutorials: three projections, einsum, masked_fill, softmax, einsum."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class TutorialAttention(nn.Module):
 
 
 class TutorialLayer(nn.Module):
-    """A post-norm layer with dropout after each norm, as the copy tutorial has it."""
+    """Post-norm layer of the copy tutorial, with dropout after each norm."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float, has_memory: bool) -> None:
+    def __init__(self, d_model: int, num_heads: int, dropout: float, cross_attention: bool) -> None:
         super().__init__()
-        self.attentions = nn.ModuleList(TutorialAttention(d_model, num_heads) for _ in range(1 + has_memory))
-        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + has_memory))
+        self.attentions = nn.ModuleList(TutorialAttention(d_model, num_heads) for _ in range(1 + cross_attention))
+        self.norms = nn.ModuleList(nn.LayerNorm(d_model) for _ in range(2 + cross_attention))
         self.feed_forward = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
         self.dropout = nn.Dropout(dropout)
 
@@ -89,7 +89,7 @@ class TutorialLayer(nn.Module):
 
 
 class TutorialTransformer(nn.Module):
-    """The encoder-decoder of the copy tutorial. Same parameters as ours with post-norm."""
+    """Encoder-decoder of the copy tutorial, with the same parameters as our Transformer with post-norm."""
 
     def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, dropout: float, max_length: int):
         super().__init__()
@@ -115,7 +115,7 @@ class TutorialTransformer(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
-        """Take the weights of our Transformer with post-norm, which makes both the same function."""
+        """Copy the weights of our Transformer with post-norm, which makes both the same function."""
         copy_outer_weights(self, ours)
         for theirs, layer in zip((*self.encoder, *self.decoder), (*ours.encoder, *ours.decoder), strict=True):
             weights = iter(layer_weights(layer))
@@ -130,9 +130,17 @@ class TutorialTransformer(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """torch's own `nn.Transformer` between embeddings and a head. Same parameters as ours with pre-norm.
+    """torch's `nn.Transformer` with embeddings and a head, and the same parameters as our Transformer with pre-norm.
 
-    Its dropout is also on the attention's weights and inside the feed-forward, unless `fewer_dropouts`.
+    Args:
+        vocab_size: the size of the vocabulary V.
+        d_model: the width D.
+        num_heads: the number of attention heads.
+        num_layers: the number of layers in each of the encoder and the decoder.
+        dropout: the dropout probability.
+        max_length: the largest number of positions.
+        fewer_dropouts: whether to remove the dropouts that ours lacks: on the attention weights and inside the
+            feed-forward.
     """
 
     def __init__(
@@ -166,7 +174,7 @@ class TorchTransformer(nn.Module):
                 if isinstance(module, nn.MultiheadAttention):
                     module.dropout = 0.0
                 elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                    module.dropout.p = 0.0  # the one inside the feed-forward
+                    module.dropout.p = 0.0  # inside the feed-forward
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
@@ -183,7 +191,7 @@ class TorchTransformer(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
-        """Take the weights of our Transformer with pre-norm, which makes both the same function."""
+        """Copy the weights of our Transformer with pre-norm, which makes both the same function."""
         copy_outer_weights(self, ours)
         for theirs, layers, norm in (
             (self.transformer.encoder, ours.encoder, ours.encoder_norm),
@@ -195,7 +203,7 @@ class TorchTransformer(nn.Module):
 
 
 class NanoBlock(nn.Module):
-    """One block of nanoGPT: a fused QKV projection, the kernel for attention, an exact GELU."""
+    """Block of nanoGPT: a fused QKV projection, torch's attention kernel, an exact GELU."""
 
     def __init__(self, d_model: int, num_heads: int, bias: bool) -> None:
         super().__init__()
@@ -220,7 +228,7 @@ class NanoBlock(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """The language model of nanoGPT, without dropout, as its character settings for a CPU have it."""
+    """Language model of nanoGPT in its character settings for a CPU, which have no dropout."""
 
     def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, max_length: int, bias: bool):
         super().__init__()
@@ -239,7 +247,7 @@ class NanoGPT(nn.Module):
                 nn.init.zeros_(weight)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) -> what the head reads (B, T, D)."""
+        """Return the inputs (B, T, D) of the head for tokens (B, T)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -249,20 +257,20 @@ class NanoGPT(nn.Module):
         return self.head(self.features(tokens))
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """Logits (B, V) of the token after tokens (B, T), computed over all of them anew, as its sampler does."""
+        """Return the logits (B, V) of the token after tokens (B, T), recomputed over all of them as in its sampler."""
         return self.head(self.features(tokens[:, -self.max_length :])[:, [-1]])[:, 0]
 
     @torch.no_grad()
     def take_weights_of(self, gpt: nn.Module) -> None:
-        """Takes the weights of our GPT: the same function then."""
+        """Copy the weights of our GPT, which makes both the same function."""
         self.tokens.weight.copy_(gpt.embedding.weight)
         self.positions.weight.copy_(gpt.positions.weight)
         pairs = [(self.norm, gpt.norm)]
         for block, layer in zip(self.blocks, gpt.layers, strict=True):
             pairs += [
                 (block.norm_1, layer.add_self.norm),
-                (block.qkv, layer.self_attention.query_key_value),
-                (block.projection, layer.self_attention.output),
+                (block.qkv, layer.self_attention.qkv_proj),
+                (block.projection, layer.self_attention.out_proj),
                 (block.norm_2, layer.add_feed_forward.norm),
                 (block.up, layer.feed_forward[0]),
                 (block.down, layer.feed_forward[2]),
@@ -272,9 +280,10 @@ class NanoGPT(nn.Module):
 
 
 class TutorialDateLSTM(nn.Module):
-    """The date tutorial's model: at each of ten steps it scores every encoder state beside the decoder's last one.
+    """Model of the date tutorial, an LSTM encoder-decoder with attention.
 
-    Its linear score is one number a state; its decoder is fed its own last logits, in training too.
+    At each of ten steps, a linear layer scores every encoder state concatenated with the last decoder state. The
+    decoder receives its own last logits, also in training.
     """
 
     def __init__(self, vocab_size: int = 128, width: int = 32, dropout: float = 0.5) -> None:
@@ -288,7 +297,7 @@ class TutorialDateLSTM(nn.Module):
         self.output = nn.Linear(width, vocab_size)
 
     def forward(self, source: Tensor, steps: int = 10) -> Tensor:
-        """Characters (B, S) -> logits (B, steps, V)."""
+        """Return the logits (B, steps, V) for character codes (B, S)."""
         B, S = source.shape
         memory, _ = self.encoder(self.dropout(self.embedding(source)))
         hidden, last, state = memory.new_zeros(B, 1, self.width), memory.new_zeros(B, 1, self.vocab_size), None

@@ -1,4 +1,4 @@
-"""Training steps: ours, and the same model as others formulate it."""
+"""Training steps of our models and of the same models in the formulations of peers."""
 
 from __future__ import annotations
 
@@ -15,34 +15,41 @@ from torch.utils.data import DataLoader
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
 from datamodules import Copy, Date
-from lightning_tfm.data import Batch, Pair, TrainingBatches
+from lightning_tfm.data import Batch, LengthGroupedSampler, Pair
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.metrics import token_nll
-from lightning_tfm.modules import Optimization
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.optimizers import AdamW, parameter_groups
+from lightning_tfm.tokenization import PAD
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
 DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
 GPT_SIZE = {"vocab_size": 65, "d_model": 128, "num_heads": 4, "num_layers": 4, "max_length": 64}
 GPT_STEPS = 40
-"""Of a block: a second."""
+"""Steps of a block, which takes about a second."""
 
 
 def tokens_of(batch: Batch) -> int:
-    """Target tokens that are scored: padding is no work."""
+    """Return the number of target tokens that are scored, without padding."""
     return int((batch.target_out != PAD).sum())
 
 
 def parameters_of(network: nn.Module) -> int:
-    """How many there are; tied ones once."""
+    """Return the number of parameters of a network, with tied ones counted once."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def repeated(
     step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int
 ) -> Callable[[], Block]:
-    """Work that goes on through the batches, so many steps a block."""
+    """Return the work of making a number of steps per block, over the batches in a cycle.
+
+    Args:
+        step: a training step.
+        batches: its batches.
+        amounts: the amount of work in each batch.
+        steps: the number of steps in a block.
+    """
     queue = cycle(zip(batches, amounts, strict=True))
 
     def some() -> float:
@@ -57,13 +64,19 @@ def repeated(
 
 
 def steps_of(batch_size: int) -> int:
-    """Steps of a block of the copy task: enough for a second, and for lengths to even out."""
+    """Return the steps in a block of the copy task: enough to take a second and to average over lengths."""
     return max(24, 512 // batch_size)
 
 
 def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Callable[[Batch], None]:
-    """A step as our own bare loop makes it."""
-    optimizer = Optimization(learning_rate=learning_rate).configure(network, 100_000, fused=True)["optimizer"]
+    """Return a training step of our networks in a bare loop.
+
+    Args:
+        network: the network.
+        clip: the largest norm of the gradient; unlimited if None.
+        learning_rate: the learning rate.
+    """
+    optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
 
     def step(batch: Batch) -> None:
         loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
@@ -77,7 +90,7 @@ def our_step(network: Network, clip: float | None = None, learning_rate: float =
 
 
 def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
-    """A step as tutorials make it: Adam as it comes, and the loss looked at."""
+    """Return a training step as in tutorials: Adam with default settings, and the loss read at each step."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
     criterion = nn.CrossEntropyLoss(ignore_index=PAD)
 
@@ -93,7 +106,7 @@ def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def plain_step(network: nn.Module) -> Callable[[Batch], None]:
-    """A step of a peer whose optimizer is ours to choose: the fused one, and nothing that waits."""
+    """Return a training step for a peer that prescribes no optimizer: fused Adam, and no reading of the loss."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, fused=True)
 
     def step(batch: Batch) -> None:
@@ -106,13 +119,19 @@ def plain_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
-    """A pass over the copy task: rows of like length in a batch, as our loader has it, or all padded to the longest."""
+    """Return the batches of an epoch of the copy task.
+
+    Args:
+        batch_size: the number of rows.
+        like_lengths: whether batches have rows of similar length, as in our loader, or random ones that are all padded
+            to the longest row.
+    """
     data = Copy(train_size=4_000, val_size=1, test_size=1, longer_size=1, batch_size=batch_size)
     data.setup("fit")
     dataset = data.datasets["train"]
     number = len(dataset) // batch_size
     if like_lengths:
-        rows = iter(TrainingBatches(dataset.source_lengths, batch_size, seed=0))
+        rows = iter(LengthGroupedSampler(dataset.source_lengths, batch_size, seed=0))
         return [dataset[next(rows)] for _ in range(number)]
     whole = dataset[torch.arange(len(dataset))]
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
@@ -121,7 +140,14 @@ def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
 
 
 def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) -> Built:
-    """A side of the copy task's step. The facts hold the logits that it starts from, from one set of weights."""
+    """Build a side of the training step of the copy task; the facts contain its initial logits from the same weights.
+
+    Args:
+        side: "tutorial", "torch", "torch with our dropouts", or the position of the norms in ours, "pre" or "post".
+        batch_size: the number of rows.
+        like_lengths: whether batches have rows of similar length, see `copy_batches`.
+        allocator: whether freed memory is kept, see `keep_freed_memory`.
+    """
     if allocator:
         keep_freed_memory()
     torch.manual_seed(0)
@@ -141,7 +167,7 @@ def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) 
     steps = {"tutorial": tutorial_step, "torch": plain_step, "torch with our dropouts": plain_step}
     step = steps.get(side, our_step)(network)
     work = repeated(step, batches, [tokens_of(batch) for batch in batches], steps_of(batch_size))
-    ids = torch.cat([part.flatten() for batch in batches for part in batch])
+    ids = torch.cat([part.flatten() for batch in batches for part in batch[:3]])
     return Built({"parameters": parameters_of(network), "logits": logits, "ids": ids}, work)
 
 
@@ -152,7 +178,7 @@ def same_parameters(ours: dict, peer: dict) -> str:
 
 
 def same_logits(ours: dict, peer: dict) -> str:
-    """Check that both sides train the same function: from one set of weights it gives the same logits."""
+    """Check that both sides train the same function: it gives the same logits from the same weights."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=1e-4)
     return f"{checked}, the same logits from the same weights"
@@ -166,7 +192,7 @@ def same_tensors(ours: dict, peer: dict) -> str:
 
 
 def transformer_steps(full: bool) -> Iterator[Row]:
-    """Transformer, width 128, 2 + 2 layers, dropout 0.1, on the copy task."""
+    """Measure steps of a Transformer of width 128, 2 + 2 layers and dropout 0.1 on the copy task."""
 
     def row(name: str, target: str, ours: tuple[str, bool], peer: str, batch_size: int, note: str) -> Row:
         norm, as_we_train = ours
@@ -195,16 +221,22 @@ def transformer_steps(full: bool) -> Iterator[Row]:
 
 
 def windows(batch_size: int, length: int, number: int = 64) -> list[Batch]:
-    """Random windows of a text over 65 characters, as a language model is trained on."""
+    """Return batches of random windows of a random text, with ids below 65, to train a language model.
+
+    Args:
+        batch_size: the number of windows in a batch.
+        length: the length of a window.
+        number: the number of batches.
+    """
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(3, 65, (100_000,), generator=generator)
     starts = torch.randint(len(text) - length - 1, (number, batch_size, 1), generator=generator)
     rows = text[starts + torch.arange(length + 1)]  # (number, B, T + 1)
-    return [Batch(row.new_empty(batch_size, 0), row[:, :-1], row[:, 1:]) for row in rows]
+    return [Batch(row.new_empty(batch_size, 0), row[:, :-1], row[:, 1:], torch.arange(batch_size)) for row in rows]
 
 
 def decay_groups(network: nn.Module) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not."""
+    """Return parameter groups with weight decay 0.1 for matrices and none for vectors."""
     parameters = list(network.parameters())
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
@@ -213,10 +245,11 @@ def decay_groups(network: nn.Module) -> list[dict[str, Any]]:
 
 
 def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda number: 3e-4) -> Callable[[Batch], None]:
-    """A step of nanoGPT on a CPU: AdamW as it comes, for it asks for the fused one on a GPU only.
+    """Return a training step of nanoGPT on a CPU, where its AdamW is not fused.
 
     Args:
-        rate: of each step, counted from 0.
+        network: the network.
+        rate: a function from the number of a step, counted from 0, to its learning rate.
     """
     optimizer, numbers = torch.optim.AdamW(decay_groups(network), betas=(0.9, 0.99)), count()
 
@@ -235,12 +268,12 @@ def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda numb
 
 
 def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
-    """A step of Hugging Face's GPT-2 as its Trainer makes it: the model's own loss, the fused AdamW."""
+    """Return a training step of Hugging Face's GPT-2 as in its Trainer: the model's own loss and the fused AdamW."""
     optimizer = torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True)
 
     def step(batch: Batch) -> None:
         labels = batch.target_out.contiguous()
-        network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss.backward()  # shifted already
+        network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss.backward()  # already shifted
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -249,7 +282,7 @@ def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
-    """Hugging Face's GPT-2 of that size, without dropout."""
+    """Return Hugging Face's GPT-2 without dropout, with the size given as the arguments of our GPT."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -267,7 +300,13 @@ def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
 
 
 def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
-    """A side of GPT's step. The facts hold the logits that it starts from, from one set of weights."""
+    """Build a side of GPT's training step; the facts contain its initial logits from the same weights.
+
+    Args:
+        side: "ours", "nano", "ours as huggingface" or "huggingface".
+        bias: whether the layers of "ours" and "nano" have biases.
+        allocator: whether freed memory is kept, see `keep_freed_memory`.
+    """
     if allocator:
         keep_freed_memory()
     torch.manual_seed(0)
@@ -291,7 +330,7 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
 
 
 def gpt_steps(full: bool) -> Iterator[Row]:
-    """GPT, 4 layers x 128, context 64, batch 12."""
+    """Measure steps of a GPT of 4 layers, width 128 and context 64, with 12 windows in a batch."""
     for name, ours, peer, bias, target in (
         ("GPT step / nanoGPT's formulation", "ours", "nano", False, "≥ 1.15 x"),
         ("GPT step / Hugging Face GPT-2", "ours as huggingface", "huggingface", True, "≥ 1.3 x"),
@@ -309,15 +348,19 @@ def gpt_steps(full: bool) -> Iterator[Row]:
 
 
 def our_dates(network: AttentionLSTM) -> Built:
-    """Training of ours on dates at the original's size, with our feeding of batches."""
+    """Build training of our network on dates, with batches from our sampler and dataset."""
     keep_freed_memory()
     dataset = date_data().datasets["train"]
-    feed = map(dataset.__getitem__, TrainingBatches(dataset.source_lengths, 32, seed=0))
+    feed = map(dataset.__getitem__, LengthGroupedSampler(dataset.source_lengths, 32, seed=0))
     return date_training(network, our_step(network, clip=0.5), feed)
 
 
 def build_dates(side: str) -> Built:
-    """A side of the date LSTM's step at the original's size, fed as each feeds itself."""
+    """Build a side of the date LSTM's training step at the tutorial's size, with the batches of that side.
+
+    Args:
+        side: "ours" or "tutorial".
+    """
     torch.manual_seed(0)
     if side == "ours":
         return our_dates(AttentionLSTM(**DATES))
@@ -327,14 +370,20 @@ def build_dates(side: str) -> Built:
 
 
 def date_data() -> Date:
-    """Dates to train on."""
+    """Return a data module with dates to train on."""
     data = Date(train_size=20_000, val_size=1, test_size=1, batch_size=32, seed=0)
     data.setup("fit")
     return data
 
 
 def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterator[Any]) -> Built:
-    """Work of 40 steps of 32 dates, taken from the feed."""
+    """Build training with blocks of 40 steps of 32 dates.
+
+    Args:
+        network: the network.
+        step: its training step.
+        feed: the batches, which are prepared within the measured time.
+    """
 
     def some() -> float:
         for _ in range(40):
@@ -345,7 +394,7 @@ def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterato
 
 
 def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
-    """Batches as the tutorial makes them: character codes, padded by a collate function, in the data's order."""
+    """Return a data loader as in the tutorial: character codes, padded by a collate function, in the data's order."""
 
     def codes(text: str) -> Tensor:
         return torch.tensor([ord(character) for character in text])
@@ -358,7 +407,7 @@ def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
 
 
 def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor]], None]:
-    """A step of the date tutorial."""
+    """Return a training step as in the date tutorial."""
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
 
@@ -382,7 +431,7 @@ def like_parameters(ours: dict, peer: dict) -> str:
 
 
 def lstm_steps(full: bool) -> Iterator[Row]:
-    """Attention LSTM, width 32, batch 32, on dates."""
+    """Measure training steps of the attention LSTM of width 32 on dates, with 32 rows in a batch."""
     sides = Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"})
     rounds, checked = compare(*sides, like_parameters)
     yield ratio_row(
