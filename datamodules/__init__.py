@@ -1,4 +1,4 @@
-"""The LightningDataModules, one file a dataset."""
+"""Data modules, one file per dataset."""
 
 from datamodules.copy import Copy
 from datamodules.date import Date

@@ -1,4 +1,4 @@
-"""'4 1 1 6' -> '4 1 1 6'."""
+"""Copying of sequences of numbers: '4 1 1 6' -> '4 1 1 6'."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import SymbolTokenizer
+from lightning_tfm.tokenization import SymbolTokenizer
 
 
 class Copy(GeneratedDataModule):
-    """Sequences of numbers, to be repeated.
+    """Data module of sequences of numbers that are to be copied.
 
-    The second test set, "longer", holds sequences longer than any in training.
+    The second test set, "longer", holds longer sequences than any in training.
 
     Args:
-        num_symbols: how many different numbers there are.
-        min_length: fewest symbols of a sequence.
-        max_length: most symbols of a sequence.
-        longer_max_length: most symbols of a sequence of the "longer" test set; the fewest are max_length + 1.
-        train_size, val_size, test_size, longer_size: pairs of each split.
-        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+        num_symbols: number of different symbols, the numbers from 0.
+        min_length: minimum number of symbols of a sequence.
+        max_length: maximum number of symbols of a sequence.
+        longer_max_length: maximum number of symbols in the "longer" test set, whose minimum is max_length + 1.
+        train_size, val_size, test_size, longer_size: number of pairs of each split.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     def __init__(
@@ -67,4 +67,4 @@ class Copy(GeneratedDataModule):
         while True:
             length = draw.randint(shortest, longest)
             text = " ".join(draw.choices(self.symbols, k=length))
-            yield Pair(text, text, self.diagonals[length], kind=f"{length:02} symbols")
+            yield Pair(text, text, self.diagonals[length], category=f"{length:02} symbols")

@@ -1,4 +1,4 @@
-"""'Thursday, May 3, 1979' -> '1979-05-03'."""
+"""Normalization of dates: 'Thursday, May 3, 1979' -> '1979-05-03'."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faker import Faker
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import SymbolTokenizer
+from lightning_tfm.tokenization import SymbolTokenizer
 
 FORMATS = (
     "short",
@@ -28,10 +28,10 @@ FORMATS = (
     "EE d, MMM y",
     "EEEE d, MMMM y",
 )
-"""Babel's names and patterns. The year is `y`: `Y` is the year of the week, which is another one round New Year."""
+"""Babel's names of formats, and patterns. The year is `y`: `Y`, the year of the week, differs around New Year."""
 
 DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
-"""Where in 1979-05-03 stands what a field of a pattern says, by the field's first letter."""
+"""Positions in 1979-05-03 of the digits of a field, by the first letter of the field in a pattern."""
 
 MONTH, WEEKDAY = attrgetter("month"), date.weekday
 TELLS: dict[str, Callable[[date], int]] = {
@@ -42,19 +42,19 @@ TELLS: dict[str, Callable[[date], int]] = {
     "E": WEEKDAY,
     "c": WEEKDAY,
 }
-"""What of a date a field says, by the field's first letter."""
+"""Functions that return the value of a field for a date, by the first letter of the field."""
 
 
 class Date(GeneratedDataModule):
-    """Dates as people write them, to be written as ISO 8601 has them. Drawn by faker, written by babel.
+    """Data module of dates as people write them and in ISO 8601, drawn by faker and formatted by babel.
 
-    A string that two dates could be written as, in any of the formats and locales, is left out.
+    A text that can stand for two dates, in any of the formats and locales, is left out.
 
     Args:
-        locales: languages and regions, as babel names them: `en`, `de_AT`, ...
-        first_year, last_year: the range; below 100 years, so that two digits name one year.
-        train_size, val_size, test_size: pairs of each split.
-        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+        locales: languages and regions by babel's names: `en`, `de_AT`, ...
+        first_year, last_year: range of the years, fewer than 100, so that two digits identify a year.
+        train_size, val_size, test_size: number of pairs of each split.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Date(GeneratedDataModule):
     ) -> None:
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
-        # Looked up once: to look them up again for each date would take longer than to write it.
+        # Looked up once, since looking up a pattern takes longer than formatting a date.
         self.patterns: list[Pattern] = []
         for name in locales:
             try:
@@ -81,16 +81,16 @@ class Date(GeneratedDataModule):
                 raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
             for format in FORMATS:
                 pattern = get_date_format(format, locale) if format.isalpha() else parse_pattern(format)
-                kind = format if len(locales) == 1 else f"{name} {format}"
-                self.patterns.append(Pattern(pattern, locale, kind))
+                category = format if len(locales) == 1 else f"{name} {format}"
+                self.patterns.append(Pattern(pattern, locale, category))
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
             raise UserError(
-                "first_year and last_year must have four digits and span fewer than 100 years, so that two name one, "
-                f"but are {first_year} and {last_year}; try 1970 and 2025"
+                "first_year and last_year must have four digits and span fewer than 100 years, so that two digits "
+                f"identify a year, but are {first_year} and {last_year}; try 1970 and 2025"
             )
         self.locales = locales
         self.first, self.last = date(first_year, 1, 1), date(last_year, 12, 31)
-        # One year has every weekday in every month with one digit and with two: all characters, and the longest text.
+        # In one year, every month has each weekday with one and with two digits: all characters, and the longest text.
         texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
         characters = sorted({*"0123456789-", *"".join(texts)})
         super().__init__(
@@ -105,12 +105,12 @@ class Date(GeneratedDataModule):
         )
 
     def _texts(self, day: date) -> list[str]:
-        """A date in every format and locale."""
+        """Return a date in every format and locale."""
         return [pattern.written(day)[0] for pattern in self.patterns]
 
     def _ambiguous(self) -> set[str]:
-        """The texts that stand for more than one date: March 4 here is April 3 there."""
-        if self.locales == ("en",):  # has none, which a test proves: spares its users the seconds
+        """Return the texts that stand for several dates: March 4 in one locale is April 3 in another."""
+        if self.locales == ("en",):  # no text is ambiguous, as a test proves: saves seconds
             return set()
         first_reading: dict[str, date] = {}
         ambiguous = set()
@@ -123,8 +123,8 @@ class Date(GeneratedDataModule):
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         faker = Faker()
         faker.seed_instance(seed)
-        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # faker looks them up anew at each call
-        # In UTC and up to a fixed day: the same dates in every time zone, today and tomorrow.
+        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # faker looks up attributes slowly
+        # In UTC and up to a fixed day, so that the dates depend neither on the time zone nor on the current day.
         start, end = (datetime.combine(day, time(), UTC) for day in (self.first, self.last + timedelta(days=1)))
         ambiguous = self._ambiguous()
         while True:
@@ -132,48 +132,54 @@ class Date(GeneratedDataModule):
             pattern = chosen(self.patterns)
             text, spans = pattern.written(day)
             if text not in ambiguous:
-                yield Pair(text, day.isoformat(), links(spans), pattern.kind)
+                yield Pair(text, day.isoformat(), links(spans), pattern.category)
 
 
 Span = tuple[str, int, int, bool]
-"""A field's letter, where what it says begins and ends, and whether it is a number."""
+"""First letter of a field, start and end of its value in the text, and whether the value is a number."""
 
 
 class Pattern:
-    """How a locale writes a date.
+    """Format of dates in a locale.
 
     Args:
-        pattern: babel's.
-        locale: whose names of months and weekdays it takes.
-        kind: what metrics of such dates are told by.
+        pattern: the pattern, as parsed by babel.
+        locale: the locale of the names of months and weekdays.
+        category: the category of the pairs, by which metrics are reported.
     """
 
-    def __init__(self, pattern: DateTimePattern, locale: Locale, kind: str) -> None:
-        # Text, field, text, field, ..., text.
+    def __init__(self, pattern: DateTimePattern, locale: Locale, category: str) -> None:
+        # Literal text and fields alternate: text, field, text, ..., text.
         self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", pattern.format)]
         self.locale = locale
-        self.kind = kind
-        self._said: dict[tuple[str, int | date], str] = {}  # babel is asked once for each month's name
+        self.category = category
+        self._said: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow
 
     def written(self, day: date) -> tuple[str, tuple[Span, ...]]:
-        """A date as the pattern has it, and where in it year, month and day stand."""
+        """Return a date in this format, and the spans of its year, month and day."""
         text, spans = self.parts[0], []
         for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True):
             value = TELLS[field[0]](day) if field[0] in TELLS else day
             said = self._said.get((field, value))
             if said is None:
                 said = self._said[field, value] = DateTimeFormat(day, self.locale)[field]
-            if field[0] in DIGITS:  # weekdays say nothing that is asked for
+            if field[0] in DIGITS:  # a weekday is not part of the target
                 begin = len(text)
                 spans.append((field[0], begin, begin + len(said), said.isdigit()))
             text += said + after
         return text, tuple(spans)
 
 
-@cache  # few are different, and a pair's own would be larger than its texts
+@cache  # there are few distinct results, and a copy for each pair would be larger than its texts
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
-    """The alignment of a text with these fields: digit by digit from the right; a name, and what is not written of a
-    number, with all characters of the field."""
+    """Return the alignment of a text with its target, as (source index, target index).
+
+    A number is aligned digit by digit from the right. The target digits that it omits, and those of a name, are aligned
+    with all characters of the field.
+
+    Args:
+        spans: the spans of year, month and day in the text.
+    """
     found = []
     for letter, begin, end, is_number in spans:
         places = DIGITS[letter]

@@ -1,4 +1,4 @@
-"""'Zwei Männer gehen.' -> 'Two men are walking.', from files whose lines belong together."""
+"""Translation from parallel files of sentences: 'Zwei Männer gehen.' -> 'Two men are walking.'."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal
 import torch
 
 from lightning_tfm.data import (
-    BatchStream,
     Download,
+    MaxTokensSampler,
     Pair,
     PairDataModule,
-    TokenBatches,
-    located,
+    TrainingSampler,
     read_lines,
     read_table,
+    resolve_path,
 )
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import learned
+from lightning_tfm.tokenization import train_tokenizer
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
 FILES = {
@@ -32,23 +32,24 @@ FILES = {
         "test_2016_flickr.en": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
     }.items()
 }
-"""What can be downloaded: Multi30k, descriptions of photographs in German and English (Elliott et al. 2016)."""
+"""Downloadable files: Multi30k, descriptions of photographs in German and English (Elliott et al. 2016)."""
 
 
 class ParallelText(PairDataModule):
-    """Sentences and their translations, from two files, line by line, or from a TSV of two columns.
+    """Data module of sentences and their translations, from two line-aligned files or from a TSV of two columns.
 
     Args:
-        train, val: a file of sources and one of their targets, or a TSV of both; plain or .gz. Names of `FILES` are
-            downloaded, unless there are such files.
-        test: as those; without it the validation part is tested.
-        encoding: of the files, as Python calls it.
-        tokens: characters, words between spaces, or byte-level subwords; learned from the training part.
-        vocab_size: how many different tokens there are: the commonest.
-        max_source_length, max_target_length: the longest, in tokens, EOS included.
-        drop_longer: whether training pairs that are longer are left out, instead of refused.
-        batch_tokens: tokens of a batch on the longer side, padding among them; instead of batch_size.
-        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+        train, val: a file of sources and a file of targets, or a TSV of both; plain or .gz. Names in `FILES` are
+            downloaded, unless such files exist.
+        test: likewise; without it, the test set is the validation split.
+        encoding: encoding of the files, by Python's name.
+        tokenizer: characters, words between spaces, or byte-level subwords; learned from the training split.
+        vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
+        max_source_length, max_target_length: maximum length in tokens, EOS included.
+        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
+        batch_tokens: maximum number of tokens of a training batch on the longer side, padding included; replaces
+            batch_size.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class ParallelText(PairDataModule):
         val: list[str],
         test: list[str] | None = None,
         encoding: str = "utf-8",
-        tokens: Literal["character", "word", "subword"] = "subword",
+        tokenizer: Literal["character", "word", "subword"] = "subword",
         vocab_size: int = 6_000,
         max_source_length: int = 64,
         max_target_length: int = 64,
-        drop_longer: bool = False,
+        drop_too_long: bool = False,
         batch_tokens: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 128,
@@ -70,42 +71,42 @@ class ParallelText(PairDataModule):
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
         self.parts = {split: read_pairs(files, encoding, split) for split, files in parts.items()}
-        if tokens == "word":  # as it is written, with one space where there are several
+        if tokenizer == "word":  # a decoded text has single spaces, so that references need them too
             self.parts = {
                 split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
                 for split, pairs in self.parts.items()
             }
         self.parts.setdefault("test", self.parts["val"])
-        tokenizer = learned(itertools.chain.from_iterable(self.parts["train"]), tokens, vocab_size)
+        trained = train_tokenizer(itertools.chain.from_iterable(self.parts["train"]), tokenizer, vocab_size)
         longest = max(max_source_length, max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
             raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")
         self.batch_tokens = batch_tokens
         super().__init__(
-            tokenizer,
+            trained,
             max_source_length=max_source_length,
             max_target_length=max_target_length,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            drop_longer=drop_longer,
+            drop_too_long=drop_too_long,
         )
 
     def pairs(self, split: str) -> list[Pair]:
         return [Pair(source, target) for source, target in self.parts[split]]
 
     def check_processes(self, world_size: int) -> None:
-        """Checked where the batches are made, if they are of a number of tokens."""
+        """Raise UserError as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
         if self.batch_tokens is None:
             super().check_processes(world_size)
 
-    def training_batches(self, rank: int, world_size: int) -> BatchStream:
+    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
         if self.batch_tokens is None:
             return super().training_batches(rank, world_size)
         examples = self.datasets["train"]
         lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
-        batches = TokenBatches(lengths, self.batch_tokens, self.seed, rank, world_size)
+        batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, rank, world_size)
         if batches.fewest_rows < world_size:
             raise UserError(
                 f"batch_tokens must be enough for a row for each of {world_size} processes, but with "
@@ -115,20 +116,25 @@ class ParallelText(PairDataModule):
 
 
 def read_pairs(names: list[str], encoding: str, split: str) -> list[tuple[str, str]]:
-    """The lines of two files, or of a TSV, as pairs; `split` is what they are for.
+    """Return the pairs of a source and a target from two line-aligned files or from a TSV.
+
+    Args:
+        names: the two files, or the TSV.
+        encoding: their encoding, by Python's name.
+        split: the split that they are for, for error messages.
 
     Raises:
-        UserError: if the files do not belong together, or a line holds no pair.
+        UserError: if the files do not match, or a line lacks a source or a target.
     """
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
-    paths = [located(name, FILES) for name in names]
+    paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1:
         rows = read_table(paths[0], encoding)
         if len(rows[0]) != 2:
             raise UserError(
                 f"{str(paths[0])!r} must hold two columns, source and target, but has {len(rows[0])}; "
-                "let data.class_path be datamodules.Tsv, which can choose among them"
+                "set data.class_path to datamodules.Tsv, which can select columns"
             )
     else:
         sources, targets = (read_lines(path, encoding) for path in paths)

@@ -1,4 +1,4 @@
-"""'an engrossing story of survival' -> pos, from archives, folders, tables and files of labelled texts."""
+"""Classification of texts from archives, folders, tables and files: 'an engrossing story of survival' -> pos."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lightning_tfm.data import (
     LabelledDataModule,
     Pair,
     is_hidden,
-    located,
-    normalized,
+    normalize_text,
     read_lines,
     read_table,
     read_text,
+    resolve_path,
 )
-from lightning_tfm.data.batches import stable_hash
-from lightning_tfm.data.files import decoded
-from lightning_tfm.errors import UserError, say
-from lightning_tfm.tokenizer import learned
+from lightning_tfm.data.files import decode_text
+from lightning_tfm.data.hashing import stable_hash
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.tokenization import Tokenizer, train_tokenizer, train_word_tokenizer
 
 CNN_SENTENCE = "https://raw.githubusercontent.com/yoonkim/CNN_sentence/23e0e1f7355705bb083043fda05c031b15acb38c/"
 
@@ -41,42 +41,46 @@ FILES = {
         CNN_SENTENCE + "rt-polarity.pos", "2da124ec187a9d5a29c9f04e91c540e02baed5af8868f550a26bd6fd4dbf8bf0"
     ),
 }
-"""What can be downloaded: 50,000 reviews of the Internet Movie Database (Maas et al. 2011), and 10,662 sentences of
-film reviews (Pang & Lee 2005), in Latin-1."""
+"""Downloadable files: 50,000 reviews of the Internet Movie Database (Maas et al. 2011), and 10,662 sentences of film
+reviews (Pang & Lee 2005), in Latin-1."""
 
 PARTS = ("train", "val", "test")
 
 
 class Sentiment(LabelledDataModule):
-    """Texts, and whether they are for or against; of any labels, in fact.
+    """Data module of texts labelled by sentiment, or with any other labels.
 
-    Data may be
+    The data are one of
 
-    - a folder, or a .tar.gz of one, whose folders are named by their labels and hold a text in each file; the folders
-      of the labels lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but
-      holds texts without one, as in IMDB; what is left out is counted, hidden files aside,
-    - a table: in each line a label, a tab and a text,
-    - several files of a text in each line, named NAME.LABEL.
+    - a folder, or a .tar.gz, .tgz or .tar of one, with a folder for each label that holds one text per file. The label
+      folders lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but holds
+      texts without one, as in IMDB. The files that are left out are counted in the log, except hidden ones,
+    - a table: a label, a tab and a text in each line,
+    - several files named NAME.LABEL, with a text in each line.
 
-    A validation or test part that is not given is a share of the training data, drawn by the hash of each text, so
-    that equal texts share a part and the parts do not depend on the seed. The hash gives a text a number u in [0, 1).
-    It is a test text if u < test_share, a validation text if test_share <= u < test_share + val_share, and a training
-    text otherwise: each share is of all texts. A share is left out of training even where `val` or `test` names other
-    data, so that the trained model can still be tested on it; nothing is taken for a part that the archive or folder
-    brings itself.
+    A validation or test split that is not given is a fraction of the training data, drawn by the hash of each text, so
+    that equal texts are in the same split and the splits do not depend on the seed. The hash maps a text to a number u
+    in [0, 1). It is a test text if u < test_fraction, a validation text if test_fraction <= u < test_fraction +
+    val_fraction, and a training text otherwise: each fraction is one of all texts.
 
     Args:
-        train: the data to train on: one name or, of files named by label, several.
-        val, test: other data; where there are none, a share of the training data.
-        val_share, test_share: these shares of all texts; 0 where all is for training, and the other data are given.
-        encoding: of the texts, as Python calls it.
-        tokens: words in small letters and punctuation marks, or byte-level subwords.
-        vocab_size: how many there are: the commonest of the training part.
-        num_ngrams: how many ids the character n-grams of words share, which tell of words that training has not seen;
-            0 where a word is known by itself alone.
-        text_length: tokens of a text that are read.
-        cut_longer: whether of longer texts the end is read, which sums up, instead of their being refused.
+        train: the training data: one name, or several files named by label.
+        val, test: other data; without them, a fraction of the training data.
+        val_fraction, test_fraction: these fractions of all texts, in [0, 0.5); 0 keeps all texts for training, and
+            needs a split from other data.
+        encoding: encoding of the texts, by Python's name.
+        tokenizer: lower-case words and punctuation marks, or byte-level subwords.
+        vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens of the training split.
+        num_ngrams: number of ids that the character n-grams of words share, which represent words unseen in training; 0
+            for words without n-grams.
+        max_length: maximum length of a text in tokens.
+        truncate: whether to keep the last `max_length` tokens of longer texts, since reviews sum up at their end,
+            instead of raising UserError.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+
+    Note:
+        A fraction is held out of training even if `val` or `test` names other data, so that the trained model can still
+        be tested on it. No fraction is drawn for a split that the archive or folder itself contains.
     """
 
     def __init__(
@@ -84,24 +88,24 @@ class Sentiment(LabelledDataModule):
         train: list[str],
         val: list[str] | None = None,
         test: list[str] | None = None,
-        val_share: float = 0.1,
-        test_share: float = 0.1,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.1,
         encoding: str = "utf-8",
-        tokens: Literal["word", "subword"] = "word",
+        tokenizer: Literal["word", "subword"] = "word",
         vocab_size: int = 20_000,
         num_ngrams: int = 0,
-        text_length: int = 200,
-        cut_longer: bool = False,
+        max_length: int = 200,
+        truncate: bool = False,
         batch_size: int = 32,
         eval_batch_size: int = 256,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        for name, share in (("val_share", val_share), ("test_share", test_share)):
+        for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 0.5:
                 raise UserError(f"{name} must be at least 0 and below 0.5, but is {share}; try 0.1")
-        if num_ngrams and (num_ngrams < 0 or tokens == "subword"):
-            rule = "0 with subwords, which are parts of words themselves" if tokens == "subword" else "at least 0"
+        if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
+            rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
         parts = read_labelled(train, encoding, "train")
         if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
@@ -109,21 +113,23 @@ class Sentiment(LabelledDataModule):
                 "several texts must have one label, but most of those of train have their own, as "
                 f"{parts['train'][0].target[:40]!r}; the label comes first in a table, then the text"
             )
-        shares = {"test": test_share, "val": val_share}
+        shares = {"test": test_fraction, "val": val_fraction}
         drawn = {split for split in shares if shares[split] and split not in parts}
-        parts |= shared_out(parts["train"], drawn, val_share, test_share)
+        parts |= shared_out(parts["train"], drawn, val_fraction, test_fraction)
         for split, names in (("test", test), ("val", val)):
             if names:
                 if split in drawn:
-                    say(
-                        f"{len(parts[split])} texts of train are left out, as {split}_share says; set it to 0 to train "
+                    rank_zero_print(
+                        f"{len(parts[split])} texts of train are held out by {split}_fraction; set it to 0 to train "
                         "on them"
                     )
                 elif split in parts:
-                    say(f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data")
+                    rank_zero_print(
+                        f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data"
+                    )
                 parts |= read_labelled(names, encoding, split)
             if split not in parts:
-                raise UserError(f"{split}_share must be above 0 where {split} names no data, but is 0; try 0.1")
+                raise UserError(f"{split}_fraction must be above 0 where {split} names no data, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
         for split in ("val", "test"):
             for text in parts[split]:
@@ -132,46 +138,59 @@ class Sentiment(LabelledDataModule):
                         f"each label must be one of the training part ({', '.join(labels)}), but that of "
                         f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or train on more of that label"
                     )
-        tokens = {"word": "reader's word"}.get(tokens, tokens)
-        tokenizer = learned((text.source for text in parts["train"]), tokens, vocab_size, num_ngrams)
+        texts = (text.source for text in parts["train"])
+        if tokenizer == "word":
+            trained: Tokenizer = train_word_tokenizer(texts, vocab_size, num_ngrams)
+        else:
+            trained = train_tokenizer(texts, tokenizer, vocab_size)
         self.parts = parts
-        super().__init__(tokenizer, labels, text_length, cut_longer, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(trained, labels, max_length, truncate, batch_size, eval_batch_size, num_workers, seed)
 
     def pairs(self, split: str) -> list[Pair]:
         return self.parts[split]
 
 
-def shared_out(texts: list[Pair], splits: Set[str], val_share: float, test_share: float) -> dict[str, list[Pair]]:
-    """Return the texts of "train" and of the splits that take a share of them, by the rule of Sentiment.
+def shared_out(texts: list[Pair], splits: Set[str], val_fraction: float, test_fraction: float) -> dict[str, list[Pair]]:
+    """Return the texts of "train" and of the splits that are drawn from them, by the rule of Sentiment.
+
+    Args:
+        texts: all texts.
+        splits: the splits to draw, of "val" and "test".
+        val_fraction, test_fraction: fractions of all texts.
 
     Raises:
-        UserError: if a part would be empty.
+        UserError: if a split would be empty.
     """
     parts: dict[str, list[Pair]] = {"train": []} | {split: [] for split in splits}
     for text in texts:
         u = stable_hash(f"test {text.source}") / 2**64
-        split = "test" if u < test_share else "val" if u < test_share + val_share else "train"
+        split = "test" if u < test_fraction else "val" if u < test_fraction + val_fraction else "train"
         parts[split if split in splits else "train"].append(text)
     for split in sorted(splits):
         if not parts[split] or not parts["train"]:
             raise UserError(
-                f"{split}_share must leave texts on both sides, but of {len(texts)} it takes {len(parts[split])}; "
-                f"try another share, or let {split} name data and the share be 0"
+                f"{split}_fraction must leave texts on both sides, but of {len(texts)} it takes {len(parts[split])}; "
+                f"try another fraction, or set {split} to other data and the fraction to 0"
             )
     return parts
 
 
 def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
-    """Return the texts of an archive, a folder, a table or files, by part: for "train", all parts in the data.
+    """Return the labelled texts of an archive, a folder, a table or files, by split.
+
+    Args:
+        names: the data.
+        encoding: their encoding, by Python's name.
+        split: "train" for all splits that the data contain, otherwise the one split to return.
 
     Raises:
-        UserError: if they cannot be read, or hold no labels.
+        UserError: if the data cannot be read, or have no labels.
     """
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and Path(names[0]).is_dir():
         return by_part(_of_folder(Path(names[0]), encoding), names[0], split)
-    paths = [located(name, FILES) for name in names]
+    paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
         return by_part(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
@@ -180,7 +199,7 @@ def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list
             raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
         texts = _stripped(paths[0], rows)
     else:
-        labels = [normalized(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
+        labels = [normalize_text(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
         texts = []
@@ -190,7 +209,7 @@ def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list
 
 
 def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
-    """The labels and texts of a file's lines."""
+    """Return the labelled texts of the lines of a file, without surrounding spaces."""
     texts = [Pair(text.strip(), label.strip()) for label, text in rows]
     for number, text in enumerate(texts, start=1):
         if not all(text[:2]):
@@ -201,18 +220,18 @@ def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
 
 
 def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
-    """Return the texts of each part, labelled by their folders; log how many files are left out, and why.
+    """Return the texts of each part, labelled by their folders, and log how many files are left out, and why.
 
     Args:
-        files: how to read each file; None for a link, which is not followed.
-        name: of the data.
-        split: "train" for all parts of the data, otherwise the one part that is wanted.
+        files: a function that reads each file; None for a link, since links are not followed.
+        name: the name of the data, for messages.
+        split: "train" for all parts of the data, otherwise the one part to return.
 
     Raises:
-        UserError: if the folders do not name labels, or the part is missing.
+        UserError: if the folders are not named by labels, or the part is missing.
     """
     left_out: dict[str, list[PurePosixPath]] = defaultdict(list)
-    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a part
+    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a part, such as train/
     texts = {}
     for path, read in files.items():
         if read is None:
@@ -222,7 +241,7 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
         else:
             texts[path] = read
     part_of = label_folders({path.parent for path in texts}, name, split)
-    if split not in part_of.values():  # a folder that was made for training elsewhere
+    if split not in part_of.values():  # such as val data whose only part is named train/
         part_of = {folder: split if part == "train" else part for folder, part in part_of.items()}
     if split not in part_of.values():
         present = ", ".join(sorted({*part_of.values()}))
@@ -235,22 +254,22 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
         elif split not in ("train", part):
             left_out[f"they are not for {split}"].append(path)
         else:
-            parts[part].append(Pair(read().strip(), normalized(path.parent.name)))
+            parts[part].append(Pair(read().strip(), normalize_text(path.parent.name)))
     for reason, paths in left_out.items():
-        say(f"{len(paths)} files of {name!r} are left out because {reason}, such as {str(paths[0])!r}")
+        rank_zero_print(f"{len(paths)} files of {name!r} are left out because {reason}, such as {str(paths[0])!r}")
     return dict(parts)
 
 
 def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
-    """Return the folders named by labels and the part of each: PART of PART/LABEL, or `split` where there are no parts.
+    """Return the folders named by labels and the part of each: PART of PART/LABEL, or `split` if there are no parts.
 
     Args:
-        folders: those that hold files; one that also holds such folders is not named by a label.
-        name: of the data.
-        split: what the data are for.
+        folders: the folders that hold files; one that contains another of them is not named by a label.
+        name: the name of the data, for messages.
+        split: the split that the data are for.
 
     Raises:
-        UserError: if there are none, or they lie in different places.
+        UserError: if there are no such folders, or they lie in different places.
     """
     above = {outer for folder in folders for outer in folder.parents}
     labels = sorted(folders - above - {PurePosixPath()}, key=lambda folder: (folder.parent, folder))
@@ -276,8 +295,8 @@ def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[Pu
 
 
 def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
-    """Return how to read each file of a folder that is not hidden; None for a link to a folder."""
-    paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # paths ignore case on Windows
+    """Return functions that read the files of a folder, except hidden ones; None for a link not to a file."""
+    paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # Path ignores case on Windows
     files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in paths}
     return {
         inside: partial(read_text, path, encoding) if path.is_file() else None
@@ -287,9 +306,9 @@ def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], 
 
 
 def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
-    """Return how to read each file of an archive that is not hidden; None for a link.
+    """Return functions that decode the files of an archive, except hidden ones; None for a link.
 
-    Nothing is unpacked, so that no name in the archive can lead outside it.
+    Nothing is unpacked to disk, so that no name in the archive can lead outside it.
     """
     try:
         with tarfile.open(archive) as tar:
@@ -298,7 +317,7 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
                 for member in tar
                 if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }
-            tar.fileobj.seek(tar.offset)  # tarfile takes a damaged header for the end
+            tar.fileobj.seek(tar.offset)  # tarfile takes a damaged header for the end of the archive
             while rest := tar.fileobj.read(1 << 20):
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("it is damaged")
@@ -306,6 +325,6 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
         reason = str(error).partition(":")[0]
         raise UserError(f"{str(archive)!r} must be an archive of texts, but cannot be read as one: {reason}") from None
     return {
-        PurePosixPath(name): data if data is None else partial(decoded, data, f"{archive}:{name}", encoding)
+        PurePosixPath(name): data if data is None else partial(decode_text, data, f"{archive}:{name}", encoding)
         for name, data in sorted(files.items())
     }

@@ -1,4 +1,4 @@
-"""'heute kaufe ich ein kleines Auto' -> 'today i buy a small car .'."""
+"""Translation from a toy grammar: 'heute kaufe ich ein kleines Auto' -> 'today i buy a small car .'."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
-from lightning_tfm.tokenizer import SymbolTokenizer
+from lightning_tfm.tokenization import SymbolTokenizer
 
 
 class Noun(NamedTuple):
-    """A noun; what one can do with it is its kind, and a noun without a plural has none here."""
+    """German noun and its English translation.
+
+    Attributes:
+        kind: the kind of the noun, on which the verbs that take it depend.
+        gender: "m", "f" or "n".
+        german, english: the singular.
+        german_plural, english_plural: the plural; empty for a noun that is not used in the plural.
+    """
 
     kind: str
     gender: str
@@ -22,7 +29,15 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb in the present tense: forms for ich, du, er/sie, wir, ihr, sie, and the kinds of object it takes."""
+    """German verb in the present tense and its English translation.
+
+    Attributes:
+        infinitive: the German infinitive.
+        forms: the German forms for ich, du, er/sie, wir, ihr, sie.
+        english: the English verb.
+        english_third: its third person singular.
+        kinds: the kinds of noun that the verb takes as object.
+    """
 
     infinitive: str
     forms: tuple[str, ...]
@@ -129,31 +144,31 @@ ADVERBS = {
 PRONOUNS = (("ich", "i"), ("du", "you"), ("er", "he"), ("sie", "she"), ("wir", "we"), ("ihr", "you"), ("sie", "they"))
 PRONOUN_PERSON = (0, 1, 2, 2, 3, 4, 5)
 THIRD, THEY = 2, 5
-"""Persons, as indices of `Verb.forms`."""
+"""Third person singular and plural, as indices of `Verb.forms`."""
 
 DEFINITE = {"nominative": {"m": "der", "f": "die", "n": "das"}, "accusative": {"m": "den", "f": "die", "n": "das"}}
 EIN_ENDING = {"nominative": {"m": "", "f": "e", "n": ""}, "accusative": {"m": "en", "f": "e", "n": ""}}
 WEAK_ENDING = {"nominative": {"m": "e", "f": "e", "n": "e"}, "accusative": {"m": "en", "f": "e", "n": "e"}}
 MIXED_ENDING = {"nominative": {"m": "er", "f": "e", "n": "es"}, "accusative": {"m": "en", "f": "e", "n": "es"}}
-"""Endings of an adjective after `der` (weak) and after `ein` (mixed)."""
+"""Endings of an adjective after `der` (weak) and after `ein` (mixed), by case and gender."""
 
 Words = list[tuple[str, str]]
-"""Words of one language, each with the meanings it carries, as letters: words that share a meaning are aligned."""
+"""Words of one language, each with its meanings as letters; words that share a meaning are aligned."""
 
 LONGEST_GERMAN, LONGEST_ENGLISH = 10, 16
 
 
 class ToyTranslation(GeneratedDataModule):
-    """German sentences of a small grammar, to be put into English word by word and in another order.
+    """Data module of German sentences of a small grammar and their English translations, in another word order.
 
-    Articles agree with gender and case, adjectives with the article too; a modal verb sends the infinitive to the
-    end; an adverb in front turns subject and verb round; `kein` is `not a`, and `nicht` stands far from its `not`.
-    A tenth of the sentences is spelled as on a keyboard without capitals and umlauts. Every pair has its gold word
-    alignment. A fifth of all combinations of an adjective and a noun is kept for the test set.
+    Articles agree with gender and case, and adjectives also with the article; a modal verb moves the infinitive to the
+    end; an adverb in front inverts subject and verb; `kein` is `not a`, and `nicht` is far from its `not`. A tenth of
+    the sentences is spelled without capitals and umlauts, as on a keyboard that lacks them. Every pair has its gold
+    word alignment. A fifth of all combinations of an adjective and a noun occurs in the test set only.
 
     Args:
-        train_size, val_size, test_size: pairs of each split.
-        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+        train_size, val_size, test_size: number of pairs of each split.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     def __init__(
@@ -186,12 +201,12 @@ class ToyTranslation(GeneratedDataModule):
 
 
 def spelled_plainly(german: str) -> str:
-    """As typed without capitals and umlauts: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
+    """Return a text without capitals and umlauts: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
     return german.lower().translate(str.maketrans({"ä": "a", "ö": "o", "ü": "u", "ß": "ss"}))
 
 
 def original_sentences() -> list[Pair]:
-    """The three sentences of the original, in its spelling."""
+    """Return the three sentences of the original data, in their spelling."""
     aligned = ((0, 0), (1, 1), (2, 2), (3, 3))
     return [
         Pair("ich mochte ein bier", "i want a beer .", aligned, "plain"),
@@ -200,19 +215,26 @@ def original_sentences() -> list[Pair]:
     ]
 
 
-def kept_back(adjective: str, noun: Noun) -> bool:
-    """Whether the two are met together in the test set only."""
+def held_out(adjective: str, noun: Noun) -> bool:
+    """Return whether an adjective and a noun occur together in the test set only."""
     return stable_hash(f"{adjective} {noun.german}") % 5 == 0
 
 
 def _noun_phrase(
     draw: random.Random, kinds: tuple[str, ...], case: str, meanings: str, determiner: str, with_kept_back: bool
 ) -> tuple[Words, Words, bool]:
-    """A noun with its article and adjective in both languages, and whether it is plural.
+    """Draw a noun with its article and perhaps an adjective.
 
     Args:
+        draw: the source of randomness.
+        kinds: the kinds of noun to draw from.
+        case: "nominative" or "accusative".
+        meanings: the letters of the meanings of determiner, adjective and noun.
         determiner: "der", "ein", "mein" or "kein", uninflected.
-        meanings: the letters of determiner, adjective and noun.
+        with_kept_back: whether combinations that are held out for the test set may occur.
+
+    Returns:
+        The German words, the English words, and whether the noun is plural.
     """
     of_determiner, of_adjective, of_noun = meanings
     noun = draw.choice([noun for noun in NOUNS if noun.kind in kinds])
@@ -231,7 +253,7 @@ def _noun_phrase(
         german.append((article, of_determiner + "n" if determiner == "kein" else of_determiner))
 
     adjective = draw.choice(list(ADJECTIVES)) if draw.random() < 0.5 else None
-    if adjective and kept_back(adjective, noun) and not with_kept_back:
+    if adjective and held_out(adjective, noun) and not with_kept_back:
         adjective = None
     if adjective:
         german.append((adjective + ending, of_adjective))
@@ -249,7 +271,7 @@ def _noun_phrase(
 
 
 def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
-    """One sentence and its translation, with the alignment of their words."""
+    """Draw a sentence and its translation, with the alignment of their words."""
     if draw.random() < 0.6:
         number = draw.randrange(len(PRONOUNS))
         person = PRONOUN_PERSON[number]
@@ -263,7 +285,7 @@ def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
         person = THEY if plural else THIRD
 
     modal = draw.choice(MODALS) if draw.random() < 0.35 else None
-    verb = draw.choice(VERBS[1:] if modal else (*VERBS, WANT))  # one does not have to like
+    verb = draw.choice(VERBS[1:] if modal else (*VERBS, WANT))  # `mögen` is not combined with a modal verb
     negated = draw.random() < 0.25
     determiner = draw.choice(("der", "ein", "mein"))
     is_definite = determiner != "ein"
@@ -314,7 +336,7 @@ def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
 
 
 def _vocabulary() -> set[str]:
-    """Every word of every sentence, in both languages."""
+    """Return every word of every sentence, in both languages."""
     german = {"nicht", *ADVERBS, *(pronoun for pronoun, _ in PRONOUNS)}
     german.update(article for by_gender in DEFINITE.values() for article in by_gender.values())
     german.update(stem + ending for stem in ("ein", "mein", "kein") for ending in ("", "e", "en"))

@@ -1,33 +1,33 @@
-"""'cat' -> 'K AE T', 'run V;PST' -> 'ran': a user's own task, from a table whose columns tabs set apart."""
+"""User-defined transduction from a table of tab-separated columns: 'cat' -> 'K AE T', 'run V;PST' -> 'ran'."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_tfm.data import Pair, PairDataModule, located, read_table
+from lightning_tfm.data import Pair, PairDataModule, read_table, resolve_path
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import UNKNOWN, SymbolTokenizer, commonest
+from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
 class Tsv(PairDataModule):
-    """Sources and targets of few different symbols: spelling and sound, a word and its inflected form.
+    """Data module of sources and targets of few different symbols, such as spelling and sound, or word and inflection.
 
-    A symbol is a character, or what stands between separators. Those that training has not seen are taken for one
-    and the same unknown symbol.
+    A symbol is a character, or the text between two separators. All symbols that are not in the vocabulary are mapped
+    to one unknown symbol.
 
     Args:
         train, val: tables; plain or .gz.
-        test: another; without it, the validation part is tested.
-        source, target: the columns, counted from 1.
-        features: a column of features of the source, as an inflection's; they are symbols in brackets. Where the
-            model is asked, they come after the source and a tab.
-        source_separator, target_separator: what stands between two symbols; none between characters.
-        feature_separator: what stands between two features.
-        encoding: of the files, as Python calls it.
-        vocab_size: how many different symbols there are at most: the commonest.
-        max_source_length, max_target_length: the longest, in symbols, EOS included.
-        drop_longer: whether training pairs that are longer are left out, instead of refused.
-        batch_size, eval_batch_size, num_workers, seed: see PairDataModule.
+        test: likewise; without it, the test set is the validation split.
+        source, target: numbers of the columns, from 1.
+        features: number of a column of features of the source, such as an inflection; they become symbols in brackets.
+            In the input of a trained model, they follow the source and a tab.
+        source_separator, target_separator: separator of symbols; empty if symbols are characters.
+        feature_separator: separator of features.
+        encoding: encoding of the files, by Python's name.
+        vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
+        max_source_length, max_target_length: maximum length in symbols, EOS included.
+        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Tsv(PairDataModule):
         vocab_size: int = 1_000,
         max_source_length: int = 64,
         max_target_length: int = 64,
-        drop_longer: bool = False,
+        drop_too_long: bool = False,
         batch_size: int = 64,
         eval_batch_size: int = 256,
         num_workers: int = 0,
@@ -53,12 +53,12 @@ class Tsv(PairDataModule):
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
-        tables = {split: read_columns(located(name, {}), encoding, columns) for split, name in parts.items()}
+        tables = {split: read_columns(resolve_path(name, {}), encoding, columns) for split, name in parts.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
         self.parts = {
             split: [
-                # As it is written, with one space where there are several.
+                # A decoded target has single separators, so that references need them too.
                 Pair("\t".join([row[0], *row[2:]]), target_separator.join(splitter.split_target(row[1])))
                 for row in rows
             ]
@@ -71,14 +71,14 @@ class Tsv(PairDataModule):
             for symbol in splitter.split(pair.source) + splitter.split_target(pair.target)
         ]
         super().__init__(
-            SymbolTokenizer([UNKNOWN, *commonest(symbols, vocab_size)], *separators),
+            SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], *separators),
             max_source_length=max_source_length,
             max_target_length=max_target_length,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            drop_longer=drop_longer,
+            drop_too_long=drop_too_long,
         )
 
     def pairs(self, split: str) -> list[Pair]:
@@ -86,10 +86,15 @@ class Tsv(PairDataModule):
 
 
 def read_columns(path: Path, encoding: str, columns: dict[str, int]) -> list[list[str]]:
-    """Of each line of a table, the fields of these columns, counted from 1.
+    """Return the fields of some columns for each line of a table.
+
+    Args:
+        path: the table.
+        encoding: its encoding, by Python's name.
+        columns: the number of each column, from 1, by its name for error messages.
 
     Raises:
-        UserError: if there is no such column, or a field is empty.
+        UserError: as `read_table`, and if a column does not exist or a field is empty.
     """
     rows = read_table(path, encoding)
     for name, column in columns.items():

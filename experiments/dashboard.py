@@ -21,7 +21,12 @@ STEP, SAMPLES = "trainer/global_step", "samples"
 
 
 def workspace(entity: str, project: str) -> ws.Workspace:
-    """Is it learning, where does it look, what does it get wrong: a section each."""
+    """Return a workspace with a section each for learning curves, attention and errors.
+
+    Args:
+        entity: user or team in W&B.
+        project: the project in W&B.
+    """
     learning = [
         wr.LinePlot(title="exact match", x=SAMPLES, y=["val/exact_match"], range_y=(0, 1)),
         wr.LinePlot(title="loss", x=STEP, y=["train/loss", "val/loss"], log_y=True),
@@ -34,7 +39,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         for score in ("accuracy", "error_rate", "entropy")
     ]
     looking.append(wr.MediaBrowser(media_keys=["test/attention"]))
-    wrong = [wr.WeavePanelSummaryTable(table_name="val/samples"), wr.BarPlot(metrics=["test/exact_match"])]
+    wrong = [wr.WeavePanelSummaryTable(table_name="val/predictions"), wr.BarPlot(metrics=["test/exact_match"])]
     return ws.Workspace(
         entity=entity,
         project=project,
@@ -48,7 +53,12 @@ def workspace(entity: str, project: str) -> ws.Workspace:
 
 
 def report(entity: str, project: str) -> wr.Report:
-    """The nine experiments, task by task: each model's curve and its result."""
+    """Return a report on the nine experiments, by task, with the curve and the result of each model.
+
+    Args:
+        entity: user or team in W&B.
+        project: the project in W&B.
+    """
     told = "The runs of the nine experiments, three models for each of three tasks."
     blocks = [wr.P(told), wr.TableOfContents()]
     for task in TASKS:
@@ -66,7 +76,7 @@ def report(entity: str, project: str) -> wr.Report:
 
 
 def main() -> None:
-    """Saves both."""
+    """Save the workspace and the report in W&B."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entity", required=True, help="user or team in W&B")
     parser.add_argument("--project", default="lightning_tfm")
@@ -75,7 +85,7 @@ def main() -> None:
         for made in (workspace(options.entity, options.project), report(options.entity, options.project)):
             made.save()
             print(made.url)
-    except (UsageError, CommError) as error:  # nobody is logged in, or the server does not answer
+    except (UsageError, CommError) as error:  # not logged in, or the server does not answer
         parser.error(f"W&B cannot save it: {error}")
 
 

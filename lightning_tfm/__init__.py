@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_tfm.checkpoint import load
+    from lightning_tfm.data import GeneratedDataModule, LabelledDataModule, Pair, PairDataModule, TextDataModule
+    from lightning_tfm.decoding import DecodingOptions
+    from lightning_tfm.errors import UserError
+    from lightning_tfm.loading import load
+    from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
+    from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+    from lightning_tfm.optimizers import AdamW, LRSchedule, Muon
 
-__all__ = ["load"]
+__all__ = [
+    "GPT",
+    "AdamW",
+    "AttentionLSTM",
+    "Classifier",
+    "DecodingOptions",
+    "EncoderClassifier",
+    "GeneratedDataModule",
+    "LRSchedule",
+    "LabelledDataModule",
+    "LanguageModel",
+    "Muon",
+    "Pair",
+    "PairDataModule",
+    "Seq2SeqModule",
+    "TextDataModule",
+    "Transformer",
+    "UserError",
+    "load",
+]
+
+_SOURCES = ("data", "decoding", "errors", "loading", "modules", "networks", "optimizers")
 
 
 def __getattr__(name: str) -> Any:
-    """`lightning_tfm.load`, imported when it is asked for: torch takes seconds, which a help text should not."""
-    if name != "load":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lightning_tfm.checkpoint import load
-
-    return load
+    """Import an exported name when it is first used: torch takes seconds to import, which a help text should not."""
+    if name in __all__:
+        for source in _SOURCES:
+            module = import_module(f"{__name__}.{source}")
+            if name in vars(module):
+                return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

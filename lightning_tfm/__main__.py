@@ -1,4 +1,4 @@
-"""What a user types: `lightning-tfm COMMAND ...`, or `python -m lightning_tfm COMMAND ...`."""
+"""Entry point of the command line: `lightning-tfm COMMAND ...` or `python -m lightning_tfm COMMAND ...`."""
 
 from __future__ import annotations
 
@@ -8,64 +8,74 @@ import sys
 from argparse import ArgumentError
 from io import TextIOWrapper
 
-from lightning_tfm.errors import Interrupted, UserError, explain, shell_quote
-from lightning_tfm.memory import uncollected
+from lightning_tfm.errors import Interrupted, UserError, format_error, shell_quote
+from lightning_tfm.memory import gc_disabled
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
 
 commands:
-  fit        train the model of a YAML on its data, then test the best checkpoint
-  validate   score a checkpoint on the validation data of a YAML
-  test       score a checkpoint on the test data of a YAML
-  generate   answer your own input with a checkpoint
-  average    one checkpoint with the mean weights of several
+  list       list the experiments, with what they reach
+  fit        train the model of an experiment on its data, then test the best checkpoint
+  validate   evaluate a checkpoint on the validation data of an experiment
+  test       evaluate a checkpoint on the test data of an experiment
+  generate   write the outputs of a trained model for your own input
+  runs       list the runs below a folder
+  report     show runs on one page: settings, curves, errors, attention
+  average    average the weights of several checkpoints
   export     write a trained network for other programs: safetensors, torch_export, onnx
-  report     show runs on a page of their own: settings, curves, errors, attention
-  reproduce  run experiments over seeds, and compare them with what their YAMLs claim
+  reproduce  run experiments over seeds, and compare the results with their claims
 
-  lightning-tfm fit --config experiments/date_attention_lstm.yaml
+  lightning-tfm fit --config date_attention_lstm
   lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
-`lightning-tfm COMMAND --help` lists a command's settings.
+`lightning-tfm COMMAND --help` lists the settings of a command.
 """
 
-COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report", "reproduce")
+COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report", "reproduce", "runs", "list")
 
 
 def main() -> None:
-    """Runs a command. Ends the process with status 2, and one line, at a user's mistake."""
+    """Run a command; after a user error, print one line and exit with status 2."""
     arguments = sys.argv[1:]
     command = arguments[0] if arguments else "--help"
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what a terminal has no character for must not end a command
+        if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")
-    # The commands are imported here: torch and Lightning take seconds, which a help text should not.
+    # The commands are imported here: torch and Lightning take seconds, which a help text should not wait for.
     try:
         if command in ("--help", "-h"):
             print(USAGE, end="")
         elif command == "generate":
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.commands.generate import generate
             sys.exit(generate(arguments[1:]))
         elif command == "average":
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.commands.average import average
             sys.exit(average(arguments[1:]))
         elif command == "export":
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.commands.export import export
             sys.exit(export(arguments[1:]))
         elif command == "report":
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.commands.report import report
             sys.exit(report(arguments[1:]))
+        elif command == "runs":
+            with gc_disabled():
+                from lightning_tfm.commands.runs import runs
+            sys.exit(runs(arguments[1:]))
+        elif command == "list":
+            with gc_disabled():
+                from lightning_tfm.commands.list import list_
+            sys.exit(list_(arguments[1:]))
         elif command == "reproduce":
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.commands.reproduce import reproduce
             sys.exit(reproduce(arguments[1:]))
         elif command in ("fit", "validate", "test"):
-            with uncollected():
+            with gc_disabled():
                 from lightning_tfm.cli import run
             run()
         else:
@@ -73,10 +83,10 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         if not _speaks():
             sys.exit(0)
-        print(f"lightning-tfm: error: {explain(error)}", file=sys.stderr)
+        print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the answers has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the last flush fails again
         sys.exit(141)
     except Interrupted as interrupted:
         sys.exit(_told(interrupted))
@@ -90,12 +100,15 @@ def main() -> None:
 
 
 def _speaks() -> bool:
-    """Whether this process speaks for all that train together: a launcher kills them where one of the others fails."""
+    """Return whether this process prints the errors of a run and returns its exit status.
+
+    Other processes exit with status 0: if one of them failed, the launcher would kill this one before it has printed.
+    """
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _told(interrupted: Interrupted) -> int:
-    """Says how to go on after a signal; returns the exit status."""
+    """Print how to resume after a signal, and return the exit status."""
     if not _speaks():
         return 0
     command = sys.argv[1:]
@@ -103,7 +116,7 @@ def _told(interrupted: Interrupted) -> int:
         command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
-        f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; go on with:\n"
+        f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; resume with:\n"
         f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )
@@ -115,7 +128,7 @@ def _without_option(arguments: list[str], option: str) -> list[str]:
     kept, rest = [], iter(arguments)
     for argument in rest:
         if argument == option:
-            next(rest, None)  # its value
+            next(rest, None)  # the value of the option
         elif not argument.startswith(f"{option}="):
             kept.append(argument)
     return kept

@@ -1,4 +1,4 @@
-"""Attention against a gold alignment: where a model looks, and where it should."""
+"""Evaluation of attention weights against a gold alignment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, Pair
-from lightning_tfm.tokenizer import EOS, PAD
+from lightning_tfm.tokenization import EOS, PAD
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
-    """(B, T, S), True where the alignment of a pair links a target symbol with a source symbol."""
+    """Return a mask (B, T, S), True where the alignment of a pair links a target symbol to a source symbol.
+
+    Args:
+        pairs: the pairs of the batch, in order of its rows.
+        batch: the batch.
+    """
     gold = torch.zeros(*batch.target_out.shape, batch.source.size(1), dtype=torch.bool)
     links = [(row, j, i) for row, pair in enumerate(pairs) for i, j in pair.alignment or ()]
     if links:
@@ -22,17 +27,21 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
 
 
 class AlignmentScore(Metric):
-    """How well each head of one layer points at the source symbols that gold links with a target symbol.
+    """Agreement of each attention head of a layer with a gold alignment.
 
-    A head links a target symbol with the source symbol that it gives most weight; the source's EOS is no symbol, and
-    a head that looks there links with nothing.
+    A head links each target symbol to the source symbol with the largest weight. If this is EOS, which is not a symbol,
+    the target symbol has no link.
 
-    - `accuracy`: the share of target symbols with a gold link that are linked with one of their own.
-    - `error_rate`: 1 - (|A n S| + |A n P|) / (|A| + |S|), the alignment error rate (Och & Ney 2003), for links A,
-      gold links P and, among those, S, which are sure. A gold link is sure where it is the only one of its target
-      symbol; of several, a head need find one: any letter of May says 05. A symbol without any, as the hyphens of a
-      date, should be linked with nothing.
-    - `entropy`: of the weights over the source, in nats, the mean over target symbols; 0 looks at one place.
+    - `accuracy`: the fraction of the target symbols with gold links that are linked to one of their gold symbols.
+    - `error_rate`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
+      links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. Of several, a head
+      needs to find only one: any letter of May gives 05. Target symbols without gold links, like the hyphens of a date,
+      should have no link.
+    - `entropy`: the entropy of the weights over the source, in nats, averaged over target symbols; 0 if each target
+      symbol attends to one position only.
+
+    Args:
+        num_heads: number of heads H.
     """
 
     full_state_update = False
@@ -46,12 +55,12 @@ class AlignmentScore(Metric):
         self.add_state("entropies", torch.zeros(num_heads), dist_reduce_fx="sum")
 
     def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
-        """Counts a batch.
+        """Add a batch.
 
         Args:
-            weights: (B, H, T, S), each row's sum 1.
+            weights: (B, H, T, S), with sum 1 over S.
             gold: (B, T, S), see `gold_links`.
-            batch: what was attended to.
+            batch: the batch.
         """
         heads = weights.size(1)
         is_source = (batch.source != PAD) & (batch.source != EOS)  # (B, S)
@@ -70,7 +79,7 @@ class AlignmentScore(Metric):
         self.symbols += is_target.sum()
 
     def compute(self) -> dict[str, Tensor]:
-        """Of each head (H)."""
+        """Return the scores by name, each with one value per head (H)."""
         return {
             "accuracy": self.right / self.linked.clamp(min=1),
             "error_rate": 1 - (self.surely_right + self.right) / (self.found + self.sure).clamp(min=1),

@@ -1,13 +1,10 @@
-"""From a YAML to a run: the settings a user can make, and the links between data and model."""
+"""The command line of fit, validate and test: parses settings, and links the model to the data."""
 
 from __future__ import annotations
 
-import csv
 import gc
 import logging
 import os
-import shlex
-import shutil
 import signal
 import sys
 import warnings
@@ -16,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from filelock import FileLock, Timeout
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
@@ -25,53 +21,57 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from lightning_tfm import modules
-from lightning_tfm.callbacks import Attention, Checkpoints, Predictions, ProgressBar, Provenance, Summary, Telemetry
-from lightning_tfm.callbacks.checkpoints import SAVED
-from lightning_tfm.callbacks.predictions import is_of_a_kind
+from lightning_tfm.callbacks import (
+    AttentionLogger,
+    Checkpoints,
+    Predictions,
+    ProgressBar,
+    Provenance,
+    Summary,
+    Telemetry,
+)
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.callbacks.summary import signatures
-from lightning_tfm.checkpoint import WholeCheckpointIO, check_fits, newest, read
+from lightning_tfm.catalog import find_experiment
+from lightning_tfm.checkpoint import check_fits, read
 from lightning_tfm.configuration import read_yaml
+from lightning_tfm.console import print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, concrete, explain, interrupt, say, shell_quote
+from lightning_tfm.errors import UserError, concrete, format_error, interrupt
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.task import check_strategy
-from lightning_tfm.trust import ALLOW_HELP, allowed_packages, check_classes, import_policy, search_current_folder
+from lightning_tfm.resuming import lock_run, reopen_metrics, resumable_checkpoint
+from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, package_names, search_current_folder
 
-LONG = 100
-"""Characters of a source that are shown then."""
-
-ANSWERS = 3
-"""Right ones, and wrong ones, that the end of a run shows."""
+CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
+"""The default loggers."""
 
 
 class ConfigFile(ActionConfigFile):
-    """The `--config` option: a YAML file, whose mistakes are reported by file and line."""
+    """The `--config` option: reports mistakes in a YAML file by file and line."""
 
     def __call__(self, parser: LightningArgumentParser, cfg: Namespace, values: str, option_string: str | None = None):
+        if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
+            values = str(find_experiment(values))
         if os.path.isfile(values):  # a pipe could not be read twice
             read_yaml(Path(values), "--config")
         super().__call__(parser, cfg, values, option_string)
-        for name in ("trainer", "checkpoint"):  # which the parser does not check, as it does classes
+        for name in ("trainer", "checkpoint"):  # the parser checks classes only
             if not isinstance(cfg[name], Namespace):
                 raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
 
 
 class TfmCLI(LightningCLI):
-    """Lightning's command line, where any model of a YAML fits any data of it."""
+    """LightningCLI that takes the vocabulary and the lengths of the model from the data."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Without `predict`, for `lightning-tfm generate` answers input; and with no choice how to read checkpoints."""
+        """Return the subcommands; `lightning-tfm generate` replaces `predict`, and checkpoints are read as data."""
         commands = LightningCLI.subcommands()
         return {name: commands[name] | {"weights_only"} for name in ("fit", "validate", "test")}
 
@@ -84,19 +84,18 @@ class TfmCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=int, default=self.seed_everything_default, help="from 0 on")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        # What the model must know of the data, it gets from the data. The links are applied once the data module
-        # is constructed, which makes its vocabulary but no data yet.
-        for name in ("vocab_size", "num_classes", "text_length"):
+        # The parser must not ask for these: they are taken from the data module once it is constructed.
+        for name in ("vocab_size", "num_classes"):
             parser.link_arguments(f"data.{name}", f"model.init_args.network.init_args.{name}", apply_on="instantiate")
         for name in ("tokenizer", "max_target_length", "labels"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_argument(
-            "--allow",
+            "--trust-package",
             default="",
             metavar="NAME[,NAME]",
-            help=ALLOW_HELP,
+            help=TRUST_HELP,
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
@@ -104,11 +103,13 @@ class TfmCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except (ArgumentError, TypeError, ValueError) as error:
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
-            raise UserError(explain(error, accepted)) from None
+            raise UserError(format_error(error, accepted)) from None
         config = self.config[self.config.subcommand]
-        if config.allow and not _allowed():
-            raise UserError("--allow must stand on the command line, but stands in a YAML, which cannot trust itself")
-        check_classes(config.as_dict(), _allowed())
+        if config.trust_package and not _trust_packages():
+            raise UserError(
+                "--trust-package must stand on the command line, but stands in a YAML, which cannot trust itself"
+            )
+        check_classes(config.as_dict(), _trust_packages())
         if not 0 <= config.seed_everything < 2**32:
             raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
         if config.trainer.overfit_batches:
@@ -127,17 +128,17 @@ class TfmCLI(LightningCLI):
                 )
 
     def _parse_ckpt_path(self) -> None:
-        """The YAML says what the model is; a checkpoint that differs is refused, see after_instantiate_classes."""
+        """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """`--ckpt_path last` is the newest whole checkpoint of the experiment; to fit is to go on in its folder."""
-        self.asked = self.config
+        """Resolve `--ckpt_path last` to the newest undamaged checkpoint of the experiment, whose run `fit` resumes."""
+        self.original_config = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
-        _check_pair(config.model.class_path, config.data.class_path)
-        if self.config.subcommand == "fit" and config.trainer.logger is not False:
+        check_pair(config.model.class_path, config.data.class_path)
+        if config.trainer.logger is not False:
             names = [Path(str(path)).stem for path in config.config or []]
-            config.trainer.logger = _with_csv(config.trainer.logger, names[-1] if names else "unnamed")
+            config.trainer.logger = _with_csv(config.trainer.logger, names[0] if names else "unnamed")
         if config.ckpt_path != "last":
             return
         loggers = _as_list(config.trainer.logger)
@@ -147,62 +148,57 @@ class TfmCLI(LightningCLI):
                 "where the experiment's runs lie, but there is none; name a checkpoint instead"
             )
         logger = loggers[0].init_args
-        folder = Path(logger.save_dir) / str(logger.name)
-        path, damaged = newest(path for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name))
-        for other in damaged:
-            say(f"{other} is damaged, its checksum is wrong; it is left out")
-        if path is None:
-            if damaged or self.config.subcommand != "fit":
-                raise UserError(f"--ckpt_path last needs a whole checkpoint below {str(folder)!r}, but there is none")
-            say(f"no checkpoint below {folder} yet; the run begins anew")
-            config.ckpt_path = None
-            return
-        say(f"goes on from {path}")
-        config.ckpt_path = str(path)
-        if self.config.subcommand == "fit":
+        path = resumable_checkpoint(Path(logger.save_dir) / str(logger.name), required=self.config.subcommand != "fit")
+        config.ckpt_path = None if path is None else str(path)
+        if path is not None and self.config.subcommand == "fit":
             logger.version = path.parents[1].name
             for other in loggers:
-                if other.class_path == "lightning_tfm.loggers.WandbLogger" and (id := wandb_run(path.parents[1])):
+                if other.class_path == WANDB and (id := wandb_run(path.parents[1])):
                     other.init_args.id = id
 
     def instantiate_classes(self) -> None:
+        """Construct the data first: settings of the network that are null are taken from it."""
+        config = self.config[self.config.subcommand]
         try:
+            config.data = _class(config.data.class_path)(**config.data.init_args.as_dict())
+            network = config.model.init_args.network
+            for name, value in _class(network.class_path).data_settings(config.data).items():
+                if network.init_args.get(name) is None:
+                    network.init_args[name] = value
             super().instantiate_classes()
         except (ArgumentError, MisconfigurationException, TypeError, ValueError) as error:
-            raise UserError(explain(error)) from error
+            raise UserError(format_error(error)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A run shorter than its interval of validation is validated at its end, so that it has a best checkpoint."""
+        """Validate a run that is shorter than its validation interval at its end, so that it has a best checkpoint."""
         config = self._get(self.config_init, "trainer")
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
         callbacks = _as_list(config.callbacks)
-        if config.enable_progress_bar is None:  # here, for config.yaml is for other terminals, too
+        if config.enable_progress_bar is None:  # not in config.yaml, which is for other terminals too
             kwargs["enable_progress_bar"] = sys.stdout.isatty()
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
         if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
-        kwargs["plugins"] = [*_as_list(config.plugins), WholeCheckpointIO()]
-        goes_on, self.config = self.config, self.asked  # config.yaml holds what was asked for
+        resuming, self.config = self.config, self.original_config  # saved as config.yaml
         try:
             return super().instantiate_trainer(**kwargs)
         finally:
-            self.config = goes_on
+            self.config = resuming
 
     def after_instantiate_classes(self) -> None:
         check_strategy(self.trainer.strategy)
-        self.model.network.check_lengths(self.datamodule.max_source_length, self.datamodule.max_target_length)
-        self.datamodule.check_processes(self.trainer.world_size)
+        self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
-            self.model.optimization.check_steps(self.trainer.max_steps)
+            self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
             shapes = {name: weight.shape for name, weight in self.model.state_dict().items()}
             averages = any(isinstance(callback, AnyAveraging) for callback in self.trainer.callbacks)
-            goes_on = self.subcommand == "fit"
+            resuming = self.subcommand == "fit"
             settings = self.model.step_settings(self.trainer)
-            check_fits(path, self.model.hparams_initial, shapes, goes_on, averages, settings)
+            check_fits(path, self.model.hparams_initial, shapes, resuming, averages, settings)
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
@@ -210,150 +206,69 @@ class TfmCLI(LightningCLI):
         return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
 
     def before_fit(self) -> None:
-        """A run has its folder for itself, and keeps what was logged there when it goes on."""
+        """Lock the folder of the run, and keep the metrics of the steps before the checkpoint."""
         logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
-        # Now: where the data or the weights cannot be used, no folder is left behind.
+        # First, so that unusable data or weights leave no folder behind.
         self.datamodule.setup("fit")
         self.datamodule.training_batches(0, self.trainer.world_size)
         if path is None:
-            self.model.begin()
+            self.model.load_pretrained()
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
             return
-        folder = Path(logger.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lock = lock_run(folder)  # held until the command ends
-        metrics, kept = folder / "metrics.csv", folder / "metrics.csv.before"
-        if path is not None and metrics.exists() and not kept.exists():  # a start that was killed just here has left it
-            metrics.replace(kept)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            _ = logger.experiment  # begins its file anew, and would warn that the folder is not empty
-        if not kept.exists():
-            return
-        steps = read(path)["global_step"]
-        *lines, _ = kept.read_text(encoding="utf-8").split("\n")  # a killed process may have written a part of a line
-        for row in csv.DictReader(lines):
-            step = int(row.pop("step"))
-            if step < steps:
-                logger.log_metrics({name: value for name, value in row.items() if value}, step)
-        logger.save()
-        kept.unlink()
+        self.lock = lock_run(Path(logger.log_dir))  # held until the command ends
+        reopen_metrics(logger, None if path is None else read(path)["global_step"])
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
             for name, signature in signatures(self.model).items():
                 print(f"{name}: {signature}")
-            _tell_upload(self.trainer)
+            print_upload_command(self.trainer)
 
     after_test = after_validate
 
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
             return
-        # A user's own callback may keep others beside them.
+        # A callback of the user may keep others.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
-        path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation none is the best
+        path = checkpoints.best_model_path or checkpoints.last_model_path  # there is no best one without validation
         self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)
-            _tell(self.trainer, relative(path), ",".join(_allowed()))
-
-
-def lock_run(folder: Path) -> FileLock:
-    """Return a lock on the folder of a run, which is freed with this object or process, even by SIGKILL.
-
-    Note:
-        A file system without locks leaves the folder unlocked.
-
-    Raises:
-        UserError: if another process holds the lock.
-    """
-    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"the run {str(folder)!r} is locked by another process; stop that process first") from None
-    except PermissionError:
-        raise  # the folder belongs to another user
-    except OSError:
-        pass  # the file system has no locks
-    return lock
-
-
-def _tell(trainer: Trainer, checkpoint: str, allow: str) -> None:
-    """Print the test metrics, some of the answers, and the commands that use the run."""
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
-    for name, value in trainer.callback_metrics.items():
-        if name.startswith("test/") and not is_of_a_kind(name):  # which are in the report
-            table.add_row(name.removeprefix("test/"), f"{value:.4f}")
-    console.print(table)
-    lines = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    lines = [line for name, _, line in lines if name == "test"]
-    wrong = sorted((line for line in lines if not line["right"]), key=lambda line: -line["nll"])
-    for line in [line for line in lines if line["right"]][:ANSWERS]:
-        console.print(Text.assemble("right  ", _short(line["source"]), " → ", (line["answer"], "green")))
-    for line in wrong[:ANSWERS]:
-        answer = (line["answer"], "red")
-        console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
-    folder = relative(Path(checkpoint).parents[1])
-    sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # which would be an option
-    asked = next((shell_quote(_short(source)) for source in sources), "TEXT")
-    print(f"\nThe run lies in {folder}. Ask it, look at it:\n")
-    allowing = f" --allow {shlex.quote(allow)}" if allow else ""
-    print(f"  {_typed('lightning-tfm')} generate {shlex.quote(checkpoint)} {asked}{allowing}")
-    if Path(folder, "config.yaml").is_file():
-        print(f"  {_typed('lightning-tfm')} report {shlex.quote(folder)}{allowing}")
-    _tell_upload(trainer)
-
-
-def _tell_upload(trainer: Trainer) -> None:
-    """How a run that W&B has offline is uploaded."""
-    for logger in wandb_loggers(trainer):
-        if pattern := logger.offline_pattern:
-            print(f"  {_typed('wandb')} sync {pattern}")
-
-
-def _short(text: str) -> str:
-    """The beginning of a long text."""
-    return text if len(text) <= LONG else text[:LONG].rpartition(" ")[0] or text[:LONG]
-
-
-def _typed(command: str) -> str:
-    """What one types for a command of this environment, activated or not."""
-    return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))
+            print_results(self.trainer, relative(path), ",".join(_trust_packages()))
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves config.yaml in the folder of a training run, and never in the folder that a user works in."""
+    """Saves config.yaml into the folder of a training run, never into the current folder."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.loggers:
-            self.overwrite = True  # where a run goes on
+            self.overwrite = True  # when a run is resumed
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Shows the loggers all settings, as they are nested in the file."""
+        """Log all settings as hyper-parameters, nested as in the file."""
         settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for logger in trainer.loggers:
             logger.log_hyperparams(settings)
 
 
 def run() -> None:
-    """Runs fit, validate or test as the command line says."""
+    """Run fit, validate or test with the settings of the command line."""
     keep_freed_memory()
-    gc.freeze()  # what is imported stays: no garbage is looked for in it again
+    gc.freeze()  # imported objects stay: keep them out of garbage collection
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, interrupt)  # during training, Checkpoints waits for a better place
-    allowed = _allowed()
-    if allowed:
+        signal.signal(signum, interrupt)  # while training, Checkpoints saves first
+    trust_packages = _trust_packages()
+    if trust_packages:
         search_current_folder()
-    set_parsing_settings(**import_policy(allowed), instantiate_subclass_spec_in_any=False)
+    set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # an error is one line, with no chatter before it
-    # Lightning 2.6 calls what torch 2.13 has deprecated, which no user can mend
+        logging.getLogger(name).setLevel(logging.WARNING)  # so that an error is a single line
+    # Lightning 2.6 calls a function that torch 2.13 has deprecated
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Batches are taken from data in memory, which no workers make faster; and runs may be short.
+    # Data lie in memory, where workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
     strict = {"exit_on_error": False, "allow_abbrev": False}
@@ -363,54 +278,74 @@ def run() -> None:
         save_config_callback=SaveConfig,
         subclass_mode_model=True,
         subclass_mode_data=True,
-        auto_configure_optimizers=False,  # the modules do, by the step
-        load_from_checkpoint_support=False,  # the modules save plain values, see lightning_tfm.checkpoint
+        auto_configure_optimizers=False,  # the modules do
+        load_from_checkpoint_support=False,  # see lightning_tfm.loading
         seed_everything_default=0,
         trainer_defaults={
-            "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), Attention()],
-            "enable_model_summary": False,  # Summary says in a line what there is to know
+            "devices": 1,
+            "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
+            "logger": [
+                {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
+                {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
+            ],
+            "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), AttentionLogger()],
+            "enable_model_summary": False,  # Summary prints a line instead
             "enable_progress_bar": None,
-            "use_distributed_sampler": False,  # the data modules share batches out, see TrainingBatches
+            "use_distributed_sampler": False,  # the samplers of the data modules do
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
     )
 
 
-def _allowed() -> list[str]:
-    """What `--allow` names on the command line. It must be known before a configuration is read."""
+def _trust_packages() -> list[str]:
+    """Return the packages behind `--trust-package`, which must be known before a configuration is parsed."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--allow", type=allowed_packages, default=[])
+    parser.add_argument("--trust-package", type=package_names, default=[])
     options, _ = parser.parse_known_args(sys.argv[1:])
-    return options.allow
+    return options.trust_package
 
 
-def _check_pair(model: str, data: str) -> None:
-    """Raises UserError, with the models that fit, if a model cannot learn from data."""
-    paths = (path.rpartition(".") for path in (model, data))
-    model_class, data_class = (getattr(sys.modules[module], name) for module, _, name in paths)  # imported to be parsed
-    if issubclass(data_class, model_class.fits):
+def _class(path: str) -> Any:
+    """Return a class that the parser has imported."""
+    module, _, name = path.rpartition(".")
+    return getattr(sys.modules[module], name)
+
+
+def check_pair(model: str, data: str) -> None:
+    """Raise UserError, and name the modules that fit, if a module cannot be trained on the data."""
+    model_class, data_class = _class(model), _class(data)
+    if issubclass(data_class, model_class.datamodule_class):
         return
     fitting = []
     for name in modules.__all__:
         other = getattr(modules, name)
-        if issubclass(data_class, getattr(other, "fits", ())):
+        if issubclass(data_class, getattr(other, "datamodule_class", ())):
             networks = concrete(get_type_hints(other.__init__)["network"])
             fitting.append(f"lightning_tfm.modules.{name}, whose network is {' or '.join(networks)}")
     raise UserError(
         f"model.class_path must be a module that learns from {data_class.holds}, which {data_class.__name__} holds, "
-        f"but {model_class.__name__} learns from {model_class.fits.holds}; try {'; or '.join(fitting)}"
+        f"but {model_class.__name__} learns from {model_class.datamodule_class.holds}; try {'; or '.join(fitting)}"
     )
 
 
 def _with_csv(logger: Any, name: str) -> list[Namespace]:
-    """The loggers, the first of which writes a run's folder, `runs/NAME` where none is named."""
+    """Return the loggers, a CSVLogger first, which creates the folder of the run.
+
+    Args:
+        logger: the setting `trainer.logger`.
+        name: the name of the experiment, whose runs are saved in `runs/NAME` unless a logger has a name.
+    """
     loggers = [] if logger is True else _as_list(logger)
-    writes_csv = [other.class_path.rpartition(".")[2] == "CSVLogger" for other in loggers]
-    if any(writes_csv):
-        first = loggers.pop(writes_csv.index(True))
+    places = [place for place, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
+    if places:
+        first = loggers.pop(places[0])
     else:
-        settings = Namespace(save_dir="runs", name=name, version=None, prefix="", flush_logs_every_n_steps=100)
-        first = Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=settings)
+        settings = Namespace(save_dir="runs", name=None, version=None, prefix="", flush_logs_every_n_steps=100)
+        first = Namespace(class_path=CSV, init_args=settings)
+    first.init_args.name = first.init_args.name or name
+    for other in loggers:
+        if other.class_path == WANDB and other.init_args.get("group") is None:
+            other.init_args.group = name
     return [first, *loggers]
 
 

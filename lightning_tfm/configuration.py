@@ -1,4 +1,4 @@
-"""Configuration files: YAML, whose mistakes are reported by file and line."""
+"""Reading of configuration files in YAML; error messages name the file and the line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_tfm.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key that appears twice in a mapping, of which PyYAML would keep the last value."""
+    """Loader that rejects duplicate keys in a mapping, of which PyYAML would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # as the command line reads them
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # as on the command line
 
 
 def read_yaml(path: Path, setting: str) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
 
     Args:
         path: the file.
-        setting: what names the file, for the message.
+        setting: the setting that names the file, for error messages.
 
     Raises:
-        UserError: if it cannot be read, is not UTF-8 or not valid YAML, or does not hold a mapping.
+        UserError: if the file cannot be read, is not UTF-8 or valid YAML, or does not hold a mapping.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -61,7 +61,7 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
 
 
 def _located(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """Return the line of an error, counted from 1, and what is wrong there."""
+    """Return the line of an error, from 1, and a description of the problem."""
     if isinstance(error, yaml.reader.ReaderError):
         return text.count("\n", 0, error.position) + 1, f"it has a character {chr(error.character)!r}; delete that"
     line, problem = error.problem_mark.line, error.problem

@@ -1,49 +1,56 @@
-"""From logits to sequences: greedy, sampling and beam search, over any step function.
+"""Greedy decoding, sampling and beam search with any step function.
 
-A step function takes the last tokens (B) and a state, and returns the logits (B, V) of the next ones and the new
-state. A state is a nested tuple of tensors whose first dimension is the batch, so that rows can be selected from
-any state in one way. All searches work on whole batches and stop when every row has ended.
+A step function takes the last tokens (B) and a state, and returns the logits (B, V) of the next tokens and the new
+state. A state is a nested tuple of tensors whose first dimension is the batch, so that `reorder_state` can select rows
+of any state. All searches work on whole batches and stop when every row has ended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from lightning_tfm.tokenizer import BOS, EOS, PAD
+from lightning_tfm.errors import UserError
+from lightning_tfm.networks.network import State
+from lightning_tfm.tokenization import BOS, EOS, PAD
 
-State = Tensor | tuple["State", ...]
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
-Choose = Callable[[Tensor], Tensor]
-"""Logits (B, V) -> the next tokens (B)."""
+SampleFn = Callable[[Tensor], Tensor]
+"""Function from logits (B, V) to the next tokens (B)."""
 
 
-def select(state: State, rows: Tensor) -> State:
-    """The given rows of every tensor of a state."""
+def reorder_state(state: State, rows: Tensor) -> State:
+    """Select rows of every tensor of a state.
+
+    Args:
+        state: the state.
+        rows: indices of the rows, in their new order.
+    """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
-    return tuple(select(part, rows) for part in state)
+    return tuple(reorder_state(part, rows) for part in state)
 
 
 def batch_of(state: State) -> tuple[int, torch.device]:
-    """The batch size of a state, and where it lives."""
+    """Return the batch size and the device of a state."""
     while not isinstance(state, Tensor):
         state = state[0]
     return state.size(0), state.device
 
 
-def _drop_never(logits: Tensor) -> Tensor:
-    """PAD and BOS are no answers: no search may choose them."""
+def _mask_special(logits: Tensor) -> Tensor:
+    """Return the logits with PAD and BOS set to -inf, since they are never output."""
     logits = logits.clone()
     logits[:, PAD] = logits[:, BOS] = -math.inf
     return logits
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Chooses the likeliest token."""
+    """Return the most probable tokens (B) of logits (B, V)."""
     return logits.argmax(-1)
 
 
@@ -52,35 +59,109 @@ def sampler(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
-) -> Choose:
-    """Chooses at random, by probability.
+) -> SampleFn:
+    """Return a function that samples the next tokens from the distribution of the logits.
 
     Args:
-        temperature: what the logits are divided by; above 0. Below 1 the distribution is sharper, above 1 flatter.
-        top_k: only among the k likeliest tokens.
-        top_p: only among the fewest likeliest tokens that together have probability p (Holtzman et al. 2020).
+        temperature: divisor of the logits, above 0. Below 1 the distribution is sharper, above 1 flatter.
+        top_k: sample among the k most probable tokens only.
+        top_p: sample among the fewest most probable tokens of total probability p only (Holtzman et al. 2020).
         generator: the source of randomness.
     """
 
-    def choose(logits: Tensor) -> Tensor:
+    def sample_fn(logits: Tensor) -> Tensor:
         logits = logits / temperature
         if top_k is not None:
             least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
             logits = logits.masked_fill(logits < least, -math.inf)
         if top_p is not None:
             ordered, ids = logits.softmax(-1).sort(-1, descending=True)
-            surplus = ordered.cumsum(-1) - ordered >= top_p  # the likelier ones are already enough
+            surplus = ordered.cumsum(-1) - ordered >= top_p  # the more probable tokens already reach p
             logits = logits.masked_fill(torch.zeros_like(surplus).scatter(-1, ids, surplus), -math.inf)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
-    return choose
+    return sample_fn
 
 
-def decode(step: Step, state: State, max_length: int, choose: Choose = greedy) -> Tensor:
-    """Token after token until every row has EOS.
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Options of decoding, which is greedy unless a beam size or a temperature is set.
+
+    Args:
+        beam_size: the number of beams; 1 for no beam search.
+        temperature: the temperature of sampling; 0 for greedy search, None for the default of the task.
+        top_k: sample among the k most probable tokens only.
+        top_p: sample among the most probable tokens of this total probability only.
+        max_tokens: the maximum number of tokens of an output; None for the default of the task.
+        seed: the seed of sampling.
+
+    Raises:
+        UserError: if an option is out of range, or two exclude each other.
+    """
+
+    beam_size: int = 1
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise UserError(f"beam_size must be at least 1, but is {self.beam_size}; try 4")
+        if self.temperature and not 0.01 <= self.temperature <= 100:
+            raise UserError(f"temperature must be 0 or from 0.01 to 100, but is {self.temperature}; try 0.8")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1, but is {self.max_tokens}; try 500")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, but is {self.top_k}; try 10")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, but is {self.top_p}; try 0.9")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}; try 1")
+        if self.beam_size > 1 and self.temperature:
+            raise UserError("beam_size and temperature exclude each other: a beam search does not sample")
+
+    def check_used(self, used: Sequence[str], task: str) -> None:
+        """Raise UserError if an option is set that a task does not use.
+
+        Args:
+            used: the names of the options that the task uses.
+            task: the name of the task, for the message.
+        """
+        for field in fields(self):
+            if field.name not in (*used, "seed") and getattr(self, field.name) != field.default:
+                raise UserError(f"{field.name} must not be set for a {task}, which does not use it; leave it out")
+
+    def sample_fn(self, generator: torch.Generator, default_temperature: float = 0.0) -> SampleFn:
+        """Return the function that selects the next tokens.
+
+        Args:
+            generator: the source of randomness.
+            default_temperature: the temperature of the task.
+
+        Raises:
+            UserError: if top_k or top_p is set for greedy search.
+        """
+        temperature = default_temperature if self.temperature is None else self.temperature
+        if temperature > 0:
+            return sampler(temperature, self.top_k, self.top_p, generator)
+        if self.top_k is not None or self.top_p is not None:
+            raise UserError("top_k and top_p need a temperature above 0, but it is 0; try 1")
+        return greedy
+
+
+def decode(step: Step, state: State, max_length: int, sample_fn: SampleFn = greedy) -> Tensor:
+    """Decode token by token until every row has ended with EOS.
+
+    Args:
+        step: the step function.
+        state: the initial state.
+        max_length: maximum number of tokens of an output.
+        sample_fn: function that selects the next tokens.
 
     Returns:
-        (B, T) with T <= max_length: each row ends with EOS, if it came to it, and PAD after that.
+        Tokens (B, T) with T <= max_length; each row ends with EOS, unless max_length cuts it off, followed by PAD.
     """
     batch, device = batch_of(state)
     token = torch.full((batch,), BOS, device=device)
@@ -88,7 +169,7 @@ def decode(step: Step, state: State, max_length: int, choose: Choose = greedy) -
     tokens = []
     for _ in range(max_length):
         logits, state = step(token, state)
-        token = choose(_drop_never(logits)).masked_fill(ended, PAD)
+        token = sample_fn(_mask_special(logits)).masked_fill(ended, PAD)
         tokens.append(token)
         ended = ended | (token == EOS)
         if ended.all():
@@ -96,25 +177,30 @@ def decode(step: Step, state: State, max_length: int, choose: Choose = greedy) -
     return torch.stack(tokens, dim=1) if tokens else token.new_empty(batch, 0)
 
 
-def go_on(
+def continue_text(
     encode: Callable[[Tensor], State],
     step: Step,
     tokens: Tensor,
     number: int,
     max_length: int,
-    choose: Choose = greedy,
+    sample_fn: SampleFn = greedy,
 ) -> Tensor:
-    """What follows a text, token after token: tokens (B, S) -> (B, number).
+    """Generate the continuation of a text token by token.
 
-    The network sees the last max_length tokens at most: where its positions end, it reads the last half of them anew.
+    Note:
+        The network sees at most the last max_length tokens. At the end of its positions, it reads the last
+        max_length // 2 tokens again from position 0.
 
     Args:
-        encode: a network's, to which a text is a source.
-        step: the network's decode_step.
-        tokens: of the text, at least one; no padding.
-        number: how many tokens to write.
-        max_length: where the network's positions end.
-        choose: how a token is chosen.
+        encode: `encode` of the network, for which the text is a source.
+        step: `decode_step` of the network.
+        tokens: the text (B, S), at least one token, without padding.
+        number: number of tokens to generate.
+        max_length: number of positions of the network.
+        sample_fn: function that selects the next tokens.
+
+    Returns:
+        The generated tokens (B, number).
     """
     text, end = tokens, tokens.size(1) + number
     while text.size(1) < end:
@@ -122,9 +208,9 @@ def go_on(
         state, token = encode(seen[:, :-1]), seen[:, -1]
         for _ in range(min(max_length - seen.size(1) + 1, end - text.size(1))):
             logits, state = step(token, state)
-            logits = _drop_never(logits)
-            logits[:, EOS] = -math.inf  # a text has no end
-            token = choose(logits)
+            logits = _mask_special(logits)
+            logits[:, EOS] = -math.inf  # exactly `number` tokens are generated
+            token = sample_fn(logits)
             text = torch.cat((text, token.unsqueeze(1)), dim=1)
     return text[:, tokens.size(1) :]
 
@@ -132,26 +218,33 @@ def go_on(
 def beam_search(
     step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest sequence that a search over `beam_size` prefixes a row finds.
+    """Return the sequence with the highest score that a beam search finds for each row.
 
-    A sequence of n tokens, EOS included, scores log p / n^length_penalty: 0 asks for the likeliest, 1 for the
-    likeliest a token. Prefixes still open at max_length compete with those that ended.
+    The score of a sequence of n tokens, EOS included, is log p / n^length_penalty. Prefixes that are still open at
+    max_length compete with finished sequences.
+
+    Args:
+        step: the step function.
+        state: the initial state.
+        max_length: maximum number of tokens of an output.
+        beam_size: number of prefixes per row.
+        length_penalty: 0 favours the most probable sequence, 1 the highest mean log-probability per token.
 
     Returns:
-        tokens (B, T) as `decode` returns them, and their scores (B).
+        Tokens (B, T) as returned by `decode`, and their scores (B).
     """
     batch, device = batch_of(state)
     rows = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
-    state = select(state, rows.expand(batch, beam_size).reshape(-1))  # (B * K rows)
+    state = reorder_state(state, rows.expand(batch, beam_size).reshape(-1))  # (B * K rows)
     token = torch.full((batch * beam_size,), BOS, device=device)
     prefixes = token.new_empty(batch, beam_size, 0)
     scores = torch.full((batch, beam_size), -math.inf, device=device)
-    scores[:, 0] = 0  # all beams of a row are equal at first: one of them counts
+    scores[:, 0] = 0  # all beams of a row are equal at first, so only one may count
     best = token.new_full((batch, max_length), PAD)
     best_score = torch.full((batch,), -math.inf, device=device)
 
     def keep_best(candidates: Tensor, candidate_scores: Tensor) -> None:
-        """Remembers the best of the candidates (B, K, n), by normalised scores (B, K), where it beats the best."""
+        """Update the best sequences from candidates (B, K, n) with normalized scores (B, K)."""
         length = candidates.size(-1)
         score, beam = candidate_scores.max(-1)
         better = score > best_score
@@ -161,20 +254,20 @@ def beam_search(
 
     for length in range(1, max_length + 1):
         logits, state = step(token, state)
-        log_probs = _drop_never(logits).float().log_softmax(-1).view(batch, beam_size, -1)
+        log_probs = _mask_special(logits).float().log_softmax(-1).view(batch, beam_size, -1)
         totals = scores.unsqueeze(-1) + log_probs  # (B, K, V)
         normaliser = length**length_penalty
         ending = torch.cat((prefixes, prefixes.new_full((batch, beam_size, 1), EOS)), dim=-1)
         keep_best(ending, totals[:, :, EOS] / normaliser)
         totals[:, :, EOS] = -math.inf
-        scores, flat = totals.flatten(1).topk(beam_size)  # (B, K); the beams that go on
+        scores, flat = totals.flatten(1).topk(beam_size)  # (B, K), the open beams
         beam, token = flat // log_probs.size(-1), flat % log_probs.size(-1)
         prefixes = torch.cat((prefixes[rows, beam], token.unsqueeze(-1)), dim=-1)  # (B, K, length)
-        state = select(state, (rows * beam_size + beam).flatten())
+        state = reorder_state(state, (rows * beam_size + beam).flatten())
         token = token.flatten()
         if length == max_length:
             keep_best(prefixes, scores / normaliser)
-        # A log probability only falls, so an open prefix can at best keep its own and be as long as allowed.
+        # Log-probabilities never increase, so an open prefix can at best keep its own and grow to the maximum length.
         elif (best_score >= scores[:, 0] / max_length**length_penalty).all():
             break
     longest = int((best != PAD).sum(1).max()) if max_length else 0

@@ -1,4 +1,4 @@
-"""What a command tells its user: a line beside its output, a mistake that ends it, a signal that does."""
+"""Messages of a command to its user: notes on standard error, user errors and signals that end the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn, get_type_hints
 
 CLOSE = 0.5
-"""The least similarity of a name that an error message proposes, by difflib."""
+"""Minimum similarity of a name that an error message proposes, as difflib measures it, from 0 to 1."""
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 """Form of a class in a configuration."""
 
@@ -25,7 +25,9 @@ MISTAKES = {
     r"Invalid content in sub-config file (\S+): (.*?) in \"<unicode string>\", (line \d+)": (
         r" must name a valid YAML, but \3 of '\1' is not: \2"
     ),
-    r"^'utf-8' codec can't decode (byte \w+ in position \d+)": r" must name a file in UTF-8, but \1 is not; save it so",
+    r"^'utf-8' codec can't decode (byte \w+ in position \d+)": (
+        r" must name a file in UTF-8, but \1 is not; save it as UTF-8"
+    ),
     r"^(?:Unexpected config:|Unable to load config) (\S.*?)(?:  |$)": " must be settings, {NAME: VALUE}, but is \\1",
     r"unhashable type: '(\w+)'|argument of type '(\w+)' is not iterable": (
         f".class_path must be the name of a class, as {CLASS}, but is of type \\1\\2"
@@ -34,20 +36,20 @@ MISTAKES = {
         f".init_args must be a mapping of settings, as {CLASS}, but is of type \\1"
     ),
 }
-"""Patterns of the messages of the parser, and the text that replaces each after the name of the setting."""
+"""Patterns of messages of the parser, and the text that replaces each, after the name of the setting."""
 
 
 class UserError(ValueError):
-    """What the user can mend. The message names the setting, the rule, the value and the mend, in one line."""
+    """Error that the user can fix. The message names the setting, the rule, the value and a fix, in one line."""
 
 
 class Interrupted(BaseException):
-    """A signal has ended the work.
+    """Exception that ends a command after a signal.
 
     Args:
-        signum: the signal.
-        saved_step: the step that was saved, where the signal has waited for it.
-        ckpt_path: what to give for --ckpt_path to go on from there.
+        signum: the number of the signal.
+        saved_step: the step of the checkpoint that was saved after the signal; None if none was saved.
+        ckpt_path: the value of --ckpt_path that resumes the run.
     """
 
     def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str = "last") -> None:
@@ -55,16 +57,16 @@ class Interrupted(BaseException):
         self.signum, self.saved_step, self.ckpt_path = signum, saved_step, ckpt_path
 
 
-def say(text: str) -> None:
-    """A line on standard error, from one of all processes."""
+def rank_zero_print(text: str) -> None:
+    """Print a line on standard error, in the first process only."""
     if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
         print(f"lightning-tfm: {text}", file=sys.stderr)
 
 
 def shell_quote(text: str) -> str:
-    """Quote an argument for bash, as `shlex.quote` does, and write characters that cannot be printed as escapes.
+    """Quote an argument for bash like `shlex.quote`, with characters that cannot be printed as escapes.
 
-    A tab would be taken for a key press when the command is pasted, and a line feed would break the line in two.
+    When a command is pasted, a tab would act as a key press, and a line feed would break the line in two.
     """
     if text.isprintable():
         return shlex.quote(text)
@@ -79,17 +81,19 @@ def shell_quote(text: str) -> str:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handles a signal by raising Interrupted."""
+    """Handle a signal by raising Interrupted."""
     raise Interrupted(signum)
 
 
-def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
-    """One line for an error that came up while a configuration was read.
+def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
+    """Return a message of one line for an error in the parsing of a configuration.
 
-    A UserError anywhere behind it speaks for itself. Otherwise the parser's tree of what it tried is reduced to
-    the setting, the class it belongs to, and the deepest reason, with the nearest accepted name for an unknown one.
+    If the error or one of its causes is a UserError, its message is returned. Otherwise, the parser's tree of attempts
+    is reduced to the setting, the class it belongs to and the deepest reason, with the nearest accepted name for an
+    unknown one.
 
     Args:
+        error: the error.
         accepted: the settings that the top level of a configuration accepts, by their full names.
     """
     cause: BaseException | None = error
@@ -134,18 +138,14 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
         owner = _imported(classes[-1])
         base = _type_of(owner, settings[-1])
         if inspect.isclass(base) and base.__module__.startswith("lightning_tfm."):
-            why = getattr(owner, "because", None)
             return (
-                f"{setting} of {classes[-1]} must be {' or '.join(concrete(base))}"
-                + (f", {why}" if why else "")
-                + f", but is {(path[1] or path[2]).rpartition('.')[2]}"
+                f"{setting} of {classes[-1]} must be {' or '.join(concrete(base))}, "
+                f"but is {(path[1] or path[2]).rpartition('.')[2]}"
             )
     if reason == "No supported gpu backend found!":
         return "trainer.accelerator must be one that this machine has, but is gpu; try auto"
-    if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", reason):  # the parser lets it pass
-        return (
-            f"a group of settings, as model.init_args.optimization, must be {{NAME: VALUE}}, but is of type {kind[1]}"
-        )
+    if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", reason):  # the parser does not check this
+        return f"a group of settings, as model.init_args.lr_schedule, must be {{NAME: VALUE}}, but is of type {kind[1]}"
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         return _no_attribute(*missing.groups())
@@ -153,7 +153,7 @@ def explain(error: BaseException, accepted: Iterable[str] = ()) -> str:
 
 
 def _mismatch(text: str) -> str | None:
-    """Return what a value must be, and what it is, from the parser's list of the types that it was tried as."""
+    """Return the message for a value of a wrong type, from the types that the parser tried; None if there is none."""
     tried = re.compile(
         r"Expected an? <class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|Expected a typing\.Literal\[(.*?)\]"
         r"|(subclass of \w|dot import path)"
@@ -162,7 +162,7 @@ def _mismatch(text: str) -> str | None:
     depth = 0
     for line in text.splitlines():
         indentation = len(line) - len(line.lstrip(" -"))
-        if "Parser key" in line:  # of a deeper setting: what was tried above it does not matter
+        if "Parser key" in line:  # a deeper setting: the types tried for the settings above are irrelevant
             kinds, depth = {}, indentation
         for of_type, choices, of_class in tried.findall(line):
             kind = f"a class, as {CLASS}" if of_class else f"one of {choices}" if choices else f"of type {of_type}"
@@ -170,7 +170,7 @@ def _mismatch(text: str) -> str | None:
         value = re.search(
             r"Got value: (.*)$|path string: (.*)$|Given value: NestedArg\(key='[\w.]+', val=(.*)\)$", line
         )
-        if value is None and indentation >= depth:  # or it would be the value of the setting above
+        if value is None and indentation >= depth:  # otherwise, the value of a setting above
             value = re.search(r"Given value: (.*)$", line)
         if kinds and value:
             return f"must be {' or '.join(kinds)}, but is {value[value.lastindex] or 'empty'}"
@@ -178,11 +178,11 @@ def _mismatch(text: str) -> str | None:
 
 
 def untrusted(path: str, owner: str) -> str:
-    """Return the message for a class or function that may not be used without `--allow`.
+    """Return the message for a class or function that may not be used without `--trust-package`.
 
     Args:
-        path: its dotted name.
-        owner: the setting or the checkpoint that names it.
+        path: the dotted name.
+        owner: the setting or the checkpoint that contains the name.
     """
     module, _, name = path.rpartition(".")
     misspelt = module in sys.modules and name not in vars(sys.modules[module])
@@ -190,29 +190,29 @@ def untrusted(path: str, owner: str) -> str:
         return _no_attribute(module, name)
     return (
         f"{owner or 'a configuration'} must name only classes listed in lightning_tfm/trust.py, but names {path!r}, "
-        f"which is not imported; if you trust its code: --allow {module or path}"
+        f"which is not imported; if you trust its code: --trust-package {module or path}"
     )
 
 
 def concrete(base: type) -> list[str]:
-    """The names of the classes of a base's package that are one of its own, and not abstract."""
+    """Return the names of the concrete subclasses of a class that its package exports."""
     package = sys.modules[base.__module__.rpartition(".")[0]]
     classes = {name: getattr(package, name) for name in package.__all__}
     return [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
 
 
 def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
-    """A setting that does not exist, and the nearest that does."""
+    """Return the message for an unknown setting, with the nearest known one."""
     names = list(names)
     first = name.split(".")[0]
     groups = {other.split(".")[0] for other in names}
-    if first not in groups:  # the group is misspelled, and with it all that it holds
+    if first not in groups:  # the group is misspelled: propose a group
         name, names = first, sorted(groups)
     return f"there is no setting {name!r}{f' of {owner}' if owner else ''}{_nearest(name, names)}"
 
 
 def _no_attribute(module: str, name: str) -> str:
-    """Return the message for a name that an imported module lacks, with the nearest class that it has."""
+    """Return the message for a name that an imported module lacks, with its nearest class."""
     return f"module {module!r} has no attribute {name!r}{_nearest(name, _classes_of(module))}"
 
 
@@ -226,7 +226,7 @@ def _nearest(name: str, names: list[str]) -> str:
 
 
 def _type_of(owner: type, argument: str) -> Any:
-    """Return the type of a constructor's argument; None if there is none, or only type checkers can import it."""
+    """Return the type of a constructor's argument; None if it has none, or one that only type checkers can import."""
     try:
         return get_type_hints(owner.__init__).get(argument)
     except NameError:
@@ -234,7 +234,7 @@ def _type_of(owner: type, argument: str) -> Any:
 
 
 def _imported(class_path: str) -> type:
-    """A class that is imported already: an error's text holds what the user wrote, and must import nothing."""
+    """Return an imported class, else `object`; a name in an error message is user input, and must not be imported."""
     module, _, name = class_path.rpartition(".")
     found = getattr(sys.modules.get(module), name, object)
     return found if inspect.isclass(found) else object

@@ -1,7 +1,8 @@
-"""Files that are what they were or what they should be, whatever happens while they are written."""
+"""Atomic writes, and paths for display."""
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,10 +11,18 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file beside `path` and, once it is written and on the disk, puts it in its place.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that atomically replaces `path` once it is written and synchronized to disk.
 
-    It has one name, so that a killed process leaves one such file at most; after an error it is removed.
+    Note:
+        The temporary file is removed after an error. Its name is fixed, `path` with the suffix .part, so that killed
+        processes leave one file at most.
+
+    Args:
+        path: the file to write; its folder is created if necessary.
+
+    Yields:
+        The temporary file.
     """
     beside = path.with_name(path.name + ".part")
     try:
@@ -27,7 +36,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # the new name, too; Windows cannot open a folder
+    with suppress(OSError):  # synchronizes the new name, too; Windows cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -36,14 +45,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def relative(path: str | Path) -> str:
-    """Return a path relative to the working directory, or absolute if it is on another drive of Windows."""
+    """Return a path relative to the working directory, or an absolute path if it is on another drive on Windows."""
     try:
         return os.path.relpath(path)
     except ValueError:
         return os.path.abspath(path)
 
 
+def read_metrics(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the complete rows of a `metrics.csv`; the last row of a running or killed process may be incomplete.
+
+    Args:
+        path: the file.
+    """
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    yield from csv.DictReader(lines)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    with replacing(path) as file:
+    """Write a text file atomically, as UTF-8."""
+    with atomic_write(path) as file:
         file.write(text.encode())

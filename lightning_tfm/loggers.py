@@ -1,4 +1,4 @@
-"""W&B, which a run can do without."""
+"""Loggers for W&B, whose failures do not affect training, and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -24,24 +24,24 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
 PATIENCE = 2.0
-"""Seconds that W&B's server may take to answer before the run starts without it."""
+"""Timeout for an answer of W&B's server, in seconds; after it, the run starts offline."""
 
 STARTING = 20.0
-"""Seconds that a server that answers may take to begin a run."""
+"""Timeout for a server that answers to start a run, in seconds."""
 
 FINISH = 60.0
-"""Seconds that uploading may take when a run ends. What is not uploaded by then lies in W&B's folder."""
+"""Timeout for the upload at the end of a run, in seconds; data not uploaded by then remain in W&B's folder."""
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
-    """Lightning's, but W&B cannot hurt the training: it never asks, and a run goes on as if it were not there.
+    """Lightning's WandbLogger, but W&B never prompts the user, and its failures do not affect training.
 
-    Online where the user is logged in and the server answers, otherwise offline; WANDB_MODE may say offline or
-    disabled. Where W&B fails, at the start or later, it is left out, and that is said.
+    The run is online if the user is logged in and the server answers, otherwise offline; WANDB_MODE may be offline or
+    disabled. If W&B fails, at the start or later, it is not used any more, and a warning is printed.
 
     Args:
-        log_best: whether the best checkpoint is kept as an artifact.
-        settings: those of Lightning's.
+        log_best: whether to log the best checkpoint as an artifact.
+        settings: further arguments of Lightning's WandbLogger, except `log_model`.
     """
 
     def __init__(self, log_best: bool = False, **settings: Any) -> None:
@@ -49,12 +49,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             raise UserError("log_model must be false, but is true; log_best keeps the best checkpoint")
         super().__init__(**settings)
         self.log_best = log_best
-        self._wandb_init.pop("anonymous")  # W&B warns of it, even of None
+        self._wandb_init.pop("anonymous")  # W&B warns about this argument, even if it is None
         self.failed = False
 
     @property
     def experiment(self) -> Any:
-        """W&B's run; one that does nothing on all processes but the first, and where W&B fails."""
+        """Return the run of W&B; a dummy in all processes but the first, and if W&B fails to start."""
         if self._experiment is None and rank_zero_only.rank == 0:
             for mode in (self._mode, lambda: "offline"):
                 try:
@@ -62,12 +62,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
                     self._wandb_init["mode"] = chosen = mode()
                     offline = (chosen or wandb.setup().settings.mode) != "online"
-                    # Offline it has nothing to say that the end of a run does not, see `upload_command`.
+                    # Offline, W&B prints nothing useful: `console.print_upload_command` shows how to upload the run.
                     self._wandb_init["settings"] = wandb.Settings(
                         init_timeout=STARTING, finish_timeout=FINISH, silent=offline
                     )
                     return super().experiment
-                except Exception as error:  # whatever it is, training matters more
+                except Exception as error:  # W&B may raise anything, which must not end the training
                     _warn(f"does not start: {error}")
             self._experiment = _DummyExperiment()
         return super().experiment
@@ -76,9 +76,9 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         import wandb
 
         settings = wandb.setup().settings
-        if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # the latter by WANDB_MODE
+        if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
             return "offline" if self._offline else None
-        # The server first: to log in takes seconds where there is none.
+        # Ask the server first: without a server, the login takes seconds.
         answers = _answers(f"{settings.base_url}/graphql")
         with redirect_stdout(StringIO()):
             if answers and wandb.login(prompt=False, verify=False):
@@ -89,7 +89,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        metrics = {name: value for name, value in metrics.items() if name != "epoch"}  # a run is one, see data.py
+        # For Lightning, a run is one epoch: see ResumableDataLoader.
+        metrics = {name: value for name, value in metrics.items() if name != "epoch"}
         self._try(super().log_metrics, metrics, step)
 
     @rank_zero_only
@@ -98,14 +99,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @property
     def run_id(self) -> str | None:
-        """What the run is called in W&B; None where it has failed."""
+        """Return the id of the run in W&B; None if there is no run, or W&B has failed."""
         import wandb
 
         return self._experiment.id if isinstance(self._experiment, wandb.Run) and not self.failed else None
 
     @property
     def offline_pattern(self) -> str | None:
-        """Where the run's starts lie until `wandb sync` uploads them, if it is offline."""
+        """Return a shell pattern of the folders of an offline run, for `wandb sync`; None for any other run."""
         import wandb
 
         run = self._experiment
@@ -130,7 +131,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_checkpoint(self, path: str) -> None:
-        """Keeps a checkpoint as an artifact, where that was asked for."""
+        """Log a checkpoint as an artifact if `log_best` is set."""
         if self.log_best:
             self._try(self._log_artifact, path)
 
@@ -146,27 +147,57 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             return
         try:
             log(*values)
-        except Exception as error:  # a dead service raises whatever it happens to touch first
+        except Exception as error:  # a dead service may raise anything
             import wandb
 
             self.failed = True
-            _warn(f"has failed and is left out: {error}")
+            _warn(f"has failed and is disabled for the rest of the run: {error}")
             with suppress(Exception):
-                wandb.teardown()  # or it would fail again when the process ends
+                wandb.teardown()  # otherwise, it fails again when the process ends
+
+
+@runtime_checkable
+class MediaLogger(Protocol):
+    """Protocol of loggers of tables and images."""
+
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
+        """Log a table.
+
+        Args:
+            key: the name of the table.
+            columns: the names of the columns.
+            data: the rows.
+            step: the training step.
+        """
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **settings: list[Any]) -> None:
+        """Log images.
+
+        Args:
+            key: the name of the images.
+            images: paths of files, or arrays.
+            step: the training step.
+            settings: lists with an entry for each image, such as `caption`.
+        """
+
+
+def media_loggers(trainer: Trainer) -> list[MediaLogger]:
+    """Return the loggers of a trainer that log tables and images."""
+    return [logger for logger in trainer.loggers if isinstance(logger, MediaLogger)]
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
-    """A trainer's."""
+    """Return the W&B loggers of a trainer."""
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
-    """Lightning's, which lies beside the runs unless it is told where. Needs `pip install tensorboard`.
+    """Lightning's TensorBoardLogger, which writes beside the runs by default. Needs `pip install tensorboard`.
 
     Args:
-        save_dir: the folder of `name`.
-        name: the folder of the runs' own, `version_0` and so on.
-        settings: those of Lightning's.
+        save_dir: the parent folder of `name`.
+        name: the folder that holds the folder of each run, `version_0` and so on.
+        settings: further arguments of Lightning's TensorBoardLogger.
     """
 
     def __init__(self, save_dir: str = "runs", name: str = "tensorboard", **settings: Any) -> None:
@@ -177,7 +208,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
 
 def _answers(address: str) -> bool:
-    """Whether a server says anything but that it cannot serve, soon."""
+    """Return whether a server answers within `PATIENCE` with JSON, or with an HTTP error below 500."""
     answers = []
 
     def ask() -> None:
@@ -185,14 +216,14 @@ def _answers(address: str) -> bool:
             request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
             try:
                 with urlopen(request, timeout=PATIENCE) as response:
-                    json.load(response)  # and not the page of a hotel
+                    json.load(response)  # unlike the login page of a public Wi-Fi network
                 answers.append(200)
             except HTTPError as error:
                 answers.append(error.code)
-        except Exception:  # no answer, or none that W&B would give
+        except Exception:  # no answer, or not one of W&B
             return
 
-    # In a thread, for the look-up of a name knows no timeout.
+    # In a thread, since DNS look-ups have no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""How the process keeps its memory."""
+"""Settings of memory allocation and garbage collection."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # malloc.h's names for them begin with M_
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # with the prefix M_ in malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Keeps what is freed for the next allocation, where the C library is glibc.
+    """Keep freed memory for later allocations, if the C library is glibc.
 
-    It would give large blocks back to the system at once. A training step frees and allocates the same blocks as the
-    one before, so it would page all of them in anew: a fifth of a small model's step on a CPU.
+    Note:
+        By default, glibc returns large blocks to the system at once. Every training step allocates and frees the same
+        blocks, so it would fault in all their pages again: a fifth of the step of a small model on a CPU.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
-        # Older ones refuse more than half of a heap, and fall back to far less than their default.
+        # Older versions reject a threshold above half of a heap and then use far less than their default.
         if libc.mallopt(MMAP_THRESHOLD, 2**30) or libc.mallopt(MMAP_THRESHOLD, 2**25):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """For work that makes many objects which stay, as imports and data sets do: no garbage is looked for among them.
+def gc_disabled() -> Iterator[None]:
+    """Disable garbage collection, for code that creates many long-lived objects, like imports and data loading.
 
-    Python would look at all of them again and again, which takes a fifth of such work.
+    Note:
+        Python would scan all of these objects repeatedly, a fifth of the time of this code.
     """
     was_enabled = gc.isenabled()
     gc.disable()

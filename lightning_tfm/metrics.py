@@ -1,4 +1,4 @@
-"""What is measured on a set of sequences: each counts its samples once, on any number of devices."""
+"""Metrics of sequences, which count each sample once on any number of devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.tokenization import PAD
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -20,15 +20,15 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Sum over real tokens of -log p, in nats; padding is not scored.
+    """Return the sum of -log p over all tokens except padding, in nats.
 
     Args:
         logits: (B, T, V).
         target_out: (B, T).
-        label_smoothing: probability that the targets give up to all tokens alike (Szegedy et al. 2016).
+        label_smoothing: probability moved from the target to all tokens uniformly (Szegedy et al. 2016).
     """
     return F.cross_entropy(
-        at_least_float32(logits.flatten(0, 1)),  # a sum in half precision would lose most terms
+        at_least_float32(logits.flatten(0, 1)),  # a sum in half precision loses most terms
         target_out.flatten(),
         ignore_index=PAD,
         label_smoothing=label_smoothing,
@@ -37,18 +37,23 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
 
 
 def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
-    """Of each sequence (B): the sum over its tokens of -log p, in nats; logits (B, T, V), target_out (B, T)."""
+    """Return the sum of -log p over the tokens of each sequence (B), in nats.
+
+    Args:
+        logits: (B, T, V).
+        target_out: (B, T).
+    """
     logits = at_least_float32(logits.flatten(0, 1))
     nll = F.cross_entropy(logits, target_out.flatten(), ignore_index=PAD, reduction="none")
     return nll.view_as(target_out).sum(1)
 
 
 class Mean(Metric):
-    """Mean over all values of all devices, whose sum stays in float32 or wider in every precision.
+    """Mean of all values on all devices, summed in float32 or wider in every precision.
 
     Note:
-        `torchmetrics.MeanMetric` does not fit: `module.to(torch.bfloat16)` converts its sums too, and it leaves NaN out
-        of the mean or, if told not to, ignores the weights.
+        `torchmetrics.MeanMetric` does not fit: `module.to(torch.bfloat16)` also converts its sums, and it leaves NaN
+        out of the mean or, if configured to keep NaN, ignores the weights.
     """
 
     full_state_update = False
@@ -59,12 +64,17 @@ class Mean(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor | int) -> None:
-        """Add the sum and the number of some values."""
+        """Add values.
+
+        Args:
+            total: the sum of the values.
+            count: the number of values.
+        """
         self.total += total
         self.count += count
 
     def compute(self) -> Tensor:
-        """Return the mean; NaN if any value is."""
+        """Return the mean; NaN if any value is NaN."""
         return self.total / self.count
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
@@ -76,14 +86,14 @@ class Mean(Metric):
 
 
 class Perplexity(Mean):
-    """exp(sum of -log p / number of tokens), taken once, at the end."""
+    """Perplexity exp(sum of -log p / number of tokens), computed once from the totals of all batches."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()
 
 
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy by token, exact match by sequence."""
+    """Loss, perplexity and accuracy per token, and exact match per sequence."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -96,12 +106,12 @@ class SequenceMetrics(nn.ModuleDict):
         )
 
     def count(self, batch: Batch, logits: Tensor, exact: Tensor) -> None:
-        """Counts a batch.
+        """Add a batch.
 
         Args:
-            batch: what was asked, and the right answer.
-            logits: (B, T, V), given the right answer's beginnings.
-            exact: (B), whether the text of the model's own answer is that of the right one.
+            batch: the sources and references.
+            logits: (B, T, V), given the prefixes of the references.
+            exact: (B), whether the text of the decoded output equals the reference.
         """
         tokens = (batch.target_out != PAD).sum()
         nll = token_nll(logits, batch.target_out)
@@ -112,31 +122,37 @@ class SequenceMetrics(nn.ModuleDict):
         self["exact_match"].update(exact.sum(), len(exact))
 
 
-class SentenceScores:
-    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of all answers, from 0 to 100, by sacrebleu (Post 2018)."""
+class CorpusScores:
+    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of all outputs, from 0 to 100, by sacrebleu (Post 2018).
 
-    def __init__(self) -> None:
+    Args:
+        names: the scores to compute, of "bleu" and "chrf".
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
         self.lines: list[tuple[str, str]] = []
-        self.signatures: dict[str, str] = {}  # of the last ones: how they were computed
+        self.signatures: dict[str, str] = {}  # sacrebleu's signatures of the last scores
 
-    def count(self, answers: Sequence[str], references: Sequence[str]) -> None:
-        """Counts some answers, each with its one reference."""
-        self.lines += zip(answers, references, strict=True)
+    def count(self, outputs: Sequence[str], references: Sequence[str]) -> None:
+        """Add outputs with one reference each."""
+        self.lines += zip(outputs, references, strict=True)
 
     def compute(self) -> dict[str, float]:
-        """The scores of what all processes have counted since the last time."""
-        from sacrebleu.metrics import BLEU, CHRF  # takes a while to import
+        """Return the scores of the outputs that all processes have added since the last call."""
+        from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
-        lines, self.lines = gathered(self.lines), []
-        answers, references = (list(side) for side in zip(*lines, strict=True))
-        metrics = {"bleu": BLEU(force=True), "chrf": CHRF()}  # which would warn of full stops set apart
-        scores = {name: metric.corpus_score(answers, [references]).score for name, metric in metrics.items()}
+        lines, self.lines = all_gather_list(self.lines), []
+        outputs, references = (list(side) for side in zip(*lines, strict=True))
+        known = {"bleu": lambda: BLEU(force=True), "chrf": CHRF}  # force: no warning about separated full stops
+        metrics = {name: known[name]() for name in self.names}
+        scores = {name: metric.corpus_score(outputs, [references]).score for name, metric in metrics.items()}
         self.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
         return scores
 
 
-def gathered(lines: list[Any]) -> list[Any]:
-    """Those of all processes."""
+def all_gather_list(lines: list[Any]) -> list[Any]:
+    """Return the concatenated lists of all processes, in order of rank."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return lines
     parts: list[Any] = [None] * torch.distributed.get_world_size()

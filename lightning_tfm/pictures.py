@@ -1,4 +1,4 @@
-"""Attention and positions, drawn."""
+"""Figures of attention weights, positional encodings and confusion matrices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 HEADS_A_ROW = 4
+"""Number of panels per row in a figure of attention weights."""
 
 LABELS = 20
-"""Of a confusion matrix, whose numbers are written."""
+"""Maximum number of labels for which a confusion matrix shows its counts."""
 
 LARGEST = 2_000
-"""Pixels of a side of a picture that W&B gets."""
+"""Maximum width and height of an image logged to W&B, in pixels."""
 
 
 def draw_attention(
@@ -28,20 +29,20 @@ def draw_attention(
     title: str = "",
     gold: Iterable[tuple[int, int]] = (),
 ) -> Figure:
-    """The weights of one layer, a panel for each head.
+    """Draw the attention weights of a layer, with one panel per head.
 
     Args:
         weights: (H, T, S), from 0 to 1.
-        queries: what each of T rows writes or reads.
-        keys: what each of S columns is.
-        title: above all panels.
-        gold: (column, row) of cells to be outlined, where the weight should lie.
+        queries: the T row labels.
+        keys: the S column labels.
+        title: title above all panels.
+        gold: cells (column, row) of the gold alignment, which are outlined.
     """
     heads, T, S = weights.shape
     columns = min(heads, HEADS_A_ROW)
     rows = -(-heads // columns)
     width = max(columns * (0.9 + 0.16 * S), 3.0)
-    lines = len(title) / (12 * width)  # about twelve characters an inch
+    lines = len(title) / (12 * width)  # about twelve characters per inch
     figure = Figure(figsize=(width, rows * (0.8 + 0.19 * T) + 0.2 * lines), layout="constrained")
     for head, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         if head >= heads:
@@ -61,7 +62,7 @@ def draw_attention(
 
 
 def draw_positions(encodings: Tensor) -> Figure:
-    """The encodings of positions (N, D): as a heat map, and some of their dimensions as curves."""
+    """Draw positional encodings (N, D) as a heat map, and up to four dimensions as curves."""
     N, D = encodings.shape
     values = encodings.detach().float().cpu()
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -78,9 +79,14 @@ def draw_positions(encodings: Tensor) -> Figure:
 
 
 def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
-    """How many examples of each label (a row) were taken for which (a column); counts are by (row, column).
+    """Draw a confusion matrix, with references in rows and predictions in columns.
 
-    Of more labels than LABELS it is a map, without numbers and with the names of some.
+    Note:
+        With more than LABELS labels, counts and some of the labels are left out.
+
+    Args:
+        labels: the labels.
+        counts: number of examples by (reference, prediction).
     """
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
@@ -95,16 +101,21 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
     named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
     axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
     axes.set_yticks(named, [labels[n] for n in named], parse_math=False)
-    axes.set_xlabel("answered")
-    axes.set_ylabel("right")
-    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    figure.colorbar(image, ax=axes, shrink=0.8, label="fraction of the row")
     return figure
 
 
 def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
-    """Pictures, padded to one size: W&B shows those of one name side by side, and not whole where they differ.
+    """Load images and pad them to one size.
 
-    Large ones are made smaller: many are held at once.
+    Note:
+        W&B shows the images of one name side by side and crops them if their sizes differ. Images above LARGEST are
+        scaled down, since many are in memory at once.
+
+    Args:
+        paths: the image files.
     """
     pictures = []
     for path in paths:

@@ -1,7 +1,7 @@
-"""Classes that a configuration may name: those listed here and those of packages named by `--allow`.
+"""Classes that a configuration may name: the ones listed here, and all classes of packages in `--trust-package`.
 
 Users exchange configurations as data, but the classes that they name are imported and instantiated. The listed classes
-do what an experiment needs: none starts a program or calls a function that a setting names.
+suffice for experiments, and none of them starts a program or calls a function that a setting names.
 """
 
 from __future__ import annotations
@@ -16,11 +16,31 @@ from typing import Any
 
 from lightning_tfm.errors import UserError, untrusted
 
-EXPORTED = ("lightning_tfm.modules", "lightning_tfm.networks", "lightning_tfm.callbacks", "datamodules")
+EXPORTED = (
+    "lightning_tfm.modules",
+    "lightning_tfm.networks",
+    "lightning_tfm.callbacks",
+    "datamodules",
+)
 """Packages whose exported classes are trusted."""
 
 CLASSES = {
     "lightning_tfm.loggers": ("TensorBoardLogger", "WandbLogger"),
+    "lightning_tfm.optimizers": ("AdamW", "LRSchedule", "Muon"),
+    "torch.optim": (
+        "ASGD",
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ),
     "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator"),
     "lightning.pytorch.callbacks": (
         "DeviceStatsMonitor",
@@ -49,7 +69,7 @@ CLASSES = {
 }
 """Trusted classes, by the package that exports them."""
 
-ALLOW_HELP = "packages, installed or in the current folder, whose code is trusted too; on the command line only"
+TRUST_HELP = "packages, installed or in the current folder, whose code is trusted too; on the command line only"
 
 
 @cache
@@ -66,64 +86,68 @@ def trusted() -> dict[str, type]:
     return classes
 
 
-def import_policy(allowed: Sequence[str]) -> dict[str, list[str]]:
-    """Return jsonargparse's settings that let a configuration name the trusted classes and the allowed packages only.
+def import_policy(trust_packages: Sequence[str]) -> dict[str, list[str]]:
+    """Return the settings of jsonargparse that let a configuration name only trusted classes and packages.
 
-    An entry of jsonargparse's lists holds for what it prefixes, so the attributes of a class are denied by name.
+    An entry of jsonargparse's lists also matches all names that it prefixes, so the attributes of a class are denied by
+    name.
+
+    Args:
+        trust_packages: the packages in `--trust-package`.
     """
     classes = trusted()
     attributes = [f"{path}.{name}" for path, cls in classes.items() for name in {*dir(cls), *dir(type(cls))}]
-    return {"import_path_denylist": ["*", *attributes], "import_path_allowlist": [*classes, *allowed]}
+    return {"import_path_denylist": ["*", *attributes], "import_path_allowlist": [*classes, *trust_packages]}
 
 
-def check_classes(settings: Any, allowed: Sequence[str], key: str = "", callables: bool = False) -> None:
+def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", callables: bool = False) -> None:
     """Raise UserError if a parsed configuration holds a class that it may not name there.
 
-    The parser refuses what it would import. This also checks values that the parser does not, such as arguments of any
-    type, and refuses a network or a module as the value of a setting that takes a function.
+    The parser rejects classes that it would import. This function also checks values that the parser does not, such as
+    arguments of any type, and rejects a network or a module as the value of a setting that takes a function.
 
     Args:
         settings: the configuration, or a part of it.
-        allowed: the packages behind `--allow`.
+        trust_packages: the packages in `--trust-package`.
         key: the name of the part.
         callables: whether the classes of the part may be callable, as networks and modules are.
     """
     if isinstance(settings, list | tuple):
         for value in settings:
-            check_classes(value, allowed, key, callables)
+            check_classes(value, trust_packages, key, callables)
     elif isinstance(settings, dict):
         if "class_path" in settings:
             path = str(settings["class_path"])
-            if is_allowed(path, allowed):
-                callables = True  # the package's own code says what its settings are for
+            if is_trusted(path, trust_packages):
+                callables = True  # the code of the package decides how its settings are used
             elif path not in trusted():
                 raise UserError(untrusted(path, key))
             elif issubclass(trusted()[path], Callable) and not callables:
                 raise UserError(
                     f"{key} must not be a callable class, but is {path!r}; "
-                    "use a function of a package that --allow names"
+                    "use a function of a package that --trust-package names"
                 )
         for name, value in settings.items():
-            check_classes(value, allowed, f"{key}.{name}".lstrip("."), callables or f"{key}.{name}" == ".model")
+            check_classes(value, trust_packages, f"{key}.{name}".lstrip("."), callables or f"{key}.{name}" == ".model")
 
 
-def is_allowed(path: str, allowed: Sequence[str]) -> bool:
-    """Return whether a dotted path is of a package or module that `--allow` names."""
-    return any(f"{path}.".startswith(f"{name}.") for name in allowed)
+def is_trusted(path: str, trust_packages: Sequence[str]) -> bool:
+    """Return whether a dotted path lies in a package or module in `--trust-package`."""
+    return any(f"{path}.".startswith(f"{name}.") for name in trust_packages)
 
 
-def import_allowed(path: str, allowed: Sequence[str], owner: str) -> Any:
-    """Import what a dotted path names, from installed packages or the current folder.
+def import_trusted(path: str, trust_packages: Sequence[str], owner: str) -> Any:
+    """Import the object with a dotted path, from installed packages or the current folder.
 
     Args:
         path: the dotted path.
-        allowed: the packages behind `--allow`.
-        owner: what names the path, for the message.
+        trust_packages: the packages in `--trust-package`.
+        owner: the setting or the checkpoint that contains the path, for error messages.
 
     Raises:
-        UserError: if it is not of an allowed package, or cannot be imported.
+        UserError: if the object is not in a trusted package, or cannot be imported.
     """
-    if not is_allowed(path, allowed):
+    if not is_trusted(path, trust_packages):
         raise UserError(untrusted(path, owner))
     search_current_folder()
     module, _, name = path.rpartition(".")
@@ -134,16 +158,19 @@ def import_allowed(path: str, allowed: Sequence[str], owner: str) -> Any:
 
 
 def search_current_folder() -> None:
-    """Let Python import the packages of the current folder, after all others."""
+    """Append the current folder to the import path, so that all other packages take precedence."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
-def allowed_packages(text: str) -> list[str]:
-    """Return the packages and modules that a value of `--allow` names, as an argument's type of argparse.
+def package_names(text: str) -> list[str]:
+    """Return the packages and modules in a value of `--trust-package`; an argument type for argparse.
+
+    Args:
+        text: the names, separated by commas.
 
     Raises:
-        ArgumentTypeError: if one is not a dotted name.
+        ArgumentTypeError: if a name is not a dotted name, or belongs to jsonargparse.
     """
     names = [name for name in text.split(",") if name]
     for name in names:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ import wandb
 
 from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
-from lightning_tfm.tokenizer import BOS, EOS, PAD
+from lightning_tfm.tokenization import BOS, EOS, PAD
 from runs import fit, run
 
 VOCAB_SIZE = 11

@@ -174,15 +174,15 @@ def _checkpoints():
 
 
 def _writer():
-    from lightning_tfm import checkpoint
+    from lightning_tfm.checkpoint import archive
 
-    return checkpoint._SummingWriter, "write"
+    return archive._ChecksumWriter, "write"
 
 
 def _stream():
-    from lightning_tfm.data import TrainingBatches
+    from lightning_tfm.data import LengthGroupedSampler
 
-    return TrainingBatches, "_pass"
+    return LengthGroupedSampler, "_epoch"
 
 
 MOMENTS = {
@@ -233,7 +233,7 @@ SETTINGS = {
     "trainer.log_every_n_steps": 1,
     "checkpoint.every_n_train_steps": 5,
     "model.init_args.network.init_args.dropout": 0.2,
-    "model.init_args.optimization.warmup_steps": 10,
+    "model.init_args.lr_schedule.warmup_steps": 10,
 }
 
 
@@ -264,7 +264,7 @@ TASKS = {
     "reviews_classifier": (
         "Classifier",
         "EncoderClassifier",
-        SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_pairs": 100},
+        SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_bigram_buckets": 100},
     ),
 }
 """By name: the module, the network, and how small that is."""
@@ -280,7 +280,7 @@ def write_task(name, folder):
             german, english = zip(*sentences(number, seed=number), strict=True)
             files[split] = [write_lines(folder / f"{split}.de", german), write_lines(folder / f"{split}.en", english)]
         data = "ParallelText", files | {"vocab_size": 300, "batch_tokens": 400}
-        own = {"bleu": True, "beam_size": 2, "label_smoothing": 0.1}
+        own = {"text_metrics": ["bleu", "chrf"], "beam_size": 2, "label_smoothing": 0.1}
     elif name.startswith("spelling"):
         words = ["".join(random.Random(number).choices("abcde", k=number % 6 + 1)) for number in range(120)]
         rows = [f"{word}\t{' '.join(word.upper())}" for word in words]
@@ -294,10 +294,10 @@ def write_task(name, folder):
         )
     elif name.startswith("text"):
         (folder / "text.txt").write_text(TEXT)
-        data = "Text", {"path": str(folder / "text.txt"), "context": 16, "batch_size": 8}
+        data = "Text", {"path": str(folder / "text.txt"), "max_length": 16, "batch_size": 8}
     else:
         table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
-        data = "Sentiment", {"train": [table], "num_ngrams": 50, "text_length": 16, "batch_size": 20}
+        data = "Sentiment", {"train": [table], "num_ngrams": 50, "max_length": 16, "batch_size": 20}
     config = {
         "seed_everything": 1,
         "trainer": {
@@ -314,7 +314,8 @@ def write_task(name, folder):
             "init_args": own
             | {
                 "network": {"class_path": f"lightning_tfm.networks.{network}", "init_args": size | {"dropout": 0.1}},
-                "optimization": {"learning_rate": 0.01, "warmup_steps": 5},
+                "optimizer": {"class_path": "lightning_tfm.optimizers.AdamW", "init_args": {"lr": 0.01}},
+                "lr_schedule": {"warmup_steps": 5},
             },
         },
         "data": {"class_path": f"datamodules.{data[0]}", "init_args": data[1]},

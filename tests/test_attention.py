@@ -12,11 +12,15 @@ import torch
 from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.data import Pair, PairDataset
-from lightning_tfm.inspection import looks
 from lightning_tfm.layers import attention_maps
+from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.networks import GPT
 from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions
-from lightning_tfm.tokenizer import EOS, PAD, SymbolTokenizer
+from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
+
+
+def attention(network, tokenizer, pair):
+    return Seq2SeqModule(network, tokenizer, 10).attention(pair._asdict())
 
 
 def written_out(weights, pairs, split):
@@ -115,7 +119,7 @@ def test_dates_are_linked_with_the_characters_that_say_them():
     kinds = set()
     for pair in DATA["date"](train_size=2_000).pairs("train"):
         day = date.fromisoformat(pair.target)
-        kinds.add(pair.kind)
+        kinds.add(pair.category)
 
         assert int(said(pair, (8, 9))) == day.day, pair
         assert said(pair, (0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
@@ -128,7 +132,7 @@ def test_dates_are_linked_with_the_characters_that_say_them():
 
 def test_every_generated_pair_has_a_kind_and_an_alignment(make_data):
     for pair in make_data().pairs("val"):
-        assert pair.kind
+        assert pair.category
         assert pair.alignment
 
 
@@ -136,7 +140,7 @@ def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
     source, target_in = batch
     with attention_maps(network) as maps:
         network(source, target_in)
-    over = network.over_source(maps, source)
+    over = network.source_attention(maps, source)
     assert over
     for weights in over.values():
         assert weights.shape[2:] == (target_in.size(1), source.size(1))
@@ -147,7 +151,7 @@ def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
 def test_looks_are_labelled_by_what_stands_there(network):
     tokenizer = SymbolTokenizer("abcdefgh")
     pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
-    found = looks(network, tokenizer, pair)
+    found = attention(network, tokenizer, pair)
     assert any(look.gold for look in found)
     for look in found:
         heads, T, S = look.weights.shape
@@ -183,8 +187,8 @@ def test_where_source_and_target_are_one_long_sequence_the_target_is_shown():
     source, target = "abcdefgh" * 7, "hgfedcba"
     pair = Pair(source, target, tuple((7 - i, i) for i in range(8)))
     network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=80)
-    (look,) = looks(network, tokenizer, pair)
-    shown = look.first()
+    (look,) = attention(network, tokenizer, pair)
+    shown = look.cropped()
     assert shown.queries == [*target, "EOS"]
     assert len(shown.gold) == 8
     assert all(shown.keys[column] == shown.queries[row] for column, row in shown.gold)

@@ -19,11 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps
-from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, markdown, publish, state
+from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, publish, state
 from datamodules import Text
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.tokenization import PAD
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says():
@@ -97,18 +97,18 @@ def test_the_interval_covers_the_expected_time_as_often_as_it_says(share, monkey
 
 def test_the_report_holds_every_row_and_counts_those_with_a_target():
     rows = [
-        measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="the same logits"),
+        measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="logits"),
         measure.absolute_row("c", "s", "≤ 4 s", [math.inf]),
         measure.ratio_row("limit: a / b", "tokens/s", "", [(1234.0, 1000.0)]),
         measure.Row("on a GPU", "tokens/s", "≥ 1 x", note="no GPU"),
     ]
-    results = {"rows": [replace(row, commit="abc1234").as_dict() for row in rows]}
-    results |= {"machine": {"cores": 2, "processor": "a processor"}, "versions": {"torch": "2"}}
+    results = {"rows": [replace(row, machine="a CPU", commit="abc1234").as_dict() for row in rows]}
+    results |= {"versions": {"torch": "2"}}
     report = markdown(json.loads(json.dumps(results)))
     assert "1 of 2 targets held" in report
-    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | the same logits | abc1234 |  |" in report
-    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  |  | abc1234 |  |" in report
-    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  |  | abc1234 | no GPU |" in report
+    assert "| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | a CPU | logits | abc1234 |  |" in report
+    assert "| limit: a / b | 1,234 | 1,000 | tokens/s | 1.23 | 1.23 to 1.23 |  |  | a CPU |  | abc1234 |  |" in report
+    assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  | abc1234 | no GPU |" in report
 
 
 def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monkeypatch):
@@ -133,8 +133,14 @@ def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monke
     assert published("copying", 1.0, 2.0) == [("copying 0", 1.0), ("copying 1", 2.0), ("saving 0", 3.0)]
     assert published("copying", 5.0) == [("copying 0", 5.0), ("saving 0", 3.0)]
     path = folder / "results.json"
-    path.write_text(path.read_text().replace('"cores": ', '"cores": 1'))
-    assert published("saving", 4.0) == [("saving 0", 4.0)], "those of another machine are dropped"
+    path.write_text(path.read_text().replace('"torch": "', '"torch": "1'))
+    assert published("saving", 4.0) == [("saving 0", 4.0)], "those of other versions are dropped"
+
+
+def test_rows_show_the_machine_they_were_measured_on():
+    rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
+    assert all(row.machine and cells(row)[COLUMNS.index("machine")] == row.machine for row in rows)
+    assert f"{os.cpu_count()} cores" in machine()
 
 
 def test_a_row_knows_the_commit_it_was_measured_at():
@@ -209,7 +215,7 @@ def measured_as(benchmark, full, monkeypatch):
     monkeypatch.setattr(decoding, "compare", compare)
     monkeypatch.setattr(convergence, "started", started)
     monkeypatch.setattr(convergence, "trained", trained)
-    monkeypatch.setattr(convergence, "located", lambda name, files: None)
+    monkeypatch.setattr(convergence, "resolve_path", lambda name, files: None)
     monkeypatch.setattr(convergence, "shakespeare_data", lambda: SimpleNamespace(fingerprint="data"))
     monkeypatch.setattr(convergence, "dates_of", lambda seed: f"dates of {seed}")
     return list(benchmark(full)), sides, trainings
@@ -227,7 +233,7 @@ def test_same_data_is_claimed_where_it_is_checked(monkeypatch):
 def test_shakespeare_is_scored_on_the_last_tenth(monkeypatch):
     """As nanoGPT does it, whatever part the experiment sets aside for a test."""
     _, _, trainings = measured_as(convergence.shakespeare, False, monkeypatch)
-    assert all("--data.init_args.test_share=0" in arguments for arguments, _ in trainings)
+    assert all("--data.init_args.test_fraction=0" in arguments for arguments, _ in trainings)
     command = []
     monkeypatch.undo()
     monkeypatch.setattr(Text, "_read", staticmethod(lambda path, encoding: "to be or not to be, " * 100))
@@ -235,8 +241,8 @@ def test_shakespeare_is_scored_on_the_last_tenth(monkeypatch):
     assert [len(data.datasets[split].ids) for split in ("train", "val")] == [1800, 200]
     monkeypatch.setattr(convergence.subprocess, "run", lambda arguments, **_: command.extend(arguments))
     with pytest.raises(StopIteration):  # it leaves no summary
-        convergence.trained("shakespeare_gpt", 1, "--data.init_args.test_share=0")
-    assert command[-1] == "--data.init_args.test_share=0"
+        convergence.trained("shakespeare_gpt", 1, "--data.init_args.test_fraction=0")
+    assert command[-1] == "--data.init_args.test_fraction=0"
 
 
 def test_trainings_take_turns_to_be_first():
@@ -494,7 +500,7 @@ def test_with_a_gpu_its_rows_are_of_what_was_measured(monkeypatch, tmp_path):
 
     trainings = iter([measure.Block(1.46, 50.0)] * 7 + [measure.Block(1.6, 70.0)])
     monkeypatch.setattr(gpu, "started", lambda side: nullcontext(({}, lambda: next(trainings))))
-    monkeypatch.setattr(gpu, "located", lambda name, files: tmp_path)
+    monkeypatch.setattr(gpu, "resolve_path", lambda name, files: tmp_path)
     (row,) = gpu.tiny_shakespeare(False)
     assert (row.ours, row.reached, row.held) == (60.0, "7 of 8 seeds", True)
     assert "1.460, 1.600" in row.note

@@ -20,10 +20,20 @@ from torch.nn import functional as F
 
 from corpora import TEXT, WORDS, as_files, as_imdb, reviews, sentences, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
-from lightning_tfm.data import TokenBatches, TrainingBatches, WindowBatches, stable_hash
+from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, WindowSampler, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, WordTokenizer, learned, read_tokenizer, restored
+from lightning_tfm.tokenization import (
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    UNKNOWN,
+    WordTokenizer,
+    read_tokenizer,
+    tokenizer_from_dict,
+    train_tokenizer,
+    train_word_tokenizer,
+)
 
 
 @pytest.fixture
@@ -52,11 +62,11 @@ def parallel(corpus, endings=("de", "en"), **settings):
     [(("de", "en"), "utf-8"), (("de.gz", "en.gz"), "utf-8"), (("tsv",), "utf-8"), (("latin1.tsv",), "latin-1")],
 )
 def test_parallel_text_is_what_the_files_hold(endings, encoding, tokens, corpus):
-    data = parallel(corpus, endings, encoding=encoding, tokens=tokens)
+    data = parallel(corpus, endings, encoding=encoding, tokenizer=tokens)
     data.setup("fit")
     assert [pair[:2] for pair in data.datasets["train"].pairs] == sentences(300, seed=5)
     assert [pair[:2] for pair in data.datasets["val"].pairs] == sentences(40, seed=3)
-    again = restored(data.tokenizer.to_dict())
+    again = tokenizer_from_dict(data.tokenizer.to_dict())
     for pair in data.datasets["val"].pairs:
         for text in pair[:2]:
             ids = data.tokenizer.encode(text)
@@ -79,11 +89,11 @@ def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
     write_lines(corpus / "val.de", ["Zebra", *(german for german, _ in sentences(39))])
     write_lines(corpus / "val.en", ["Zebra", *(english for _, english in sentences(39))])
     for tokens in ("character", "word"):
-        data = parallel(corpus, tokens=tokens)
+        data = parallel(corpus, tokenizer=tokens)
         assert UNKNOWN in data.tokenizer.decode(data.tokenizer.encode("Zebra"))
-    data = parallel(corpus, tokens="subword")
+    data = parallel(corpus, tokenizer="subword")
     assert data.tokenizer.decode(data.tokenizer.encode("Zebra über \u4e2d")) == "Zebra über \u4e2d", "bytes write all"
-    few = parallel(corpus, tokens="word", vocab_size=8)
+    few = parallel(corpus, tokenizer="word", vocab_size=8)
     assert few.vocab_size == 8
     counts = [sum(text.split().count(symbol) for pair in sentences(300, seed=5) for text in pair) for symbol in WORDS]
     kept = set(few.tokenizer.symbols[1:]) & set(WORDS)
@@ -97,21 +107,21 @@ def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
 def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted(corpus, capsys):
     with pytest.raises(
         UserError,
-        match="max_source_length must be at least 10 for train, but is 8; raise it, or set drop_longer; the longest",
+        match="max_source_length must be at least 10 for train, but is 8; raise it, or set drop_too_long; the longest",
     ):
-        parallel(corpus, tokens="word", max_source_length=8).setup("fit")
+        parallel(corpus, tokenizer="word", max_source_length=8).setup("fit")
     write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
     write_lines(corpus / "val.en", [english for _, english in sentences(40, longest=5)])
-    data = parallel(corpus, tokens="word", max_source_length=8, drop_longer=True)
+    data = parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True)
     data.setup("fit")
     kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
     assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
-    told = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long, and left out\n"
+    told = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped\n"
     assert capsys.readouterr().err == told
 
 
 def test_batches_hold_as_many_tokens_as_they_may(corpus):
-    data = parallel(corpus, tokens="word", max_source_length=16, max_target_length=16, batch_tokens=64)
+    data = parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64)
     data.setup("fit")
     dataset = data.datasets["train"]
     stream = data.training_batches(0, 1)
@@ -128,9 +138,9 @@ def test_batches_hold_as_many_tokens_as_they_may(corpus):
 
 
 STREAMS = {
-    "rows": lambda seed=0, **share: TrainingBatches(torch.arange(100) % 7 + 1, 16, seed, **share),
-    "tokens": lambda seed=0, **share: TokenBatches(torch.arange(100) % 7 + 1, 40, seed, **share),
-    "windows": lambda seed=0, **share: WindowBatches(2000, 16, 8, seed, **share),
+    "rows": lambda seed=0, **share: LengthGroupedSampler(torch.arange(100) % 7 + 1, 16, seed, **share),
+    "tokens": lambda seed=0, **share: MaxTokensSampler(torch.arange(100) % 7 + 1, 40, seed, **share),
+    "windows": lambda seed=0, **share: WindowSampler(2000, 16, 8, seed, **share),
 }
 
 
@@ -143,7 +153,7 @@ def test_every_stream_is_the_same_from_any_place_and_shared_out_by_any_number(ma
         stream = make()
         stream.start = start
         assert whole[start:] == [rows.tolist() for rows in itertools.islice(stream, 50 - start)]
-        assert make().rows_before(start) == sum(map(len, whole[:start]))
+        assert make().samples_seen(start) == sum(map(len, whole[:start]))
     for number in (2, 3):
         parts = [itertools.islice(make(rank=rank, world_size=number), 50) for rank in range(number)]
         for batch, *shares in zip(whole, *parts, strict=True):
@@ -163,7 +173,7 @@ def test_spelling_to_sound(tmp_path):
     val = write_lines(tmp_path / "val.tsv", ["tea\tT IY", "ox\tAA K S"])
     data = Tsv(train, val, target_separator=" ", batch_size=2)
     data.setup("fit")
-    tokenizer = restored(data.tokenizer.to_dict())
+    tokenizer = tokenizer_from_dict(data.tokenizer.to_dict())
     assert tokenizer.split("cat") == ["c", "a", "t"]
     assert tokenizer.split_target("K AE T") == ["K", "AE", "T"]
     assert tokenizer.decode(tokenizer.encode_target("HH AE T")) == "HH AE T"
@@ -182,7 +192,7 @@ def test_a_target_is_what_can_be_written(tmp_path):
     words = write_lines(tmp_path / "words.tsv", ["ein  Hund\ta  dog", "der Hund\tthe dog"])
     for data in (
         Tsv(table, table, target_separator=" ", batch_size=2),
-        ParallelText([words], [words], tokens="word", batch_size=2),
+        ParallelText([words], [words], tokenizer="word", batch_size=2),
     ):
         for pair in data.pairs("train"):
             assert data.tokenizer.decode(data.tokenizer.encode_target(pair.target)) == pair.target
@@ -196,7 +206,10 @@ def test_inflection_has_columns_of_its_own(tmp_path):
     assert pairs[0][:2] == ("run\tV;PST", "ran")
     assert data.tokenizer.split("run\tV;PST") == ["r", "u", "n", "[V]", "[PST]"]
     assert data.tokenizer.split("run") == ["r", "u", "n"]
-    assert restored(data.tokenizer.to_dict()).encode("run\tV;PST") == data.datasets["train"].sources[0, :5].tolist()
+    assert (
+        tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST")
+        == data.datasets["train"].sources[0, :5].tolist()
+    )
     swapped = Tsv(train, train, source=2, target=1, batch_size=2)
     assert swapped.pairs("train")[0][:2] == ("ran", "run")
 
@@ -213,7 +226,7 @@ def text_file(tmp_path, content=TEXT, name="text.txt"):
 
 @pytest.mark.parametrize("tokens", ["character", "subword"])
 def test_validation_scores_every_token_once(tokens, tmp_path):
-    data = Text(text_file(tmp_path), tokens=tokens, vocab_size=300, context=16, batch_size=4, eval_batch_size=3)
+    data = Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, max_length=16, batch_size=4, eval_batch_size=3)
     data.setup("fit")
     assert data.texts["train"] + data.texts["val"] == TEXT
     assert len(data.texts["val"]) == pytest.approx(300, abs=1)
@@ -226,27 +239,27 @@ def test_validation_scores_every_token_once(tokens, tmp_path):
 
 
 def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
-    data = Text(text_file(tmp_path), context=16, batch_size=4)
+    data = Text(text_file(tmp_path), max_length=16, batch_size=4)
     data.setup("fit")
     ids = data.datasets["train"].ids
     begins = set()
     for rows in itertools.islice(data.training_batches(0, 1), 500):
         batch = data.datasets["train"][rows]
-        for begin, target_in, target_out in zip(rows.tolist(), *batch[1:], strict=True):
+        for begin, target_in, target_out in zip(rows.tolist(), batch.target_in, batch.target_out, strict=True):
             assert target_in.equal(ids[begin : begin + 16])
             assert target_out.equal(ids[begin + 1 : begin + 17])
             begins.add(begin % 16)
     assert len(begins) > 5, "each pass begins elsewhere"
 
 
-@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3])
-@pytest.mark.parametrize("test_share", [0.0, 0.05, 0.1, 0.3])
-def test_validation_part_is_the_end_of_the_text(val_share, test_share, tmp_path):
-    texts = Text(text_file(tmp_path), val_share=val_share, test_share=test_share).texts
-    assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_share)) :]
-    if test_share:
+@pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.05, 0.1, 0.3])
+def test_validation_part_is_the_end_of_the_text(val_fraction, test_fraction, tmp_path):
+    texts = Text(text_file(tmp_path), val_fraction=val_fraction, test_fraction=test_fraction).texts
+    assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_fraction)) :]
+    if test_fraction:
         assert texts["train"] + texts["test"] + texts["val"] == TEXT
-        assert len(texts["test"]) == pytest.approx(test_share * len(TEXT), abs=1)
+        assert len(texts["test"]) == pytest.approx(test_fraction * len(TEXT), abs=1)
     else:
         assert texts["train"] + texts["val"] == TEXT
         assert texts["test"] == texts["val"]
@@ -256,7 +269,7 @@ def test_a_folder_is_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
-    data = Text(str(tmp_path / "books"), context=8, batch_size=2, test_share=0.1)
+    data = Text(str(tmp_path / "books"), max_length=8, batch_size=2, test_fraction=0.1)
     parts = (data.texts[split] for split in ("train", "test", "val"))
     assert "".join(parts) == "first\n" * 40 + "\n" + "second\n" * 40
     data.setup("fit")
@@ -271,7 +284,9 @@ def test_the_loss_of_a_language_model_is_of_the_whole_part(tmp_path):
     from lightning_tfm.modules import LanguageModel
     from lightning_tfm.networks import GPT
 
-    data = Text(text_file(tmp_path), tokens="subword", vocab_size=300, context=16, batch_size=4, eval_batch_size=7)
+    data = Text(
+        text_file(tmp_path), tokenizer="subword", vocab_size=300, max_length=16, batch_size=4, eval_batch_size=7
+    )
     module = LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=16), data.tokenizer)
     trainer = Trainer(
         accelerator="cpu",
@@ -320,7 +335,7 @@ def damaged(archive):
 
 
 def sentiment(train, **settings):
-    return Sentiment(**{"train": train, "val_share": 0.2, "test_share": 0.2, "batch_size": 8} | settings)
+    return Sentiment(**{"train": train, "val_fraction": 0.2, "test_fraction": 0.2, "batch_size": 8} | settings)
 
 
 def held(data, splits=("train", "val", "test")):
@@ -450,7 +465,7 @@ def test_texts_of_other_parts_are_counted(form, tmp_path, capsys):
     table = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
     folders = [f"{part}/{label}" for part in ("test", "train", "val") for label in ("neg", "pos")]
     data = str(lay_out(form, in_folders(folders), tmp_path))
-    assert len(sentiment(table, test=[data], test_share=0).pairs("test")) == 80
+    assert len(sentiment(table, test=[data], test_fraction=0).pairs("test")) == 80
     assert "160 files of " in (err := capsys.readouterr().err)
     assert "are left out because they are not for test, such as " in err
     assert len(sentiment([data], test=table).pairs("train")) == 80
@@ -462,7 +477,7 @@ def test_folder_of_a_part_may_hold_texts_without_a_label(tmp_path, capsys, monke
     folder, _ = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
     monkeypatch.chdir(folder / "train")
     for name in (str(folder / "train"), f"{folder}/train/", "."):
-        data = sentiment([name], test=[str(folder / "test")], test_share=0)
+        data = sentiment([name], test=[str(folder / "test")], test_fraction=0)
         assert data.labels == ["neg", "pos"]
         assert held(data, ["train", "val"]) == sorted(reviews(60))
         assert "1 files of " in (err := capsys.readouterr().err)
@@ -503,14 +518,16 @@ NUMBERED = [(("neg", "pos")[n % 2], f"text number {n - n % 10 // 9}") for n in r
 """Labelled texts, of which one in ten comes twice."""
 
 
-@pytest.mark.parametrize("val_share", [0.05, 0.1, 0.3, 0.45])
-@pytest.mark.parametrize("test_share", [0.05, 0.1, 0.3, 0.45])
-def test_each_share_is_of_all_texts(val_share, test_share, tmp_path):
+@pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3, 0.45])
+@pytest.mark.parametrize("test_fraction", [0.05, 0.1, 0.3, 0.45])
+def test_each_share_is_of_all_texts(val_fraction, test_fraction, tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
-    data, other_seed = (sentiment(train, val_share=val_share, test_share=test_share, seed=seed) for seed in (0, 1))
+    data, other_seed = (
+        sentiment(train, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed) for seed in (0, 1)
+    )
     parts = {split: [pair.source for pair in data.pairs(split)] for split in ("train", "val", "test")}
     assert sorted(itertools.chain.from_iterable(parts.values())) == sorted(text for _, text in NUMBERED)
-    shares = {"train": 1 - val_share - test_share, "val": val_share, "test": test_share}
+    shares = {"train": 1 - val_fraction - test_fraction, "val": val_fraction, "test": test_fraction}
     for split, share in shares.items():
         assert len(parts[split]) / 2_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2_000) ** 0.5), split
         assert parts[split] == [pair.source for pair in other_seed.pairs(split)]
@@ -526,17 +543,17 @@ def test_parts_are_intervals_of_one_hash(tmp_path):
     def interval(begin, end):
         return sorted(row for row in NUMBERED if begin <= stable_hash(f"test {row[1]}") / 2**64 < end)
 
-    data = sentiment(train, val_share=0.2, test_share=0.3)
+    data = sentiment(train, val_fraction=0.2, test_fraction=0.3)
     assert held(data, ["test"]) == interval(0, 0.3)
     assert held(data, ["val"]) == interval(0.3, 0.5)
     assert held(data, ["train"]) == interval(0.5, 1)
-    data = sentiment(train, val_share=0.2, test_share=0.3, val=others, test=others)
+    data = sentiment(train, val_fraction=0.2, test_fraction=0.3, val=others, test=others)
     assert held(data, ["train"]) == interval(0.5, 1)
-    data = sentiment(train, val_share=0.2, test_share=0, test=others)
+    data = sentiment(train, val_fraction=0.2, test_fraction=0, test=others)
     assert held(data, ["val"]) == interval(0, 0.2)
     as_files(tmp_path / "folder", NUMBERED, "train")
     as_files(tmp_path / "folder", reviews(50, seed=1), "test")
-    data = sentiment([str(tmp_path / "folder")], val_share=0.2, test_share=0.3)
+    data = sentiment([str(tmp_path / "folder")], val_fraction=0.2, test_fraction=0.3)
     assert held(data, ["val"]) == interval(0.3, 0.5)
     assert held(data, ["train"]) == sorted(interval(0, 0.3) + interval(0.5, 1))
 
@@ -564,7 +581,7 @@ def test_a_folder_of_a_test_part_alone_can_be_tested(tmp_path, capsys):
     assert held(data, ["test"]) == sorted(reviews(30, seed=1))
     left_out = 200 - len(held(data, ["train", "val"]))
     assert capsys.readouterr().err == (
-        f"lightning-tfm: {left_out} texts of train are left out, as test_share says; set it to 0 to train on them\n"
+        f"lightning-tfm: {left_out} texts of train are held out by test_fraction; set it to 0 to train on them\n"
     )
 
 
@@ -583,7 +600,7 @@ def test_texts_that_are_tested_later_change_nothing_of_training(tmp_path):
     assert after.tokenizer.to_dict() == before.tokenizer.to_dict()
     assert [held(after, [split]) for split in ("train", "val")] == [held(before, [split]) for split in ("train", "val")]
     assert held(after, ["test"]) == sorted(reviews(50, seed=1))
-    assert len(sentiment(train, test=others, test_share=0).pairs("train")) > len(before.pairs("train"))
+    assert len(sentiment(train, test=others, test_fraction=0).pairs("train")) > len(before.pairs("train"))
 
 
 def test_nothing_in_an_archive_is_unpacked(tmp_path):
@@ -605,7 +622,7 @@ def test_nothing_in_an_archive_is_unpacked(tmp_path):
 
 def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
-    data = sentiment(train, text_length=5, cut_longer=True)
+    data = sentiment(train, max_length=5, truncate=True)
     data.setup("fit")
     examples = data.datasets["train"]
     long = [index for index, pair in enumerate(examples.pairs) if len(data.tokenizer.encode(pair.source)) > 5]
@@ -613,22 +630,22 @@ def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
     row = long[0]
     assert examples.ids[row].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
     assert f"of {len(long)} of {len(examples)} texts of train the last 5 tokens are read" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"text_length must be at least \d+ for train, but is 5; or set cut_longer"):
-        sentiment(train, text_length=5).setup("fit")
+    with pytest.raises(UserError, match=r"max_length must be at least \d+ for train, but is 5; or set truncate"):
+        sentiment(train, max_length=5).setup("fit")
 
 
 def test_words_are_read_in_small_letters_apart_from_their_marks():
-    tokenizer = learned(["It's great<br />GREAT film!", "great"], "reader's word", vocab_size=7)
+    tokenizer = train_word_tokenizer(["It's great<br />GREAT film!", "great"], vocab_size=7)
     assert tokenizer.split("It's great<br />GREAT!") == ["it's", "great", "great", "!"]
     assert tokenizer.vocab_size == 7
     assert tokenizer.words[0] == "great"
-    again = restored(tokenizer.to_dict())
+    again = tokenizer_from_dict(tokenizer.to_dict())
     assert type(again) is WordTokenizer
     assert again.encode("Great nonsense") == tokenizer.encode("great NONSENSE") == [4, 3]
 
 
 def test_ngrams_tell_of_words_that_training_has_not_seen():
-    tokenizer = restored(learned(["a watch", "a fuss"], "reader's word", 7, num_ngrams=10_000).to_dict())
+    tokenizer = tokenizer_from_dict(train_word_tokenizer(["a watch", "a fuss"], 7, num_ngrams=10_000).to_dict())
     (a, watch, unwatchable), width = tokenizer.encode("a watch unwatchable"), tokenizer.ids_per_token
     assert tokenizer.vocab_size == 7 + 10_000
     assert {len(a), len(watch), len(unwatchable)} == {width}
@@ -641,14 +658,14 @@ def test_ngrams_tell_of_words_that_training_has_not_seen():
     long = tokenizer.encode("a" * 40)[0]
     assert len(long) == width
     with pytest.raises(UserError, match="num_ngrams must be 0 with subwords"):
-        Sentiment(["x.tsv"], tokens="subword", num_ngrams=100)
+        Sentiment(["x.tsv"], tokenizer="subword", num_ngrams=100)
     with pytest.raises(UserError, match="num_ngrams must be at least 0, but is -1"):
         Sentiment(["x.tsv"], num_ngrams=-1)
 
 
 def test_a_batch_of_spelled_words_holds_what_the_tokenizer_says(tmp_path):
     table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
-    data = Sentiment([table], num_ngrams=50, text_length=16, batch_size=20)
+    data = Sentiment([table], num_ngrams=50, max_length=16, batch_size=20)
     data.setup("fit")
     examples = data.datasets["train"]
     rows = torch.tensor([3, 7, 5])
@@ -709,11 +726,11 @@ def test_words_of_texts_without_marks():
 
 
 FORMS = {
-    "characters": lambda p: ParallelText([p], [p], tokens="character", batch_size=2),
-    "words": lambda p: ParallelText([p], [p], tokens="word", batch_size=2),
-    "subwords": lambda p: ParallelText([p], [p], tokens="subword", batch_size=2),
+    "characters": lambda p: ParallelText([p], [p], tokenizer="character", batch_size=2),
+    "words": lambda p: ParallelText([p], [p], tokenizer="word", batch_size=2),
+    "subwords": lambda p: ParallelText([p], [p], tokenizer="subword", batch_size=2),
     "table": lambda p: Tsv(p, p, target_separator=" ", batch_size=2),
-    "text": lambda p: Text(p, context=4, batch_size=2),
+    "text": lambda p: Text(p, max_length=4, batch_size=2),
     "labels": lambda p: Sentiment([p], num_ngrams=50, batch_size=2),
 }
 
@@ -828,7 +845,7 @@ BAD_DATA = {
     ),
     "three columns of parallel text": (
         lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb\tc"])], files),
-        r"must hold two columns, source and target, but has 3; let data.class_path be datamodules.Tsv",
+        r"must hold two columns, source and target, but has 3; set data.class_path to datamodules.Tsv",
     ),
     "three files": (
         lambda p: ParallelText(files := [write_lines(p / "t", ["a\tb"])] * 3, files),
@@ -844,7 +861,7 @@ BAD_DATA = {
     ),
     "too few subwords": (
         lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, vocab_size=100),
-        "vocab_size must be at least 259, for every byte has an id, but is 100",
+        "vocab_size must be at least 259, since every byte has an id, but is 100",
     ),
     "fewer tokens in a batch than in a text": (
         lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, batch_tokens=50),
@@ -852,20 +869,22 @@ BAD_DATA = {
     ),
     "no file": (lambda p: Text(str(p / "none")), "there is no file '.*none', nor is it one of tinyshakespeare"),
     "a text that is shorter than the context": (
-        lambda p: Text(text_file(p, "short text"), context=64).setup("fit"),
-        "the train part of the text must have at least 129 tokens with context 64, but has 9; try context 4",
+        lambda p: Text(text_file(p, "short text"), max_length=64).setup("fit"),
+        "the train part of the text must have at least 129 tokens with max_length 64, but has 9; try max_length 4",
     ),
     "more windows in a batch than there are": (
-        lambda p: (data := Text(text_file(p), context=64, batch_size=100)).setup("fit") or data.training_batches(0, 1),
+        lambda p: (
+            (data := Text(text_file(p), max_length=64, batch_size=100)).setup("fit") or data.training_batches(0, 1)
+        ),
         "batch_size must be at most the 41 windows of the training part, but is 100",
     ),
     "a validation part that is shorter than the context": (
-        lambda p: Text(text_file(p), val_share=0.01, context=64).setup("fit"),
-        "the val part of the text must have at least 65 tokens with context 64, but has 30; try context 14",
+        lambda p: Text(text_file(p), val_fraction=0.01, max_length=64).setup("fit"),
+        "the val part of the text must have at least 65 tokens with max_length 64, but has 30; try max_length 14",
     ),
     "a vocabulary of what is unknown": (
         lambda p: Text(text_file(p), vocab_size=4),
-        "vocab_size must be above 4, the ids of padding, begin, end and what is unknown, but is 4; try 1000",
+        r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
     ),
     "a line without a text": (
         lambda p: sentiment([write_lines(p / "a.neg", ["bad"]), write_lines(p / "a.pos", ["good", " "])]),
@@ -882,7 +901,7 @@ BAD_DATA = {
         "must be an archive of texts, but cannot be read as one: it is damaged",
     ),
     "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
-    "no share for validation": (lambda p: Text(text_file(p), val_share=0.0), "val_share must be above 0"),
+    "no share for validation": (lambda p: Text(text_file(p), val_fraction=0.0), "val_fraction must be above 0"),
     "a label never seen": (
         lambda p: sentiment(
             [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
@@ -897,12 +916,12 @@ BAD_DATA = {
     ),
     "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
     "a share of few": (
-        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_share=0.01),
-        "test_share must leave texts on both sides, but of 4 it takes 0; try another share",
+        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_fraction=0.01),
+        "test_fraction must leave texts on both sides, but of 4 it takes 0; try another fraction",
     ),
     "shares of all texts": (
-        lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_share=0.4, test_share=0.4),
-        "test_share must leave texts on both sides, but of 18 it takes 9; try another share",
+        lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_fraction=0.4, test_fraction=0.4),
+        "test_fraction must leave texts on both sides, but of 18 it takes 9; try another fraction",
     ),
     "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file here, but is a folder"),
     "features of column 0": (
@@ -911,7 +930,7 @@ BAD_DATA = {
     ),
     "no room for symbols": (
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, vocab_size=4),
-        "vocab_size must be above 4, the ids of padding, begin, end and what is unknown, but is 4; try 1000",
+        r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
     ),
     "UTF-32 that is called UTF-16": (
         lambda p: (p / "t.txt").write_bytes("abc".encode("utf-32")) and Text(str(p / "t.txt"), encoding="utf-16"),
@@ -946,8 +965,8 @@ BAD_DATA = {
         "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
     ),
     "no share for the test": (
-        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_share=0),
-        "test_share must be above 0 where test names no data, but is 0; try 0.1",
+        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_fraction=0),
+        "test_fraction must be above 0 where test names no data, but is 0; try 0.1",
     ),
     "no archive": (
         lambda p: (p / "a.tar.gz").write_bytes(b"no archive") and sentiment([str(p / "a.tar.gz")]),
@@ -968,14 +987,14 @@ def test_data_that_cannot_be_used_are_refused_in_one_line(make, message, tmp_pat
 
 
 def test_subwords_are_those_of_a_tokenizer_file(tmp_path):
-    subwords = learned([TEXT], "subword", 300)
+    subwords = train_tokenizer([TEXT], "subword", 300)
     data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, subwords.to_dict()["model"], "tokenizer.json"))
     assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)
 
 
 def test_what_a_tokenizer_file_does_for_its_own_model_is_left_out(tmp_path):
     """It cuts, fills up and frames the model's inputs; a text is to be read whole, and as it is."""
-    subwords = learned([TEXT], "subword", 300)
+    subwords = train_tokenizer([TEXT], "subword", 300)
     others = tokenizers.Tokenizer.from_str(subwords.to_dict()["model"])
     others.add_special_tokens(["<s>"])
     others.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 297)])

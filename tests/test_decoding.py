@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.decoding import beam_search, decode, greedy, sampler, select
-from lightning_tfm.tokenizer import BOS, EOS, PAD
+from lightning_tfm.decoding import beam_search, decode, greedy, reorder_state, sampler
+from lightning_tfm.tokenization import BOS, EOS, PAD
 
 VOCAB_SIZE = 6
 SYMBOLS = range(3, VOCAB_SIZE)
@@ -151,8 +151,8 @@ def test_padding_and_begin_are_never_chosen():
         assert set(symbols) <= {EOS, *SYMBOLS}
 
 
-def draws(choose, logits, count=20_000):
-    return torch.bincount(choose(logits.expand(count, -1)), minlength=logits.size(-1)) / count
+def draws(sample_fn, logits, count=20_000):
+    return torch.bincount(sample_fn(logits.expand(count, -1)), minlength=logits.size(-1)) / count
 
 
 def test_sampling_draws_by_probability_and_temperature():
@@ -202,7 +202,7 @@ def test_every_network_answers_alike_alone_and_in_a_batch(network, batch):
 
 def test_select_reaches_every_tensor_of_a_state():
     state = (torch.arange(4), ((torch.arange(8).view(4, 2),), ()))
-    picked = select(state, torch.tensor([3, 1, 1]))
+    picked = reorder_state(state, torch.tensor([3, 1, 1]))
     assert picked[0].tolist() == [3, 1, 1]
     assert picked[1][0][0].tolist() == [[6, 7], [2, 3], [2, 3]]
     assert greedy(torch.tensor([[0.0, 2.0, 1.0]])).tolist() == [1]

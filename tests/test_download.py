@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from lightning_tfm.data import Download, download, located
+from lightning_tfm.data import Download, download, resolve_path
 from lightning_tfm.errors import UserError
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(50_000))
@@ -73,13 +73,14 @@ def test_a_file_is_downloaded_once(server, tmp_path):
         assert path.read_bytes() == CONTENT
     assert server.asked == [("/origin/file.txt", None)]
     assert cached(tmp_path) == [path]
-    assert located("folder/file.txt", {"folder/file.txt": file(server)}) == path
+    assert resolve_path("folder/file.txt", {"folder/file.txt": file(server)}) == path
 
 
 def test_a_half_download_is_gone_on_with(server, tmp_path):
     server.faults = ["breaks off"]
     with pytest.raises(
-        UserError, match=r"'file.txt' cannot be downloaded from http.*: it broke off; what has arrived is kept"
+        UserError,
+        match=r"'file.txt' cannot be downloaded from http.*: the connection was interrupted; the part received",
     ):
         download("file.txt", file(server))
     (part,) = cached(tmp_path)
@@ -137,7 +138,7 @@ def test_a_reason_is_told_as_it_is_where_a_part_is_kept(server, tmp_path):
         download("file.txt", file(server))
     with pytest.raises(UserError, match="Not Found"):
         download("file.txt", file(server))
-    with pytest.raises(UserError, match="there is no answer"):
+    with pytest.raises(UserError, match="the server does not answer"):
         download("file.txt", Download("http://127.0.0.1:9/file.txt", SUM))
 
 
@@ -156,7 +157,7 @@ def test_a_missing_file_is_named(server, tmp_path):
 
 def test_without_a_network_it_says_so(server, tmp_path):
     nobody = Download("http://127.0.0.1:9/file.txt", SUM)
-    with pytest.raises(UserError, match=r"there is no answer. LIGHTNING_TFM_DATA may name a mirror"):
+    with pytest.raises(UserError, match=r"the server does not answer. LIGHTNING_TFM_DATA may name a mirror"):
         download("file.txt", nobody)
     assert cached(tmp_path) == []
 
@@ -185,4 +186,4 @@ def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
 
 def test_a_name_that_is_neither_a_file_nor_known_is_refused(server):
     with pytest.raises(UserError, match="there is no file 'nothing', nor is it one of known, which can be downloaded"):
-        located("nothing", {"known": file(server)})
+        resolve_path("nothing", {"known": file(server)})

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import lightning_tfm
-from lightning_tfm.checkpoint import Trained
-from lightning_tfm.commands.export import _exported, difference, inputs_of
+from lightning_tfm.commands.export import _exported, difference, example_inputs
 from lightning_tfm.decoding import decode
+from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.tokenizer import EOS, SymbolTokenizer
+from lightning_tfm.tokenization import EOS, UNKNOWN, SymbolTokenizer, tokenizer_from_dict
 from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
@@ -28,12 +28,11 @@ def checkpoint(request, tmp_path_factory):
 def test_three_lines_of_python_use_it(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert not trained.network.training
-    if trained.task == "seq2seq":
+    if isinstance(trained, Seq2SeqModule):
         source = torch.tensor([[*trained.tokenizer.encode("3 1 2"), EOS]])
         tokens = decode(trained.network.decode_step, trained.network.encode(source), trained.max_target_length)
         assert isinstance(trained.tokenizer.decode(tokens[0].tolist()), str)
-    network, tokenizer, *_ = lightning_tfm.load(checkpoint)
-    assert network.hyper_parameters["vocab_size"] == tokenizer.vocab_size
+    assert trained.network.hyper_parameters["vocab_size"] == trained.tokenizer.vocab_size
     with pytest.raises(AttributeError, match="no attribute 'lead'"):
         _ = lightning_tfm.lead
 
@@ -45,7 +44,7 @@ def test_an_exported_network_computes_the_same(format, checkpoint, monkeypatch, 
     folder = tmp_path / "exported"
     if format != "safetensors" and isinstance(lightning_tfm.load(checkpoint).network, AttentionLSTM):
         assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 2
-        assert "--format must be safetensors for an AttentionLSTM" in capsys.readouterr().err
+        assert "--format must be safetensors for AttentionLSTM" in capsys.readouterr().err
         assert not folder.exists()
         return
     assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (
@@ -55,10 +54,10 @@ def test_an_exported_network_computes_the_same(format, checkpoint, monkeypatch, 
     assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's logits, within ")
     trained = lightning_tfm.load(checkpoint)
     config = json.loads((folder / "config.json").read_text())
-    assert config["task"] == trained.task
-    assert lightning_tfm.tokenizer.restored(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
+    assert config["class_path"].rpartition(".")[2] == type(trained).__name__
+    assert tokenizer_from_dict(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
     for rows, length in ((1, 1), (4, 7)):
-        inputs = inputs_of(trained, rows, length)
+        inputs = example_inputs(trained, rows, length)
         with torch.no_grad():
             expected = trained.network(**inputs)
         torch.testing.assert_close(run_exported(format, folder, config, trained, inputs), expected, rtol=0, atol=1e-4)
@@ -68,7 +67,7 @@ def run_exported(format, folder, config, trained, inputs):
     if format == "safetensors":
         from safetensors.torch import load_file
 
-        network = type(trained.network)(**config["network"]["hyper_parameters"]).eval()
+        network = type(trained.network)(**config["network"]["init_args"]).eval()
         missing, unexpected = network.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
         assert not unexpected
         weights = network.state_dict()
@@ -89,16 +88,15 @@ def run_exported(format, folder, config, trained, inputs):
 @pytest.mark.parametrize("task", ["seq2seq", "language modelling", "classification"])
 def test_a_network_of_few_positions_is_exported(task):
     """Drawn inputs are no longer than what it can read."""
-    tokenizer = SymbolTokenizer("abc")
-    sizes = {"d_model": 16, "num_heads": 2, "num_layers": 1}
-    network, target = {
-        "seq2seq": (Transformer(tokenizer.vocab_size, **sizes, max_length=4), 4),
-        "language modelling": (GPT(tokenizer.vocab_size, **sizes, max_length=4), 0),
-        "classification": (EncoderClassifier(tokenizer.vocab_size, 2, 4, **sizes), 0),
-    }[task]
-    trained = Trained(network.eval(), tokenizer, task, target, ("neg", "pos"))
-    program = _exported(trained).module()
-    assert difference(trained, lambda inputs: program(**inputs)) < 1e-4
+    tokenizer = SymbolTokenizer([UNKNOWN, *"abc"])
+    size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1}
+    module = {
+        "seq2seq": lambda: Seq2SeqModule(Transformer(size, **sizes, max_length=4), tokenizer, 4),
+        "language modelling": lambda: LanguageModel(GPT(size, **sizes, max_length=4), tokenizer),
+        "classification": lambda: Classifier(EncoderClassifier(size, 2, 4, **sizes), tokenizer, ("neg", "pos")),
+    }[task]().eval()
+    program = _exported(module).module()
+    assert difference(module, lambda inputs: program(**inputs)) < 1e-4
 
 
 def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
@@ -127,11 +125,11 @@ def test_what_is_no_number_or_of_another_shape_differs(checkpoint):
 
 def test_what_is_there_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
     assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path) == 2
-    assert "--output must be a folder that is not there yet" in capsys.readouterr().err
+    assert "--output must be a new folder" in capsys.readouterr().err
 
 
 def test_inputs_are_padded_as_batches_are(checkpoint):
     trained = lightning_tfm.load(checkpoint)
-    for ids in inputs_of(trained, 3, 6).values():
+    for ids in example_inputs(trained, 3, 6).values():
         assert ((ids != 0).long().diff(dim=1) <= 0).all()
-    assert isinstance(trained.network, EncoderClassifier) == (trained.task == "classification")
+    assert isinstance(trained.network, EncoderClassifier) == isinstance(trained, Classifier)

@@ -24,9 +24,9 @@ import pytest
 import torch
 
 from lightning_tfm import cli
-from lightning_tfm.checkpoint import is_whole, read, write
-from lightning_tfm.cli import lock_run
+from lightning_tfm.checkpoint import read, verify_checksum, write
 from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.resuming import lock_run
 from runs import (
     CONTEXT,
     EXPERIMENTS,
@@ -65,7 +65,7 @@ def test_a_signal_saves_first_and_says_how_to_go_on(signum, status, moment, call
     assert child.wait() == status, child.err.read_text()
     told, command = child.err.read_text().splitlines()[-2:]
     step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
-    assert told == f"lightning-tfm: ended by {signum}, saved after step {step}; go on with:"
+    assert told == f"lightning-tfm: ended by {signum}, saved after step {step}; resume with:"
     if moment == "in a training step":
         assert step == call, "not a step is lost"
     assert "Traceback" not in child.err.read_text()
@@ -82,7 +82,7 @@ def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
     assert child.wait() == status
     told, command = child.err.read_text().splitlines()[-2:]
-    assert told == f"lightning-tfm: ended by {signum}; go on with:"
+    assert told == f"lightning-tfm: ended by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
     assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
@@ -266,9 +266,9 @@ def check_damages(number, tmp_path):
     digests, kinds = {hashlib.sha256(data).digest()}, Counter()
     for name, damaged in damages(data, number):
         path.write_bytes(damaged)
-        assert not is_whole(path), name
+        assert not verify_checksum(path), name
         with pytest.raises(
-            UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or none"
+            UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or not a checkpoint"
         ):
             read(path)
         digests.add(hashlib.sha256(damaged).digest())
@@ -318,7 +318,7 @@ def test_last_falls_back_to_the_newest_whole_checkpoint(damage, reference, tmp_p
     assert child.wait() == 0, child.err.read_text()
     lines = [line for line in child.err.read_text().splitlines() if "damaged" in line]
     assert len(lines) == 1
-    assert "last.ckpt is damaged" in lines[0]
+    assert "last.ckpt: it is damaged" in lines[0]
     starts = json.loads((folder(tmp_path, "attention_lstm") / "provenance.json").read_text())
     assert [start["step"] for start in starts] == [0, 24], "from best.ckpt"
     assert_same_run(tmp_path, reference("attention_lstm"), "attention_lstm")
@@ -330,7 +330,7 @@ def test_last_without_any_whole_checkpoint_is_refused(tmp_path):
     last.write_bytes(last.read_bytes()[:-1])
     child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
     assert child.wait() == 2
-    assert "--ckpt_path last needs a whole checkpoint below 'runs/copy_gpt', but there is none" in last_line(child)
+    assert "--ckpt_path last needs an undamaged checkpoint below 'runs/copy_gpt', but there is none" in last_line(child)
     assert last.exists()
 
 
@@ -374,7 +374,7 @@ def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment
     assert child.wait() == 2
     line = last_line(child)
     assert re.search(f"at step 31 the loss is {loss} and gradients are not finite", line)
-    assert "of group 'matrices' (first network." in line
+    assert "of group 'hidden matrices' (first network." in line
     assert "of group 'vectors' (first network." in line
     assert "Traceback" not in child.err.read_text()
     checkpoints = folder(tmp_path, model) / "checkpoints"
@@ -386,12 +386,10 @@ def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment
 
 
 def test_a_rate_that_is_too_high_is_told(tmp_path):
-    arguments = fit("transformer", **{"model.init_args.optimization.learning_rate": 1e30})
+    arguments = fit("transformer", **{"model.init_args.optimizer.init_args.lr": 1e30})
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
-    assert re.search(
-        r"loss and gradients must be finite, but at step \d .*\.learning_rate \(1e\+30\)", last_line(child)
-    )
+    assert re.search(r"loss and gradients must be finite, but at step \d .*\.lr\)", last_line(child))
 
 
 # Code in data
@@ -468,7 +466,7 @@ NAMED = {
   max_steps: "Problem with given class_path 'planted.Evil': does not accept option 'x'"
 """,
     "python's own tag": "data: !!python/object/apply:os.system ['touch canary']",
-    "trust in itself": "allow: planted\ndata: planted.Evil",
+    "trust in itself": "trust_package: planted\ndata: planted.Evil",
 }
 
 
@@ -491,17 +489,17 @@ def test_the_command_line_imports_nothing_that_is_not_allowed(tmp_path):
         child = run(*fit("gpt", option), cwd=tmp_path)
         assert child.wait() == 2
         assert "planted.Evil" in last_line(child)
-        assert "--allow planted" in last_line(child)
+        assert "--trust-package planted" in last_line(child)
         assert not (tmp_path / "canary").exists()
 
 
 def test_what_is_allowed_by_name_is_imported(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
-    child = run(*fit("gpt", "--data=planted.Evil", "--allow=planted"), cwd=tmp_path)
+    child = run(*fit("gpt", "--data=planted.Evil", "--trust-package=planted"), cwd=tmp_path)
     assert child.wait() == 2, "no data module"
     assert (tmp_path / "canary").exists(), "what the tests above look for"
     (tmp_path / "mine.py").write_text("import datamodules\nclass Mine(datamodules.Copy):\n    pass\n")
-    for count, option in enumerate(("--allow=mine", "--allow=other,mine")):
+    for count, option in enumerate(("--trust-package=mine", "--trust-package=other,mine")):
         child = run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
         assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == count + 1
@@ -590,7 +588,7 @@ def test_nobody_is_asked_for_an_account_at_a_terminal(tmp_path):
     command = [script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
     status, printed = in_terminal(command, tmp_path, environment)
     assert status == 0, printed
-    assert "The run lies in" in printed
+    assert "The run is saved in" in printed
 
 
 def test_without_an_account_the_run_is_as_it_was(reference, tmp_path):

@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 
 from conftest import VOCAB_SIZE
-from lightning_tfm.decoding import decode, go_on, select
+from lightning_tfm.decoding import continue_text, decode, reorder_state
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
     AdditiveAttention,
@@ -25,14 +25,14 @@ from lightning_tfm.layers import (
     SelfAttention,
     SinusoidalPositions,
     TransformerLayer,
+    apply_rotary,
     attention_maps,
     causal_mask,
-    rotated,
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.networks.naive_bayes import NaiveBayes
-from lightning_tfm.tokenizer import EOS, PAD, UNKNOWN_ID
+from lightning_tfm.tokenization import EOS, PAD, UNKNOWN_ID
 
 
 def test_logits_do_not_depend_on_later_inputs(network, batch):
@@ -96,7 +96,7 @@ def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
     for token in target_in[:, :3].unbind(1):
         _, state = network.decode_step(token, state)
         _, selected = network.decode_step(token[rows], selected)
-    ours, _ = network.decode_step(target_in[rows, 3], select(state, rows))
+    ours, _ = network.decode_step(target_in[rows, 3], reorder_state(state, rows))
     theirs, _ = network.decode_step(target_in[rows, 3], selected)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
@@ -176,7 +176,8 @@ def test_dropout_draws_the_same_bits(p):
 @pytest.mark.parametrize("dropout", [1e-9, 0.999999])
 def test_networks_train_with_dropout_at_its_edges(dropout):
     source, target_in = torch.randint(3, VOCAB_SIZE, (5, 7)), torch.randint(3, VOCAB_SIZE, (5, 6))
-    networks = [cls(VOCAB_SIZE, 16, dropout=dropout) for cls in (Transformer, GPT, AttentionLSTM)]
+    networks = [cls(VOCAB_SIZE, 16, dropout=dropout, max_length=16) for cls in (Transformer, GPT)]
+    networks.append(AttentionLSTM(VOCAB_SIZE, 16, dropout=dropout))
     classifier = EncoderClassifier(
         VOCAB_SIZE, 3, 9, 16, dropout=dropout, embedding_dropout=dropout, word_dropout=dropout
     )
@@ -257,7 +258,7 @@ def test_self_attention_weights_are_those_of_the_fused_path(is_causal):
         mask[..., 0] = True
     context, (_, value) = layer(x, mask, is_causal)
     by_weights = layer.weights(x, mask, is_causal) @ value
-    torch.testing.assert_close(layer.output(by_weights.transpose(1, 2).flatten(2)), context)
+    torch.testing.assert_close(layer.out_proj(by_weights.transpose(1, 2).flatten(2)), context)
 
 
 def test_cross_attention_weights_are_those_of_the_fused_path():
@@ -265,13 +266,13 @@ def test_cross_attention_weights_are_those_of_the_fused_path():
     x, memory = torch.randn(3, 5, 16), layer.project_memory(torch.randn(3, 6, 16))
     mask = torch.arange(6) < torch.tensor([6, 2, 1])[:, None, None, None]
     by_weights = layer.weights(x, memory, mask) @ memory[1]
-    torch.testing.assert_close(layer.output(by_weights.transpose(1, 2).flatten(2)), layer(x, memory, mask))
+    torch.testing.assert_close(layer.out_proj(by_weights.transpose(1, 2).flatten(2)), layer(x, memory, mask))
 
 
 def test_self_attention_equals_torch():
     ours, theirs = SelfAttention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
-    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.query_key_value.weight, ours.query_key_value.bias
-    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.output.weight, ours.output.bias
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv_proj.weight, ours.qkv_proj.bias
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out_proj.weight, ours.out_proj.bias
     x = torch.randn(3, 6, 16)
     mask = causal_mask(6, 6, x.device)
     expected, expected_weights = theirs(x, x, x, attn_mask=~mask, average_attn_weights=False)
@@ -282,9 +283,9 @@ def test_self_attention_equals_torch():
 
 def test_cross_attention_equals_torch():
     ours, theirs = CrossAttention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
-    theirs.in_proj_weight.data = torch.cat((ours.query.weight, ours.key_value.weight))
-    theirs.in_proj_bias.data = torch.cat((ours.query.bias, ours.key_value.bias))
-    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.output.weight, ours.output.bias
+    theirs.in_proj_weight.data = torch.cat((ours.q_proj.weight, ours.kv_proj.weight))
+    theirs.in_proj_bias.data = torch.cat((ours.q_proj.bias, ours.kv_proj.bias))
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out_proj.weight, ours.out_proj.bias
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
     real = torch.arange(6) < torch.tensor([6, 2, 1])[:, None]
     expected, _ = theirs(x, memory, memory, key_padding_mask=~real)
@@ -292,10 +293,10 @@ def test_cross_attention_equals_torch():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("has_memory", [False, True])
-def test_transformer_layer_equals_torch(norm, has_memory):
-    ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), has_memory=has_memory)
-    their_class = nn.TransformerDecoderLayer if has_memory else nn.TransformerEncoderLayer
+@pytest.mark.parametrize("cross_attention", [False, True])
+def test_transformer_layer_equals_torch(norm, cross_attention):
+    ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), cross_attention=cross_attention)
+    their_class = nn.TransformerDecoderLayer if cross_attention else nn.TransformerEncoderLayer
     theirs = their_class(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
 
     def copy(their, our):
@@ -303,21 +304,21 @@ def test_transformer_layer_equals_torch(norm, has_memory):
             parameter.data.normal_()
             their.get_parameter(name).data.copy_(parameter)
 
-    theirs.self_attn.in_proj_weight.data.copy_(ours.self_attention.query_key_value.weight)
-    theirs.self_attn.in_proj_bias.data.copy_(ours.self_attention.query_key_value.bias)
-    copy(theirs.self_attn.out_proj, ours.self_attention.output)
+    theirs.self_attn.in_proj_weight.data.copy_(ours.self_attention.qkv_proj.weight)
+    theirs.self_attn.in_proj_bias.data.copy_(ours.self_attention.qkv_proj.bias)
+    copy(theirs.self_attn.out_proj, ours.self_attention.out_proj)
     copy(theirs.norm1, ours.add_self.norm)
     copy(theirs.linear1, ours.feed_forward[0])
     copy(theirs.linear2, ours.feed_forward[2])
-    copy(theirs.norm3 if has_memory else theirs.norm2, ours.add_feed_forward.norm)
+    copy(theirs.norm3 if cross_attention else theirs.norm2, ours.add_feed_forward.norm)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
-    if not has_memory:
+    if not cross_attention:
         torch.testing.assert_close(ours(x)[0], theirs(x), atol=1e-5, rtol=1e-4)
         return
     cross = ours.cross_attention
-    theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.query.weight, cross.key_value.weight)))
-    theirs.multihead_attn.in_proj_bias.data.copy_(torch.cat((cross.query.bias, cross.key_value.bias)))
-    copy(theirs.multihead_attn.out_proj, cross.output)
+    theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.q_proj.weight, cross.kv_proj.weight)))
+    theirs.multihead_attn.in_proj_bias.data.copy_(torch.cat((cross.q_proj.bias, cross.kv_proj.bias)))
+    copy(theirs.multihead_attn.out_proj, cross.out_proj)
     copy(theirs.norm2, ours.add_cross.norm)
     mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
     expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
@@ -329,15 +330,15 @@ def test_additive_attention_equals_its_formula():
     layer = AdditiveAttention(4, 6, 5)
     query, memory = torch.randn(2, 4), torch.randn(2, 3, 6)
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    context = layer(query, layer.key(memory), memory, mask)
+    context = layer(query, layer.k_proj(memory), memory, mask)
     for b, length in enumerate((3, 2)):
         energies = [
-            layer.energy.weight[0] @ torch.tanh(layer.query.weight @ query[b] + layer.key(memory[b, s]))
+            layer.energy.weight[0] @ torch.tanh(layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s]))
             for s in range(length)
         ]
         alpha = torch.stack(energies).softmax(0)
         torch.testing.assert_close(context[b], alpha @ memory[b, :length])
-        torch.testing.assert_close(layer.weights(query, layer.key(memory), memory, mask)[b, 0, 0, :length], alpha)
+        torch.testing.assert_close(layer.weights(query, layer.k_proj(memory), memory, mask)[b, 0, 0, :length], alpha)
 
 
 @pytest.mark.parametrize("d_model", [8, 7])
@@ -357,10 +358,10 @@ def test_rotary_positions_equal_their_formula():
     theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
     angle, a, b = positions[:, None, :, None] * theta, x[..., ::2], x[..., 1::2]
     expected = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1).flatten(-2)
-    torch.testing.assert_close(rotated(x, rotary(positions)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(apply_rotary(x, rotary(positions)), expected, atol=1e-5, rtol=0)
 
     x = x[:1].expand_as(x)
-    turned = rotated(x, rotary(positions))
+    turned = apply_rotary(x, rotary(positions))
     torch.testing.assert_close(*(turned @ turned.transpose(-1, -2)).unbind(0), atol=1e-5, rtol=0)
 
 
@@ -453,7 +454,10 @@ def test_tied_embeddings_are_one_matrix():
     ("make", "message"),
     [
         (lambda: Transformer(11, 130, 4), r"d_model must be divisible by num_heads \(4\), but is 130; try 128 or 132"),
-        (lambda: GPT(11, 12, 4, positions="rotary"), "must be even for rotary positions, but is 3; try 4"),
+        (
+            lambda: GPT(11, 12, 4, max_length=9, positions="rotary"),
+            "must be even for rotary positions, but is 3; try 4",
+        ),
         (lambda: GPT(11, 3, 4), r"d_model must be divisible by num_heads \(4\), but is 3; try 4 or 8"),
         (lambda: AttentionLSTM(11, 8, dropout=1.0), "dropout must be at least 0 and below 1, but is 1.0"),
         (lambda: GPT(11, 8, 2, num_layers=0), "num_layers must be at least 1, but is 0"),
@@ -461,7 +465,7 @@ def test_tied_embeddings_are_one_matrix():
         (lambda: Transformer(11, 8, 2, max_length=9).check_lengths(3, 12), "target has 12 tokens.* max_length 9"),
         (
             lambda: GPT(11, 8, 2, max_length=9).check_lengths(5, 6),
-            r"have 5 \+ 6 tokens.* max_length 9; try max_length 11",
+            r"have 5 \+ 6 tokens.* max_length 9 positions; try max_length 11",
         ),
     ],
 )
@@ -489,7 +493,7 @@ def test_source_keys_are_computed_once(batch):
     network = Transformer(11, 16, 4, 2, 32, max_length=12)
     calls = []
     for layer in network.decoder:
-        layer.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
+        layer.cross_attention.kv_proj.register_forward_hook(lambda *_: calls.append(1))
     decode(network.decode_step, network.encode(batch[0]), 6)
     assert len(calls) == len(network.decoder)
 
@@ -588,7 +592,7 @@ def test_naive_bayes_answers_by_the_prior_where_words_say_nothing():
 
 def test_a_classifier_answers_with_naive_bayes_and_is_trained_without():
     text, label = torch.randint(4, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
-    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, dropout=0.0, num_pairs=50)
+    network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, dropout=0.0, num_bigram_buckets=50)
     alone = network.train()(text)
     network.naive_bayes.count(text, label)
     assert network(text).equal(alone)
@@ -610,9 +614,7 @@ def test_a_classifier_learns_a_batch_by_heart(classifier):
 
 
 def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
-    with pytest.raises(
-        UserError, match="the longest text has 10 tokens, but the model's positions end at text_length 9"
-    ):
+    with pytest.raises(UserError, match="the longest text has 10 tokens, but the model has max_length 9 positions"):
         classifier(torch.full((1, 10), 3))
 
 
@@ -624,7 +626,7 @@ def test_going_on_with_a_text_reads_what_fits(network):
     """Greedily, and against a computation of everything anew; where positions end, the last half is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()
     tokens = torch.tensor([[3, 4, 5]])
-    more = go_on(network.encode, network.decode_step, tokens, 20, 8)
+    more = continue_text(network.encode, network.decode_step, tokens, 20, 8)
     text = tokens
     while text.size(1) < 23:
         # all of nine tokens in turn; then the last four of them and five more, and so on

@@ -1,4 +1,4 @@
-"""Networks of a user's own package: each command that reads a checkpoint takes them behind `--allow`, and only so."""
+"""Networks of a user's own package are loaded by every command if, and only if, `--trust-package` names it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,13 @@ def own_run(tmp_path_factory):
     """The folder in which a network of its own module was trained, and the run in it."""
     cwd = tmp_path_factory.mktemp("own")
     (cwd / "my_nets.py").write_text(OWN)
-    arguments = ["--config", EXPERIMENTS / "copy_gpt.yaml", "--model.network=my_nets.Mine", "--allow=my_nets", *SIZES]
+    arguments = [
+        "--config",
+        EXPERIMENTS / "copy_gpt.yaml",
+        "--model.network=my_nets.Mine",
+        "--trust-package=my_nets",
+        *SIZES,
+    ]
     child = run("fit", *arguments, cwd=cwd)
     assert child.wait() == 0, child.err.read_text()
     return cwd / "runs/copy_gpt/version_0"
@@ -61,7 +67,10 @@ def own_run(tmp_path_factory):
 
 def test_the_commands_that_fit_prints_allow_the_package_too(own_run):
     printed = (own_run.parents[2] / "stdout").read_text()
-    assert re.search(r"lightning-tfm generate .* --allow my_nets\n.*lightning-tfm report .* --allow my_nets\n", printed)
+    assert re.search(
+        r"lightning-tfm generate .* --trust-package my_nets\n.*lightning-tfm report .* --trust-package my_nets\n",
+        printed,
+    )
 
 
 @pytest.fixture
@@ -94,11 +103,11 @@ COMMANDS = {
 def test_a_command_uses_a_network_of_an_allowed_package(command, checkpoint, monkeypatch, tmp_path, capsys):
     arguments = COMMANDS[command](checkpoint, tmp_path / "output")
     assert in_process(monkeypatch, *arguments) == 2
-    assert "--allow" in capsys.readouterr().err
+    assert "--trust-package" in capsys.readouterr().err
     assert "my_nets" not in sys.modules
     assert not Path("canary").exists()
     assert not (tmp_path / "output").exists()
-    assert in_process(monkeypatch, *arguments, "--allow", "other,my_nets") == 0, capsys.readouterr().err
+    assert in_process(monkeypatch, *arguments, "--trust-package", "other,my_nets") == 0, capsys.readouterr().err
     assert Path("canary").exists()
     assert (tmp_path / "output").exists() or command == "test"
 
@@ -108,19 +117,21 @@ def test_a_report_shows_the_attention_of_allowed_networks_only(own_run, checkpoi
     assert in_process(monkeypatch, *arguments) == 0
     message = capsys.readouterr().err
     assert "no attention of" in message
-    assert message.endswith("names 'my_nets.Mine', which is not imported; if you trust its code: --allow my_nets\n")
+    assert message.endswith(
+        "names 'my_nets.Mine', which is not imported; if you trust its code: --trust-package my_nets\n"
+    )
     assert not Path("canary").exists()
-    assert in_process(monkeypatch, *arguments, "--allow=my_nets") == 0
+    assert in_process(monkeypatch, *arguments, "--trust-package=my_nets") == 0
     assert capsys.readouterr().err == ""
     assert Path("canary").exists()
 
 
 def test_python_loads_a_network_of_an_allowed_package(checkpoint):
-    for allow in ((), ["my_net"], ["other"], ["my_nets.inner"]):
-        with pytest.raises(UserError, match=r"names 'my_nets.Mine', which is not imported.*--allow my_nets"):
-            lightning_tfm.load(checkpoint, allow)
+    for trust_packages in ((), ["my_net"], ["other"], ["my_nets.inner"]):
+        with pytest.raises(UserError, match=r"names 'my_nets.Mine', which is not imported.*--trust-package my_nets"):
+            lightning_tfm.load(checkpoint, trust_packages)
     assert not Path("canary").exists()
-    network, *_ = lightning_tfm.load(checkpoint, allow=["my_nets"])
+    network = lightning_tfm.load(checkpoint, trust_packages=["my_nets"]).network
     assert type(network).__name__ == "Mine"
     assert network.hyper_parameters["width"] == 8
 
@@ -131,36 +142,36 @@ def test_an_allowed_package_must_have_a_network_of_the_name(checkpoint, tmp_path
         ("my_nets.Yours", "names 'my_nets.Yours', which cannot be imported: module 'my_nets' has no attribute 'Yours'"),
         ("my_nets.inner.Mine", "names 'my_nets.inner.Mine', which cannot be imported"),
         ("my_nets.nn.Linear", "names 'my_nets.nn.Linear', which cannot be imported"),
-        ("my_nets.Path", "must be a class that derives from Network, but is 'my_nets.Path'"),
-        ("my_nets.Seq2SeqNetwork", "must be a class that derives from Network, but is 'my_nets.Seq2SeqNetwork'"),
+        ("my_nets.Path", "must name a class that derives from Network, but names 'my_nets.Path'"),
+        ("my_nets.Seq2SeqNetwork", "must name a class that derives from Network, but names 'my_nets.Seq2SeqNetwork'"),
         (["my_nets"], "is not imported"),
     ):
         network = content["hyper_parameters"]["network"] | {"class_path": name}
         hyper_parameters = content["hyper_parameters"] | {"network": network}
         write(content | {"hyper_parameters": hyper_parameters}, tmp_path / "odd.ckpt")
         with pytest.raises(UserError, match=re.escape(message)):
-            lightning_tfm.load(tmp_path / "odd.ckpt", allow=["my_nets"])
+            lightning_tfm.load(tmp_path / "odd.ckpt", trust_packages=["my_nets"])
 
 
 def test_reproduce_hands_allowed_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
-    header = (
-        "# claims:\n# - {metric: test/exact_match, by_seed: {11: 0, 12: 1}}\n# training: {seconds: 2, machine: any}\n"
+    (tmp_path / "claims.yaml").write_text(
+        "mine: {test/exact_match: {11: 0, 12: 1}, training: {seconds: 2, machine: any}}\n"
     )
-    config = (checkpoint.parents[1] / "config.yaml").read_text().replace("allow: my_nets", "allow: ''")
+    config = (checkpoint.parents[1] / "config.yaml").read_text().replace("trust_package: my_nets", "trust_package: ''")
     config = config.partition("\n")[2]  # after the line that names Lightning's version
-    (tmp_path / "mine.yaml").write_text(f"# Mine.\n#\n{header}{config}")
+    (tmp_path / "mine.yaml").write_text(config)
     arguments = ["reproduce", tmp_path / "mine.yaml", "--seeds", "1"]
     assert in_process(monkeypatch, *arguments, "--output", tmp_path / "refused") == 1
-    assert "--allow my_nets" in capsys.readouterr().err
+    assert "--trust-package my_nets" in capsys.readouterr().err
     assert not Path("canary").exists()
-    assert in_process(monkeypatch, *arguments, "--output", tmp_path / "allowed", "--allow=my_nets") == 0
+    assert in_process(monkeypatch, *arguments, "--output", tmp_path / "allowed", "--trust-package=my_nets") == 0
     assert Path("canary").exists()
 
 
 @pytest.mark.parametrize("name", ["my-package", "jsonargparse", "*", "os.", "a b"])
 def test_allow_takes_names_of_packages(name, monkeypatch, capsys):
     for command in (("fit", "--config", EXPERIMENTS / "copy_gpt.yaml"), ("generate", "none.ckpt", "x")):
-        assert in_process(monkeypatch, *command, "--allow", name) == 2
+        assert in_process(monkeypatch, *command, "--trust-package", name) == 2
         message = capsys.readouterr().err
-        assert f"argument --allow: must be names of packages, separated by commas, but has {name!r}" in message
+        assert f"argument --trust-package: must be names of packages, separated by commas, but has {name!r}" in message
         assert "Traceback" not in message

@@ -47,7 +47,7 @@ def test_fit_resume_generate_and_report_run_elsewhere(tmp_path):
         ("generate", run / "checkpoints/best.ckpt", "1 2 3"),
         ("report", run),
     )
-    assert f"The run lies in {run}. " in printed, "an absolute path, as on another drive"
+    assert f"The run is saved in {run}. " in printed, "an absolute path, as on another drive"
     assert (tmp_path / "report.html").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import count
 
 import lightning
@@ -24,14 +25,15 @@ from corpora import TEXT, reviews, write_lines
 from datamodules import Copy, Sentiment, Text
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks import Checkpoints, WeightAveraging
-from lightning_tfm.checkpoint import WholeCheckpointIO, read
+from lightning_tfm.checkpoint import VerifiedCheckpointIO, read
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean
-from lightning_tfm.modules import Classifier, LanguageModel, Optimization, Seq2SeqModule
+from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.modules.task import check_strategy
 from lightning_tfm.networks import GPT, EncoderClassifier
-from lightning_tfm.tokenizer import EOS, PAD
+from lightning_tfm.optimizers import AdamW
+from lightning_tfm.tokenization import EOS, PAD
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """All that need no further package. On a CPU Lightning replaces 16-mixed by bf16-mixed, but torch has it."""
@@ -45,7 +47,7 @@ def make_trainer(precision, **settings):
         **{
             "accelerator": "cpu",
             "precision": None if plugins else precision,
-            "plugins": [*plugins, WholeCheckpointIO()],
+            "plugins": [*plugins, VerifiedCheckpointIO()],
             "max_steps": 60,
             "logger": False,
             "enable_checkpointing": False,
@@ -65,22 +67,23 @@ def make_seq2seq(tmp_path):
         longer_size=10, batch_size=32, eval_batch_size=2,
     )  # fmt: skip
     network = GPT(data.vocab_size, 16, 2, 1, max_length=14)
-    optimization = Optimization(learning_rate=2e-2)
-    return data, Seq2SeqModule(network, data.tokenizer, data.max_target_length, optimization, bleu=True)
+    return data, Seq2SeqModule(
+        network, data.tokenizer, data.max_target_length, partial(AdamW, lr=2e-2), text_metrics=["bleu", "chrf"]
+    )
 
 
 def make_language_model(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    data = Text(str(tmp_path / "text.txt"), val_share=0.5, context=7, batch_size=16, eval_batch_size=1)
+    data = Text(str(tmp_path / "text.txt"), val_fraction=0.5, max_length=7, batch_size=16, eval_batch_size=1)
     return data, LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=7), data.tokenizer)
 
 
 def make_classifier(tmp_path, learning_rate=1e-3):
     table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(800)))
     more = write_lines(tmp_path / "more.tsv", map("\t".join, reviews(2 * BATCHES, seed=1)))
-    data = Sentiment([table], [more], val_share=0, text_length=16, batch_size=16, eval_batch_size=2)
-    network = EncoderClassifier(data.vocab_size, 2, 16, 16, 2, 1, 32, num_pairs=50)
-    return data, Classifier(network, data.tokenizer, data.labels, Optimization(learning_rate=learning_rate))
+    data = Sentiment([table], [more], val_fraction=0, max_length=16, batch_size=16, eval_batch_size=2)
+    network = EncoderClassifier(data.vocab_size, 2, 16, 16, 2, 1, 32, num_bigram_buckets=50)
+    return data, Classifier(network, data.tokenizer, data.labels, partial(AdamW, lr=learning_rate))
 
 
 TASKS = {"seq2seq": make_seq2seq, "language_model": make_language_model, "classifier": make_classifier}
@@ -131,7 +134,7 @@ def expected_metrics(task, recorder, data, module):
         per_token = data.datasets["val"].characters_per_token
         return {"loss": loss, "perplexity": math.exp(loss), "loss_per_character": loss / per_token}
     decode = data.tokenizer.decode
-    answers = [decode(ids) for outputs in recorder.outputs for ids in outputs["answers"].tolist()]
+    answers = [line["prediction"] for outputs in recorder.outputs for line in outputs["predictions"]]
     targets = [decode(ids) for batch in recorder.batches for ids in batch.target_out.tolist()]
     assert 0 < sum(map(str.__eq__, answers, targets)) < len(targets), "the metric can take a wrong value"
     return {
@@ -167,7 +170,9 @@ def test_alignment_scores_equal_float64_over_many_batches(dtype):
         ids = torch.tensor([[3, 4, 5, EOS], [4, 3, EOS, PAD]])
         weights = torch.randn(2, 2, 4, 4).softmax(-1).to(dtype)
         is_symbol = (ids != PAD) & (ids != EOS)
-        score.update(weights, torch.eye(4, dtype=torch.bool).expand(2, 4, 4), Batch(ids, ids, ids))
+        score.update(
+            weights, torch.eye(4, dtype=torch.bool).expand(2, 4, 4), Batch(ids, ids, ids, torch.arange(len(ids)))
+        )
         entropies += (torch.special.entr(weights.double()).sum(-1) * is_symbol.unsqueeze(1)).sum((0, 2))
         symbols += is_symbol.sum()
     torch.testing.assert_close(score.compute()["entropy"].double(), entropies / symbols, rtol=1e-5, atol=0)
@@ -296,7 +301,7 @@ def test_a_failing_validation_leaves_the_trained_weights(tmp_path):
 def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
     data, module = make_seq2seq(tmp_path)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    plugins = [MixedPrecision("16-mixed", "cpu", scaler), WholeCheckpointIO()]
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler), VerifiedCheckpointIO()]
     weights = Weights()
     trainer = make_trainer(None, plugins=plugins, callbacks=[weights], max_steps=60, log_every_n_steps=1)
     trainer.fit(module, data)
@@ -309,7 +314,7 @@ def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
     assert f"{skipped} of 60 steps were skipped: their gradients overflowed float16" in capsys.readouterr().err
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     other = make_seq2seq(tmp_path)[1]
-    make_trainer(None, plugins=[MixedPrecision("16-mixed", "cpu"), WholeCheckpointIO()], max_steps=61).fit(
+    make_trainer(None, plugins=[MixedPrecision("16-mixed", "cpu"), VerifiedCheckpointIO()], max_steps=61).fit(
         other, data, ckpt_path=tmp_path / "a.ckpt"
     )
     assert other.skipped_steps == skipped, "the count is part of the run"

@@ -13,11 +13,10 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.checkpoint import load
 from lightning_tfm.commands.report import LIMIT, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.inspection import looks
+from lightning_tfm.loading import load
 from runs import fit, folder, run
 
 NASTY = "<script>document.title='broken'</script><b>&amp;</b>"
@@ -34,7 +33,7 @@ def two_runs(tmp_path_factory) -> list[Path]:
         folders.append(folder(cwd, model))
     path = folders[0] / "predictions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    nasty = lines[0] | {"answer": NASTY, "right": False, "nll": 1e6, "kind": NASTY}
+    nasty = lines[0] | {"prediction": NASTY, "correct": False, "nll": 1e6, "category": NASTY}
     path.write_text("".join(json.dumps(line) + "\n" for line in [nasty, *lines[1:]]))
     return folders
 
@@ -81,21 +80,23 @@ def test_a_report_shows_what_the_runs_left(html, two_runs):
         assert shown["facts"]["test/exact_match"] == f"{summary['test']['exact_match']:.4f}"
         lines = [json.loads(line) for line in (left / "predictions.jsonl").read_text().splitlines()]
         assert shown["tested"] == len(lines)
-        assert shown["wrong"] == sum(not line["right"] for line in lines)
+        assert shown["wrong"] == sum(not line["correct"] for line in lines)
         losses = [line["nll"] for line in shown["predictions"]]
         assert losses == sorted(losses, reverse=True)
         assert losses[0] == max(line["nll"] for line in lines)
-        bars = [bar for bar in charted(html, "kinds") if bar["run"] == shown["name"]]
+        bars = [bar for bar in charted(html, "categories") if bar["run"] == shown["name"]]
         assert bars
         for bar in bars:
-            of_kind = [line for line in lines if (line["set"], line["kind"]) == (bar["set"], bar["kind"])]
+            of_kind = [line for line in lines if (line["split"], line["category"]) == (bar["split"], bar["category"])]
             assert bar["pairs"] == len(of_kind)
-            assert bar["exact match"] == pytest.approx(sum(line["right"] for line in of_kind) / len(of_kind))
+            assert bar["exact match"] == pytest.approx(sum(line["correct"] for line in of_kind) / len(of_kind))
             assert bar["loss"] == f"{sum(line['nll'] for line in of_kind) / len(of_kind):.4f}"
         assert shown["attention"]
-        network, tokenizer, *_ = load(left / "checkpoints/best.ckpt")
+        module = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
-            found = {look.layer: look for look in looks(network, tokenizer, Pair(example["source"], example["target"]))}
+            found = {
+                look.layer: look for look in module.attention(Pair(example["source"], example["target"])._asdict())
+            }
             assert {layer["name"] for layer in example["layers"]} == set(found)
             for layer in example["layers"]:
                 weights = torch.tensor(list(base64.b64decode(layer["weights"]))) / 255
@@ -179,7 +180,7 @@ def test_a_report_works_in_a_browser(html, browser):
     assert browser.find_element(By.ID, "p-count").text.startswith("1 of")
     search.clear()
     search.send_keys(Keys.SPACE, Keys.BACKSPACE)
-    Select(browser.find_element(By.ID, "p-which")).select_by_value("right")
+    Select(browser.find_element(By.ID, "p-which")).select_by_value("correct")
     assert all("✓" in row.text for row in browser.find_elements(By.CSS_SELECTOR, "#p-rows tr"))
 
     Select(browser.find_element(By.ID, "a-example")).select_by_index(1)
@@ -187,9 +188,9 @@ def test_a_report_works_in_a_browser(html, browser):
     told = browser.find_element(By.ID, "a-told")
     buttons[0].send_keys(Keys.ARROW_RIGHT)
     second = told.text
-    assert f"“{buttons[1].text}” looks at" in second
+    assert f"“{buttons[1].text}” attends to" in second
     hover(browser, buttons[0])
-    assert told.text.startswith(f"“{buttons[0].text}” looks at")
+    assert told.text.startswith(f"“{buttons[0].text}” attends to")
     weights = [
         float(browser.execute_script("return arguments[0].style.getPropertyValue('--w')", span))
         for span in browser.find_elements(By.CSS_SELECTOR, "#a-keys span")
@@ -255,9 +256,9 @@ def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch, 
     assert cut.stat().st_size < whole.stat().st_size
     before, after = (embedded(path)["runs"][0]["predictions"] for path in (whole, cut))
     assert after == before[: len(before) // 2], "the largest losses are kept"
-    assert "it shows one of 2 of the predictions" in capsys.readouterr().err
+    assert "it shows 1/2 of the predictions" in capsys.readouterr().err
     monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", 1000)
-    with pytest.raises(UserError, match="RUN must be so few"):
+    with pytest.raises(UserError, match="the page must be below"):
         report([*map(str, two_runs), "--output", str(cut)])
 
 
@@ -313,7 +314,7 @@ def test_a_run_whose_network_is_not_known_is_shown_without_attention(two_runs, t
         ("predictions.jsonl", "[]\n", "'.*/predictions.jsonl' is damaged"),
         ("summary.json", "{}", "'.*/summary.json' is damaged"),
         ("provenance.json", "[]", "'.*/provenance.json' is damaged"),
-        ("attention/windows.json", "3", "'.*/attention/windows.json' is damaged"),
+        ("attention/examples.json", "3", "'.*/attention/examples.json' is damaged"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named(name, text, message, two_runs, tmp_path):

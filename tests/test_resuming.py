@@ -84,8 +84,8 @@ VARIANTS = {
         "trainer.precision": "bf16-true",
     },
     "two threads": {"trainer.enable_progress_bar": "false"},
-    "Muon": {"model.init_args.optimization.optimizer": "muon"},
-    "inverse square root": {"model.init_args.optimization.schedule": "inverse_sqrt"},
+    "Muon": {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"},
+    "inverse square root": {"model.init_args.lr_schedule.decay": "inverse_sqrt"},
 }
 
 
@@ -150,7 +150,7 @@ def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkey
     assert run(*fit("gpt", **arguments), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name, value, old in (
-        ("model.init_args.optimization.learning_rate", 0.5, 0.003),
+        ("model.init_args.optimizer.init_args.lr", 0.5, 0.003),
         ("model.init_args.label_smoothing", 0.1, 0.0),
         ("trainer.gradient_clip_val", 0.5, 1.0),
         ("trainer.gradient_clip_algorithm", "value", "norm"),
@@ -167,13 +167,13 @@ def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkey
                 r"decay of WeightAveraging must be that of the checkpoint .* \(0.99\), but is 0.9;", message
             )
         else:
-            named = name if "optimization" not in name else "learning_rate"
+            named = name.rpartition(".")[2] if name.endswith(".lr") else name
             assert re.search(rf"{named} must be that of the checkpoint .* \({old}.*\), but is {value};", message)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_schedule_without_an_end_can_be_extended(tmp_path):
-    settings = {"model.init_args.optimization.schedule": "inverse_sqrt", "trainer.max_steps": 12}
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 12}
     assert run(*fit("gpt", **settings), cwd=tmp_path).wait() == 0
     child = run(*fit("gpt", "--ckpt_path=last", **settings | {"trainer.max_steps": 24}), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()

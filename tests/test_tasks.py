@@ -19,15 +19,15 @@ import torch
 import yaml
 
 from corpora import TEXT, as_imdb, reviews
-from lightning_tfm.checkpoint import load, read
-from lightning_tfm.commands.generate import _encode as encoded
+from lightning_tfm.checkpoint import read
+from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.inspection import text_looks
 from lightning_tfm.layers import Attention
+from lightning_tfm.loading import load
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, EncoderClassifier
-from lightning_tfm.tokenizer import NUM_SPECIAL, learned
+from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
 from runs import TASKS, assert_same_files, equal, in_process, run, trained_run, write_task
 
 
@@ -87,7 +87,7 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     script = Path(sys.executable).with_name("lightning-tfm")
     arguments = ["fit", "--config", path, "--trainer.max_steps=1"]
-    arguments.append("--model.init_args.optimization.learning_rate=1e-12")
+    arguments.append("--model.init_args.optimizer.init_args.lr=1e-12")
     environment = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     for name, options in (("one", []), ("two", ["--trainer.devices=2", "--trainer.strategy=ddp"])):
         (tmp_path / name).mkdir()
@@ -103,7 +103,7 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("translation")], indirect=True)
 def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
     lines, summary = lines_of(trained), metrics_of(trained)
-    answers, references = [line["answer"] for line in lines], [[line["target"] for line in lines]]
+    answers, references = [line["prediction"] for line in lines], [[line["target"] for line in lines]]
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
         assert summary["test"][name] == pytest.approx(metric.corpus_score(answers, references).score, abs=1e-3)
         assert summary["signatures"][name] == str(metric.get_signature())
@@ -121,18 +121,18 @@ def test_a_test_alone_tells_the_signatures(task, trained, tmp_path):
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
 def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
     lines, test = lines_of(trained), metrics_of(trained)["test"]
-    assert test["accuracy"] == pytest.approx(sum(line["right"] for line in lines) / len(lines))
+    assert test["accuracy"] == pytest.approx(sum(line["correct"] for line in lines) / len(lines))
     scores = []
     for label in ("neg", "pos"):
-        hits = sum(line["answer"] == line["target"] == label for line in lines)
-        scores.append(2 * hits / sum((line["answer"] == label) + (line["target"] == label) for line in lines))
+        hits = sum(line["prediction"] == line["target"] == label for line in lines)
+        scores.append(2 * hits / sum((line["prediction"] == label) + (line["target"] == label) for line in lines))
     assert test["f1"] == pytest.approx(sum(scores) / 2)
     assert all(0.5 <= line["probability"] <= 1 for line in lines)
     assert (trained / "confusion.png").stat().st_size > 5_000
 
 
 def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task):
-    network, *_ = load(trained / "checkpoints/best.ckpt")
+    network = load(trained / "checkpoints/best.ckpt").network
     layers = {name for name, module in network.named_modules() if isinstance(module, Attention)}
     pictures = [path.stem.partition("_") for path in (trained / "attention").glob("[0-9]*.png")]
     assert {layer for _, _, layer in pictures} == layers
@@ -144,10 +144,10 @@ def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("text")], indirect=True)
 def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
-    network, tokenizer, *_ = load(trained / "checkpoints/best.ckpt")
-    ids = torch.tensor(tokenizer.encode("ein Hund"))
-    symbols = [tokenizer.decode([number]) for number in ids.tolist()]
-    found = text_looks(network, ids, symbols)
+    module = load(trained / "checkpoints/best.ckpt")
+    network, ids = module.network, module.tokenizer.encode("ein Hund")
+    symbols = [module.tokenizer.decode([number]) for number in ids]
+    found = module.attention({"ids": ids})
     assert [look.layer for look in found] == [f"layers.{i}.self_attention" for i in range(len(network.layers))]
     for look in found:
         assert look.queries == look.keys == symbols
@@ -180,24 +180,31 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
     assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "of the blank line"
     assert (tmp_path / "answers").read_text().splitlines() == [*answers, "", answers[0]]
     if task.startswith("reviews"):
-        network, tokenizer, _, _, labels = load(checkpoint)
+        module = load(checkpoint)
         for line, text in zip(answers, asked, strict=True):
             label, probability = line.split("\t")
             with torch.no_grad():
-                probabilities = network(torch.tensor([tokenizer.encode(text)])).softmax(-1)[0]
-            assert label == labels[probabilities.argmax()]
+                probabilities = module.network(torch.tensor([module.tokenizer.encode(text)])).softmax(-1)[0]
+            assert label == module.labels[probabilities.argmax()]
             assert float(probability) == pytest.approx(probabilities.max().item(), abs=1e-4)
 
 
+def encoded(checkpoint, text):
+    try:
+        return load(checkpoint).encode_line(normalize_text(text))
+    except UserError as error:
+        return str(error)
+
+
 def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_path, capsys):
-    asked = "ein Hund schl\u00e4ft \ud55c"
+    asked = "schl\u00e4ft \ud55c"
     checkpoint, told = trained / "checkpoints/best.ckpt", []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, asked)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
             status = in_process(monkeypatch, "generate", checkpoint, *arguments)
-            told.append((status, *capsys.readouterr(), encoded([(1, text)], load(checkpoint))))
+            told.append((status, *capsys.readouterr(), encoded(checkpoint, text)))
     assert told[0][0] == 0
     assert told[1:] == told[:1] * 3
 
@@ -252,12 +259,12 @@ def test_a_line_that_is_no_utf8_is_named(trained, monkeypatch, tmp_path, capsys)
         (
             "reviews_classifier",
             ["--temperature", "1"],
-            "--temperature must not be given, for this model says which class",
+            "temperature must not be set for a Classifier, which does not use it",
         ),
-        ("reviews_classifier", ["--max-tokens", "9"], "--max-tokens must not be given"),
-        ("text_gpt", ["--beam-size", "3"], "--beam-size must be 1, for a text that is gone on with has no end"),
-        ("text_gpt", ["--max-tokens", "0"], "--max-tokens must be at least 1, but is 0"),
-        ("text_gpt", ["--temperature", "0", "--top-k", "3"], "--top-k and --top-p need --temperature above 0"),
+        ("reviews_classifier", ["--max-tokens", "9"], "max_tokens must not be set for a Classifier"),
+        ("text_gpt", ["--beam-size", "3"], "beam_size must not be set for a LanguageModel"),
+        ("text_gpt", ["--max-tokens", "0"], "max_tokens must be at least 1, but is 0"),
+        ("text_gpt", ["--temperature", "0", "--top-k", "3"], "top_k and top_p need a temperature above 0"),
     ],
 )
 def test_an_option_that_does_not_suit_the_task_is_refused(
@@ -277,7 +284,8 @@ def test_a_text_is_gone_on_with_by_the_seed_and_greedily(tmp_path_factory, monke
 
     assert told() == told("--seed", "0") == told("--temperature", "0.8") != told("--seed", "1")
     greedy = told("--temperature", "0")
-    network, tokenizer, *_ = load(checkpoint)
+    module = load(checkpoint)
+    network, tokenizer = module.network, module.tokenizer
     text = tokenizer.encode("der")
     while len(text) < 43:  # as long as all of it fits, token by token, over everything anew
         if len(text) > network.max_length:
@@ -330,7 +338,7 @@ def change(path, **changes):
         (
             "text_gpt",
             {"network": "AttentionLSTM"},
-            ["must be GPT, for a text has no source that an encoder could read, but is AttentionLSTM"],
+            ["must be GPT or LinearTransformer, but is AttentionLSTM"],
         ),
         (
             "reviews_classifier",
@@ -345,12 +353,12 @@ def change(path, **changes):
         (
             "reviews_classifier",
             {"network": "Transformer"},
-            ["must be EncoderClassifier, which says a class, and writes nothing, but is Transformer"],
+            ["must be EncoderClassifier, but is Transformer"],
         ),
         (
             "spelling_gpt",
             {"network": "EncoderClassifier"},
-            ["which answers a source, but is EncoderClassifier"],
+            ["must be GPT or AttentionLSTM or LinearTransformer or Transformer, but is EncoderClassifier"],
         ),
     ],
 )  # fmt: skip
@@ -386,11 +394,11 @@ def test_a_batch_that_is_too_large_ends_before_training_with_one_line(task, monk
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("setting", [{"word_dropout": 0.1}, {"num_pairs": 9}])
+@pytest.mark.parametrize("setting", [{"word_dropout": 0.1}, {"num_bigram_buckets": 9}])
 def test_what_leans_on_an_unknown_word_is_refused_with_subwords(setting):
-    tokenizer = learned(["a film"], "subword", 300)
+    tokenizer = train_tokenizer(["a film"], "subword", 300)
     network = EncoderClassifier(tokenizer.vocab_size, 2, 9, **setting)
-    with pytest.raises(UserError, match=f"{next(iter(setting))} must not be given with subwords"):
+    with pytest.raises(UserError, match=f"{next(iter(setting))} must not be set for subwords"):
         Classifier(network, tokenizer, ["neg", "pos"])
 
 
@@ -399,7 +407,7 @@ def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, ca
     as_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment's archive, in the current folder
     path = Path(__file__).parents[1] / "experiments/imdb_classifier.yaml"
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
-    size.append("--model.init_args.optimization.learning_rate=0.003")
+    size.append("--model.init_args.optimizer.init_args.lr=0.003")
     child = run("fit", "--config", path, *size, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     folder = tmp_path / "runs/imdb_classifier/version_0"
@@ -412,8 +420,8 @@ def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, ca
 def test_a_text_longer_than_the_models_positions_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
-    assert in_process(monkeypatch, "fit", "--config", path, "--data.init_args.context=17") == 2
-    assert "max_length 16; try max_length 17" in capsys.readouterr().err
+    assert in_process(monkeypatch, "fit", "--config", path, "--data.init_args.max_length=17") == 2
+    assert "max_length 16 positions; try max_length 17" in capsys.readouterr().err
 
 
 # Weights that are averaged
@@ -477,8 +485,8 @@ def test_a_run_goes_on_with_its_average_or_without(tmp_path, monkeypatch, capsys
     averaging = "--trainer.callbacks+=lightning_tfm.callbacks.WeightAveraging"
     arguments = ["fit", "--config", path, "--trainer.max_steps=2"]
     for before, now, message in (
-        ([], [averaging], "must not have a WeightAveraging to go on from '.*', whose run has none"),
-        ([averaging], [], "must have a WeightAveraging to go on from '.*', whose run has one"),
+        ([], [averaging], "must not have a WeightAveraging to resume from '.*', whose run has none"),
+        ([averaging], [], "must have a WeightAveraging to resume from '.*', whose run has one"),
     ):
         child = run(*arguments, *before, cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
@@ -507,12 +515,12 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
     other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     capsys.readouterr()
     assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2
-    assert "all checkpoints must have one task" in capsys.readouterr().err
+    assert "all checkpoints must have one class_path" in capsys.readouterr().err
     assert in_process(monkeypatch, "average", paths[0], "--output", mean) == 2
-    assert "--output must be a file that is not there yet" in capsys.readouterr().err
+    assert "--output must be a new file" in capsys.readouterr().err
     path = folder.parents[2] / "spelling_gpt.yaml"
     assert in_process(monkeypatch, "fit", "--config", path, "--ckpt_path", mean) == 2
-    assert "mean.ckpt' must hold the optimizer's state to go on with its run" in capsys.readouterr().err
+    assert "mean.ckpt' must hold the optimizer's state to resume its run" in capsys.readouterr().err
 
 
 # Fine-tuning
@@ -523,7 +531,7 @@ def gpt2_folder(tmp_path, request):
     """A GPT-2 of Hugging Face, small, with a tokenizer of its own; its logits are shifted by the parameter."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokenizer = learned([TEXT], "subword", 290)
+    tokenizer = train_tokenizer([TEXT], "subword", 290)
     config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     folder = tmp_path / "gpt2"
     model = GPT2LMHeadModel(config)
@@ -558,7 +566,7 @@ def test_gpt2_has_hugging_faces_distribution_over_the_whole_vocabulary(gpt2_fold
 
 def gpt2_settings(folder):
     return [
-        f"--model.init_args.start_from={folder}",
+        f"--model.init_args.pretrained={folder}",
         "--model.init_args.network.init_args.gelu=tanh",
         "--model.init_args.network.init_args.text_only=true",
         "--model.init_args.network.init_args.positions=learned",
@@ -569,7 +577,7 @@ def gpt2_settings(folder):
 def test_fine_tuning_lowers_the_loss_of_gpt2(gpt2_folder, tmp_path):
     path = write_task("text_gpt", tmp_path)
     validated = ["--trainer.val_check_interval=1", "--trainer.max_steps=30"]
-    rate = ["--model.init_args.optimization.learning_rate=3e-3", "--model.init_args.optimization.warmup_steps=0"]
+    rate = ["--model.init_args.optimizer.init_args.lr=3e-3", "--model.init_args.lr_schedule.warmup_steps=0"]
     child = run("fit", "--config", path, *gpt2_settings(gpt2_folder), *validated, *rate, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     with (tmp_path / "runs/text_gpt/version_0/metrics.csv").open() as file:
@@ -585,11 +593,12 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
     settings = [
         *gpt2_settings(gpt2_folder),
         "--trainer.max_steps=1",
-        "--model.init_args.optimization.learning_rate=1e-12",
+        "--model.init_args.optimizer.init_args.lr=1e-12",
     ]
     child = run("fit", "--config", path, *settings, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    network, tokenizer, *_ = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
+    module = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
+    network, tokenizer = module.network, module.tokenizer
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
     ids = torch.tensor([tokenizer.encode(TEXT[:30])[:12]])
     with torch.no_grad():
@@ -632,7 +641,7 @@ def become_another(folder):
 def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     """What it lacks would be drawn, and training would begin from noise."""
     monkeypatch.chdir(tmp_path)
-    arguments = ["--model.init_args.network.init_args.gelu=tanh", f"--model.init_args.start_from={gpt2_folder}"]
+    arguments = ["--model.init_args.network.init_args.gelu=tanh", f"--model.init_args.pretrained={gpt2_folder}"]
     arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
     harm(gpt2_folder)
     assert in_process(monkeypatch, "fit", "--config", write_task("text_gpt", tmp_path), *arguments) == 2
@@ -647,7 +656,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_pat
         ({"text_only": "false"}, r"text_only must be that of '.*gpt2' \(True\), but is False"),
         ({"gelu": "exact"}, r"gelu must be that of '.*gpt2' \(tanh\), but is exact"),
         ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
-        ({"folder": "none"}, r"start_from must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
+        ({"folder": "none"}, r"pretrained must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
     ],
 )
 def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
@@ -656,7 +665,7 @@ def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monke
     settings = {"gelu": "tanh", "positions": "learned", "text_only": "true"}
     settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
     arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
-    arguments.append(f"--model.init_args.start_from={change.get('folder', gpt2_folder)}")
+    arguments.append(f"--model.init_args.pretrained={change.get('folder', gpt2_folder)}")
     file = change.get("tokenizer_file", gpt2_folder / "tokenizer.json")
     arguments.append(f"--data.init_args.tokenizer_file={file}")
     assert in_process(monkeypatch, "fit", "--config", path, *arguments) == 2

@@ -21,13 +21,22 @@ from conftest import DATA
 from datamodules import Copy
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
-from lightning_tfm.data import Batch, Pair, PairDataModule, TrainingBatches, padded, stable_hash
+from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, pad_sequences, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, token_nll
-from lightning_tfm.modules import Optimization, Seq2SeqModule
+from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
-from lightning_tfm.tokenizer import EOS, NUM_SPECIAL, PAD, UNKNOWN, SubwordTokenizer, SymbolTokenizer, learned
+from lightning_tfm.optimizers import AdamW, LRSchedule, Muon, parameter_groups
+from lightning_tfm.tokenization import (
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    UNKNOWN,
+    SubwordTokenizer,
+    SymbolTokenizer,
+    train_tokenizer,
+)
 
 MODELS = {
     "transformer": lambda vocab_size: Transformer(vocab_size, 16, 2, 1, 32, dropout=0.0, max_length=24),
@@ -136,7 +145,7 @@ def test_two_processes_train_and_test_as_one_does(model, tmp_path):
 def test_bf16_mixed_trains_on_a_cpu(model):
     data = small_copy(train_size=1600, batch_size=16)
     torch.manual_seed(0)
-    module = make_module(data, model, optimization=Optimization(learning_rate=1e-2))
+    module = make_module(data, model, optimizer=partial(AdamW, lr=1e-2))
     trainer = make_trainer(precision="bf16-mixed", max_steps=100, gradient_clip_val=1.0, limit_val_batches=None)
     losses = []
 
@@ -203,7 +212,7 @@ def test_a_run_reads_the_stream_over_its_passes():
 
     make_trainer(max_steps=7, callbacks=[Sources()]).fit(make_module(data), data)
     dataset = data.datasets["train"]
-    stream = itertools.islice(TrainingBatches(dataset.source_lengths, 24, seed=0), 7)
+    stream = itertools.islice(LengthGroupedSampler(dataset.source_lengths, 24, seed=0), 7)
     assert all(source.equal(dataset[rows].source) for source, rows in zip(seen, stream, strict=True))
 
 
@@ -237,7 +246,7 @@ def test_operations_of_a_step_are_those_of_its_products():
     tokens = torch.randint(3, V, (B, T))
     products = 2 * B * T * (layers * 12 * D**2 + D * V)  # 4 D^2 of the attention's matrices, 8 D^2 of the feed-forward
     attention = layers * 2 * 2 * B * T**2 * D  # queries with keys, weights with values
-    flops = step_flops(network, Batch(tokens[:, :0], tokens, tokens))
+    flops = step_flops(network, Batch(tokens[:, :0], tokens, tokens, torch.arange(len(tokens))))
     assert 3 * products <= flops <= 3 * (products + attention)
 
 
@@ -294,50 +303,44 @@ def test_the_peak_of_a_gpu_is_of_dense_products(monkeypatch):
 # Optimization
 
 
-def rates(optimization, max_steps):
-    module = torch.nn.Linear(2, 2)
-    configured = optimization.configure(module, max_steps, fused=True)
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    assert configured["lr_scheduler"]["interval"] == "step"
+def rates(lr, max_steps, **schedule):
+    optimizer = AdamW(torch.nn.Linear(2, 2).parameters(), lr)
+    scheduler = LRSchedule(**schedule).scheduler(optimizer, max_steps)
     values = []
     for _ in range(max_steps):
         values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        schedule.step()
+        scheduler.step()
     return values
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
-def test_every_schedule_rises_to_the_highest_rate_and_falls(schedule):
-    values = rates(Optimization(learning_rate=0.5, warmup_steps=10, schedule=schedule), 100)
+@pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
+def test_every_schedule_rises_to_the_highest_rate_and_falls(decay):
+    values = rates(0.5, 100, warmup_steps=10, decay=decay)
     top = values.index(max(values))
     assert 8 <= top <= 10
     assert max(values) == pytest.approx(0.5, rel=1e-3)
-    assert len(rates(Optimization(learning_rate=0.5, warmup_steps=1, schedule=schedule), 5)) == 5
+    assert len(rates(0.5, 5, warmup_steps=1, decay=decay)) == 5
     assert all(a < b for a, b in zip(values[:top], values[1 : top + 1], strict=True))
     assert all(a > b for a, b in zip(values[11:], values[12:], strict=False))
 
 
 def test_schedules_equal_their_formulas():
-    cosine = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="cosine"), 20)
+    cosine = rates(1.0, 20, warmup_steps=4, decay="cosine")
     assert cosine[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert cosine[4:] == pytest.approx([0.5 + 0.5 * math.cos(math.pi * step / 16) for step in range(16)])
-    linear = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="linear"), 20)
+    linear = rates(1.0, 20, warmup_steps=4, decay="linear")
     assert linear == pytest.approx([0.25, 0.5, 0.75, 1.0, *(1 - step / 16 for step in range(16))])
-    falling = rates(Optimization(learning_rate=1.0, warmup_steps=4, schedule="inverse_sqrt"), 100)
+    falling = rates(1.0, 100, warmup_steps=4, decay="inverse_sqrt")
     assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
-    assert rates(Optimization(learning_rate=1.0, schedule="cosine"), 10)[0] == 1.0
+    assert rates(1.0, 10, decay="cosine")[0] == 1.0
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_matrices_decay_and_vectors_do_not(optimizer):
+@pytest.mark.parametrize("cls", [AdamW, Muon, torch.optim.SGD])
+def test_matrices_decay_and_vectors_do_not(cls):
     network = GPT(11, 8, 2, 1, max_length=8)
-    configured = Optimization(optimizer, weight_decay=0.3).configure(network, 10, fused=False)
-    decay = {
-        parameter: group["weight_decay"]
-        for group in configured["optimizer"].param_groups
-        for parameter in group["params"]
-    }
+    optimizer = cls(parameter_groups(network, network.head), weight_decay=0.3)
+    decay = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
     assert set(decay) == set(network.parameters())
     for name, parameter in network.named_parameters():
         assert decay[parameter] == (0.0 if "norm" in name or name.endswith("bias") else 0.3), name
@@ -352,12 +355,12 @@ def test_muon_makes_the_steps_of_inner_matrices_orthogonal_and_leaves_the_rest_t
     networks["adamw"] = copy.deepcopy(networks["muon"])
     gradients = [torch.randn_like(parameter) for parameter in networks["muon"].parameters()]  # of full rank
     for name, network in networks.items():
-        rates = {"learning_rate": 0.01} | ({"muon_learning_rate": 0.03} if name == "muon" else {})
-        configured = Optimization(name, **rates, weight_decay=0.0).configure(network, 10, fused=False)
+        make = partial(Muon, muon_lr=0.03) if name == "muon" else AdamW
+        optimizer = make(parameter_groups(network, network.head), lr=0.01, weight_decay=0.0)
         before = {name: parameter.clone() for name, parameter in network.named_parameters()}
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             parameter.grad = gradient.clone()
-        configured["optimizer"].step()
+        optimizer.step()
         steps = {name: (parameter - before[name]).detach() for name, parameter in network.named_parameters()}
         networks[name] = steps
     inner = {name for name, step in networks["muon"].items() if step.dim() == 2}
@@ -377,23 +380,26 @@ def test_muon_goes_on_from_its_state():
     networks = [MODELS["gpt"](11)]
     source, target = torch.randint(4, 11, (2, 6, 9))
 
-    def step(network, configured):
+    def configured(network):
+        optimizer = Muon(parameter_groups(network, network.head), 0.01)
+        return optimizer, LRSchedule(warmup_steps=3).scheduler(optimizer, 10)
+
+    def step(network, optimizer, scheduler):
         network.zero_grad()
         token_nll(network(source, target), target).backward()
-        configured["optimizer"].step()
-        configured["lr_scheduler"]["scheduler"].step()
+        optimizer.step()
+        scheduler.step()
 
-    settings = Optimization("muon", 0.01, warmup_steps=3)
-    whole = settings.configure(networks[0], 10, fused=True)
+    whole = configured(networks[0])
     for _ in range(2):
-        step(networks[0], whole)
+        step(networks[0], *whole)
     networks.append(copy.deepcopy(networks[0]))
-    resumed = settings.configure(networks[1], 10, fused=True)
-    resumed["optimizer"].load_state_dict(copy.deepcopy(whole["optimizer"].state_dict()))
-    resumed["lr_scheduler"]["scheduler"].load_state_dict(whole["lr_scheduler"]["scheduler"].state_dict())
+    resumed = configured(networks[1])
+    for ours, theirs in zip(resumed, whole, strict=True):
+        ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
     for _ in range(3):
-        step(networks[0], whole)
-        step(networks[1], resumed)
+        step(networks[0], *whole)
+        step(networks[1], *resumed)
     for ours, theirs in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -401,18 +407,30 @@ def test_muon_goes_on_from_its_state():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Optimization(learning_rate=0), "learning_rate must be above 0, but is 0"),
-        (lambda: Optimization(learning_rate=math.nan), "learning_rate must be above 0, but is nan"),
-        (lambda: Optimization(learning_rate=math.inf), "learning_rate must be finite, but is inf"),
-        (lambda: Optimization(weight_decay=math.nan), "weight_decay must be at least 0, but is nan"),
-        (lambda: Optimization(weight_decay=math.inf), "weight_decay must be finite, but is inf"),
-        (lambda: Optimization("muon", muon_learning_rate=-1.0), "muon_learning_rate must be above 0, but is -1"),
-        (lambda: Optimization(muon_learning_rate=0.1), "muon_learning_rate must not be given with optimizer adamw"),
-        (lambda: Optimization(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
-        (lambda: Optimization(warmup_steps=300).check_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
+        (lambda: make_module(small_copy(), optimizer=partial(AdamW, lr=0)), "lr must be above 0, but is 0"),
+        (lambda: make_module(small_copy(), optimizer=partial(AdamW, lr=math.nan)), "lr must be above 0, but is nan"),
+        (lambda: make_module(small_copy(), optimizer=partial(AdamW, lr=math.inf)), "lr must be finite, but is inf"),
         (
-            lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, bleu=True),
-            "bleu must be false where symbols are characters",
+            lambda: make_module(small_copy(), optimizer=partial(AdamW, weight_decay=math.nan)),
+            "weight_decay must be at least 0, but is nan",
+        ),
+        (
+            lambda: make_module(small_copy(), optimizer=partial(AdamW, weight_decay=math.inf)),
+            "weight_decay must be finite, but is inf",
+        ),
+        (
+            lambda: make_module(small_copy(), optimizer=partial(Muon, muon_lr=-1.0)),
+            "muon_lr must be above 0, but is -1",
+        ),
+        (
+            lambda: make_module(small_copy(), optimizer=partial(torch.optim.SGD, lr=-1.0)),
+            "optimizer must be given settings that it accepts, but SGD says: Invalid learning rate: -1.0",
+        ),
+        (lambda: LRSchedule(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
+        (lambda: LRSchedule(warmup_steps=300).check_max_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
+        (
+            lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, text_metrics=["bleu"]),
+            "text_metrics must be empty where symbols are characters",
         ),
         (lambda: small_copy(batch_size=3).check_processes(4), r"at least the number of processes \(4\), but is 3"),
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
@@ -435,7 +453,7 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
         target_out[0, width // 2 :] = torch.tensor([EOS] + [PAD] * (width - width // 2 - 1))
         logits = torch.randn(count, width, 7)
         equal = torch.arange(count) < count - 1
-        metrics.count(Batch(target_out, target_out, target_out), logits, equal)
+        metrics.count(Batch(target_out, target_out, target_out, torch.arange(len(target_out))), logits, equal)
         real = target_out != PAD
         nll += token_nll(logits, target_out).item()
         tokens += real.sum().item()
@@ -466,7 +484,7 @@ class Scripted(Seq2SeqNetwork):
 
     def encode(self, source):
         answers = [self.answers[tuple(row[row != PAD].tolist())] for row in source]
-        return padded(answers)[0], torch.zeros(len(source), dtype=torch.long)
+        return pad_sequences(answers)[0], torch.zeros(len(source), dtype=torch.long)
 
     def decode_step(self, token, state):
         answers, step = state
@@ -491,14 +509,16 @@ ODD_TARGETS = ["a  b", " a b", "b\ta", "a b ", "a \ufffd", "a x b", "\u00fc x", 
 def odd_data(tokens):
     """Targets with white space and symbols that not every tokenizer writes."""
     tokenizers = {
-        "character": learned(["a b \u00fc [-]"], "character", 50),
-        "word": learned(["a b ab \u00fc"], "word", 50),
-        "subword": learned(["a b ab \u00fc a b ab"] * 9, "subword", 270),
+        "character": train_tokenizer(["a b \u00fc [-]"], "character", 50),
+        "word": train_tokenizer(["a b ab \u00fc"], "word", 50),
+        "subword": train_tokenizer(["a b ab \u00fc a b ab"] * 9, "subword", 270),
         "features": SymbolTokenizer([*"ab -", "[a]", "[", "]", UNKNOWN], feature_separator=";"),
         "separated": SymbolTokenizer([UNKNOWN, *"ab"], target_separator="-"),
     }
     sources = (" ".join(f"{n:b}").translate({ord("0"): "a", ord("1"): "b"}) for n in itertools.count())
-    pairs = [Pair(source, target, kind=source[-1]) for source, target in zip(sources, ODD_TARGETS * 3, strict=False)]
+    pairs = [
+        Pair(source, target, category=source[-1]) for source, target in zip(sources, ODD_TARGETS * 3, strict=False)
+    ]
     return Pairs(pairs, tokenizers[tokens])
 
 
@@ -533,11 +553,11 @@ def test_exact_match_metrics_are_the_mean_of_right_answers(make, beam_size):
     trainer.test(module, data, verbose=False)
     by_name = defaultdict(list)
     for name, _, line in predictions.lines:
-        assert line["right"] == (line["answer"] == line["target"])
+        assert line["correct"] == (line["prediction"] == line["target"])
         prefix = f"{prefix_of(name)}/exact_match"
-        by_name[prefix].append(line["right"])
-        if line["kind"] is not None:
-            by_name[f"{prefix}/{line['kind']}"].append(line["right"])
+        by_name[prefix].append(line["correct"])
+        if line["category"] is not None:
+            by_name[f"{prefix}/{line['category']}"].append(line["correct"])
     metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if "exact_match" in name}
     assert metrics == pytest.approx({name: sum(right) / len(right) for name, right in by_name.items()})
     assert 0 < metrics["test/exact_match"] < 1

@@ -28,12 +28,12 @@ def left_by(cwd):
     return sorted((cwd / "runs/wandb").glob("offline-run-*/run-*.wandb"))
 
 
-def records(path, kind):
-    """Those of a kind, in order."""
+def records(path, type_):
+    """Return the records of a type, in order."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
-    return [line[kind] for line in lines if line["type"] == kind]
+    return [line[type_] for line in lines if line["type"] == type_]
 
 
 def history(path):
@@ -101,18 +101,18 @@ def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
 
 def test_every_validation_shows_answers_to_the_same_sources(cwd):
     (path,) = left_by(cwd)
-    shown = [item for item in history(path) if "val/samples._type" in item]
+    shown = [item for item in history(path) if "val/predictions._type" in item]
     assert [item["trainer/global_step"] for item in shown] == [11, 23, 35, 47, 59]
     tables = []
     for record in records(path, "artifact"):
         for content in record["manifest"]["contents"]:
-            if content["path"] == "val/samples.table.json":
+            if content["path"] == "val/predictions.table.json":
                 tables.append(json.loads(Path(content["local_path"]).read_text()))
     assert len(tables) == 5
     arguments = {name.removeprefix("data.init_args."): value for name, value in SETTINGS.items() if "data." in name}
     expected = [[pair.source, pair.target] for pair in Copy(seed=1, **arguments).pairs("val")[:SAMPLES]]
     for table in tables:
-        assert table["columns"] == ["source", "target", "answer", "right"]
+        assert table["columns"] == ["source", "target", "prediction", "correct"]
         assert [row[:2] for row in table["data"]] == expected
         assert all(right == (target == answer) for _, target, answer, right in table["data"])
     assert len({json.dumps(table["data"]) for table in tables}) > 1, "answers change while it learns"
@@ -187,12 +187,12 @@ def test_two_processes_are_one_run_with_the_same_samples(cwd, tmp_path):
             [row[:2] for row in json.loads(Path(content["local_path"]).read_text())["data"]]
             for record in records(file, "artifact")
             for content in record["manifest"]["contents"]
-            if content["path"] == "val/samples.table.json"
+            if content["path"] == "val/predictions.table.json"
         ]
         for file in (path, alone)
     )
     assert sampled == expected
-    assert child.stdout.count("The run lies in") == 1
+    assert child.stdout.count("The run is saved in") == 1
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ from lightning import Callback
 class Telling(Callback):
     def on_fit_start(self, trainer, pl_module):
         told = {
-            "learning_rate": pl_module.optimization.learning_rate,
+            "lr": pl_module.make_optimizer.keywords["lr"],
             "d_model": pl_module.network.hyper_parameters["d_model"],
         }
         with open(f"rank_{trainer.global_rank}.json", "w") as file:
@@ -254,7 +254,7 @@ def test_the_values_of_a_sweep_reach_every_process(path, tmp_path):
         name: setting["values"][0] if "values" in setting else setting["max"]
         for name, setting in sweep["parameters"].items()
     }
-    assert {name.rpartition(".")[2] for name in values} == {"learning_rate", "d_model"}
+    assert {name.rpartition(".")[2] for name in values} == {"lr", "d_model"}
     arguments = create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
     command = []
     for word in create_sweep_command(sweep["command"]):
@@ -263,9 +263,9 @@ def test_the_values_of_a_sweep_reach_every_process(path, tmp_path):
     command[0], command[3] = SCRIPT, EXPERIMENTS.parent / command[3]
     command += ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=2"]
     command += [f"--data.init_args.{name}_size=60" for name in ("train", "val", "test")]
-    command += ["--data.init_args.batch_size=10", "--model.init_args.optimization.warmup_steps=1"]
+    command += ["--data.init_args.batch_size=10", "--model.init_args.lr_schedule.warmup_steps=1"]
     (tmp_path / "telling.py").write_text(TELLING)
-    command += ["--allow=telling", "--trainer.callbacks+=telling.Telling"]
+    command += ["--trust-package=telling", "--trainer.callbacks+=telling.Telling"]
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
@@ -290,13 +290,13 @@ def test_dashboards_show_what_runs_log(cwd, monkeypatch):
         text = made._to_model().model_dump_json(by_alias=True)
         assert json.loads(text)
     named = {name for section in view.sections for panel in section.panels for name in _names(panel)}
-    assert {"val/exact_match", "samples", "val/samples"} <= named
+    assert {"val/exact_match", "samples", "val/predictions"} <= named
     for name in named - {"trainer/global_step"}:
         assert any(other == name or other.startswith(f"{name}.") for other in logged), name
     patterns = [panel.metric_regex for section in view.sections for panel in section.panels if _is_regex(panel)]
     for pattern in patterns:
         assert any(re.fullmatch(pattern, name) for name in logged), pattern
-    groups = {yaml.safe_load(path.read_text())["trainer"]["logger"][1]["init_args"]["group"] for path in _yamls()}
+    groups = {path.stem for path in _yamls()}
     text = report._to_model().model_dump_json()
     assert all(group in text for group in groups)
     assert len(groups) == 9

@@ -1,6 +1,6 @@
-"""What watches a run."""
+"""Callbacks that observe, save and record a run."""
 
-from lightning_tfm.callbacks.attention import Attention
+from lightning_tfm.callbacks.attention import AttentionLogger
 from lightning_tfm.callbacks.averaging import WeightAveraging
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.callbacks.compile import Compile
@@ -11,7 +11,7 @@ from lightning_tfm.callbacks.summary import Summary
 from lightning_tfm.callbacks.telemetry import Telemetry
 
 __all__ = [
-    "Attention",
+    "AttentionLogger",
     "Checkpoints",
     "Compile",
     "Predictions",

@@ -1,4 +1,4 @@
-"""The moving average of a run's weights."""
+"""Exponential moving average of the weights of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from lightning_tfm.errors import UserError
 
 
 class WeightAveraging(callbacks.WeightAveraging):
-    """Keeps the exponential moving average of the weights, by Lightning, which validation and checkpoints have.
+    """Lightning's WeightAveraging with an exponential moving average, for validation and checkpoints.
 
-    The trained weights are kept beside it, in checkpoints too, so that a run can resume. At first the average reaches
-    back over a third of the steps: in a short run, the initialisation would dominate otherwise.
-
-    The average has float32 or wider in every precision: in half precision its small updates would be rounded away.
+    The trained weights are also kept, in checkpoints too, so that a run can be resumed. Early in training the average
+    spans about a third of the steps so far; otherwise the initialization would dominate in a short run.
 
     Args:
-        decay: the largest weight of the previous average in an update.
+        decay: largest weight of the previous average in an update, above 0 and below 1.
+
+    Note:
+        The average is stored in float32 or wider in every precision: half precision would round small updates away.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -30,21 +31,21 @@ class WeightAveraging(callbacks.WeightAveraging):
             raise UserError(f"decay must be above 0 and below 1, but is {decay}; try 0.999")
 
         def moved(average: Tensor, weight: Tensor, step: Tensor) -> Tensor:
-            share = (3 / (step + 3)).clamp(min=1 - decay)  # on its device: a GPU need not be waited for
+            share = (3 / (step + 3)).clamp(min=1 - decay)  # a tensor: a Python number would synchronize with the GPU
             return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
-        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are tables and counts, not trained
+        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are tables and counts, which are not trained
         self.decay = decay
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # where the module will be, and is not yet
+        self._device = trainer.strategy.root_device  # the module is moved there only later
         super().setup(trainer, pl_module, stage)  # copies the module before it is converted to half precision
         if stage == "fit" and trainer.precision == "64-true":
             self._average_model.double()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._trained is not None:  # in a validation: whoever saves the module now must find the trained weights
+        if self._trained is not None:  # during validation: a checkpoint saved now must hold the trained weights
             self._swap_models(pl_module)
 
     def _swap_models(self, pl_module: LightningModule) -> None:
@@ -59,6 +60,6 @@ class WeightAveraging(callbacks.WeightAveraging):
             parameter.data.copy_(value)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Lightning 2.6 would test the weights that were trained, not their average.
+        # Outside fit, Lightning 2.6 would load the trained weights instead of their average.
         if trainer.state.fn == TrainerFn.FITTING:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)

@@ -1,4 +1,4 @@
-"""best.ckpt and last.ckpt: when a run is saved, and how it ends when it is told to."""
+"""Checkpoints of a run, best.ckpt and last.ckpt, and its response to SIGTERM and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.checkpoint import is_whole
-from lightning_tfm.errors import Interrupted, UserError, say
+from lightning_tfm.checkpoint import verify_checksum
+from lightning_tfm.errors import Interrupted, UserError, rank_zero_print
 
 SAVED = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
-"""The names of the files that Checkpoints saves; the folder may hold others."""
+"""Names of the files that Checkpoints saves; their folder may contain others."""
 
 
 class Checkpoints(Checkpoint):
-    """Keeps two checkpoints in the run's folder: `best.ckpt`, and `last.ckpt`, from which a run goes on.
+    """Saves `best.ckpt`, by a validation metric, and `last.ckpt`, from which a run is resumed, in the run's folder.
 
-    The best has the best of a validation metric. Those of the last validations can be kept beside them, as
-    `step_N.ckpt`, to be averaged. All are saved where a step and the validation that belongs to it are over, so that a
-    run that goes on from any repeats nothing and leaves nothing out.
+    The checkpoints of the last validations can be kept as `step_N.ckpt`, to be averaged. A checkpoint is saved only
+    after a step and the validation due at it, so that a resumed run repeats nothing and skips nothing.
 
-    SIGTERM and Ctrl-C end the training at the next such place, saved; a second one ends it at once.
+    On SIGTERM or Ctrl-C, training saves at the next of these points and ends; a second signal ends it immediately.
 
     Args:
-        every_n_train_steps: how often last.ckpt is saved, in steps: the most that a killed run can lose.
-        monitor: the metric that the best checkpoint has the best of.
-        mode: whether its best is its lowest ("min") or its highest ("max").
-        keep_last: of how many validations the checkpoints are kept.
+        every_n_train_steps: interval at which last.ckpt is saved, in steps: the most that a killed run can lose.
+        monitor: validation metric that selects the best checkpoint.
+        mode: "min" if lower values of the metric are better, "max" if higher values are.
+        keep_last: number of the latest validations whose checkpoints are kept.
     """
 
     def __init__(
@@ -54,19 +53,19 @@ class Checkpoints(Checkpoint):
         self.monitor, self.sign = monitor, {"min": 1, "max": -1}[mode]
         self.best_score = math.inf
         self.stopped = False  # by early stopping
-        self.signum: int | None = None  # as this process was told
-        self.ends = False  # as all processes agree
-        self.saved_step: int | None = None  # by this start of the run
+        self.signum: int | None = None  # received by this process
+        self.ends = False  # the same on all processes
+        self.saved_step: int | None = None  # since the run was started or resumed
         self.handlers: dict[int, Any] = {}
 
     @property
     def best_model_path(self) -> str:
-        """Where the best checkpoint lies, empty if there is none. The Trainer asks for it by this name."""
+        """Return the path of the best checkpoint, empty if there is none; the Trainer requires this name."""
         return str(self.dirpath / "best.ckpt") if self.best_score < math.inf else ""
 
     @property
     def last_model_path(self) -> str:
-        """Where the last checkpoint lies."""
+        """Return the path of the last checkpoint."""
         return str(self.dirpath / "last.ckpt")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -85,9 +84,9 @@ class Checkpoints(Checkpoint):
         if state is None or trainer.state.fn != TrainerFn.FITTING:
             return
         trainer.should_stop = state["stopped"]
-        # A run that goes on in a folder of its own has no best yet, nor has one whose best was damaged.
+        # A run that is resumed in a new folder has no best checkpoint there yet, and a damaged one does not count.
         best = self.dirpath / "best.ckpt"
-        if best.exists() and is_whole(best):
+        if best.exists() and verify_checksum(best):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,10 +95,10 @@ class Checkpoints(Checkpoint):
         if validates and interval % accumulated:
             raise UserError(
                 "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
-                f"({accumulated}), for a step cannot be saved before it is whole, but is {interval}; "
+                f"({accumulated}), since a checkpoint cannot be saved within a step, but is {interval}; "
                 f"try {accumulated * max(1, round(interval / accumulated))}"
             )
-        if threading.current_thread() is threading.main_thread():  # no other may
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = {
                 signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
             }
@@ -110,7 +109,7 @@ class Checkpoints(Checkpoint):
         self.signum = signum
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.saved_step == trainer.global_step:  # what was logged after the checkpoint
+        if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
             _flush(trainer)
         self._end_if_agreed(trainer)
 
@@ -118,7 +117,7 @@ class Checkpoints(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
-        # As Lightning will ask. To save now would be to leave the validation out when the run goes on.
+        # Lightning checks the same next: a checkpoint saved before a validation would skip it when resumed.
         if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             self._save_if_due(trainer)
 
@@ -136,9 +135,9 @@ class Checkpoints(Checkpoint):
         self.stopped = trainer.should_stop
         score = self.sign * trainer.callback_metrics[self.monitor].item()
         if odd := self._not_finite(trainer):
-            say(f"{odd} at step {trainer.global_step}; these weights are not saved as the best")
+            rank_zero_print(f"{odd} at step {trainer.global_step}; these weights are not saved as the best")
         elif score < self.best_score:
-            self.best_score = score  # first, for it is saved too
+            self.best_score = score  # before saving: it is part of the checkpoint
             self._save(trainer, self.best_model_path)
         if self.keep_last:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
@@ -149,7 +148,7 @@ class Checkpoints(Checkpoint):
         self._save_if_due(trainer)
 
     def _not_finite(self, trainer: Trainer) -> str:
-        """Describe which of the validation loss and the monitored metric are not finite; empty if none."""
+        """Return a text that names the validation loss or the monitored metric if not finite; empty otherwise."""
         metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
         odd = (f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite())
         return " and ".join(odd)
@@ -164,24 +163,24 @@ class Checkpoints(Checkpoint):
             self.saved_step = step
 
     def _save(self, trainer: Trainer, path: str) -> None:
-        """Saves on all processes, or fails on all."""
+        """Save a checkpoint, or raise UserError on all processes if it cannot be written."""
         _flush(trainer)
         failure = None
         try:
             trainer.save_checkpoint(path)
         except UserError as error:
             failure = str(error)
-            trainer.strategy.barrier()  # where the others wait
+            trainer.strategy.barrier()  # the other processes wait at it in save_checkpoint
         failure = trainer.strategy.broadcast(failure)
         if failure is not None:
             raise UserError(failure)
 
     def _agree(self, trainer: Trainer) -> bool:
-        """Whether any process was told to end."""
+        """Return whether any process has received a signal."""
         if trainer.world_size == 1:
-            return self.signum is not None  # without a wait for the device
+            return self.signum is not None  # a tensor would synchronize with the device
         told = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)  # Lightning's would wait at a barrier before
+        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)  # Lightning's waits at a barrier first
         return bool(told)
 
     def _end_if_agreed(self, trainer: Trainer) -> None:
@@ -204,6 +203,6 @@ class Checkpoints(Checkpoint):
 
 
 def _flush(trainer: Trainer) -> None:
-    """Writes down what was logged: it is part of the run that goes on from here."""
+    """Write the logged metrics to disk: a run that is resumed from the checkpoint continues after them."""
     for logger in trainer.loggers:
         logger.save()

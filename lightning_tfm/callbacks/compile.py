@@ -1,4 +1,4 @@
-"""A network that is compiled for training."""
+"""Compilation of the network for training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from lightning import Callback, LightningModule, Trainer
 
 
 class Compile(Callback):
-    """Compiles the network's `forward` before training: `--trainer.callbacks+=lightning_tfm.callbacks.Compile`.
+    """Compiles the network's `forward` for training: `--trainer.callbacks+=lightning_tfm.callbacks.Compile`.
 
-    The first steps then take as long as compiling does, so it is for long runs. Checkpoints are those of the network
-    itself, names and all; decoding, whose steps are small and of many lengths, is not compiled.
+    The first steps include the compilation, so this is useful for long runs. Checkpoints are the same as without it,
+    including the parameter names. Decoding, whose steps are small and vary in length, is not compiled.
 
     Args:
-        backend: of torch.compile: "inductor" needs a compiler for C++ or a GPU, "aot_eager" needs none.
+        backend: backend of torch.compile. "inductor" needs a C++ compiler or a GPU, "aot_eager" needs neither.
     """
 
     def __init__(self, backend: str = "inductor") -> None:

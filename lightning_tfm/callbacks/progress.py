@@ -1,4 +1,4 @@
-"""The bar of a training in a terminal."""
+"""Progress bar for training in a terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-SHOWN = ("train/loss", "val/loss", "val/exact_match", "val/bleu", "val/accuracy")
-"""The metrics beside the bar."""
+METRICS = ("train/loss", "val/loss", "val/exact_match", "val/bleu", "val/accuracy")
+"""Metrics that are shown beside the bar, if they are logged."""
 
 
 class ProgressBar(TQDMProgressBar):
-    """Lightning's, but a run is one stream of steps, of which some may lie behind it."""
+    """Lightning's progress bar over all batches of a run, including those before it was resumed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,9 +27,9 @@ class ProgressBar(TQDMProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % (trainer.log_every_n_steps or 1) == 0:  # to look waits for the device
+        if trainer.global_step % (trainer.log_every_n_steps or 1) == 0:  # reading a metric synchronizes with the device
             metrics = trainer.callback_metrics
-            self.shown = {name: f"{metrics[name].item():.4g}" for name in SHOWN if name in metrics}
+            self.shown = {name: f"{metrics[name].item():.4g}" for name in METRICS if name in metrics}
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict]:

@@ -1,4 +1,4 @@
-"""provenance.json: where a run comes from."""
+"""Provenance of a run, written to provenance.json."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "fak
 
 
 class Provenance(Callback):
-    """Writes `provenance.json` into the run's folder when training starts, beside the config.yaml of all settings.
+    """Writes `provenance.json` into the run's folder when training starts, beside `config.yaml` with all settings.
 
-    It holds an entry for each start of the run, the first and those that went on with it: `time` (UTC), `step` that
-    the start began with, `command`, `git` (see `git`), `versions` of Python and of the packages, `hardware`, and
-    `data_fingerprint` of each split, and `wandb`, the run's id there. Changes that are not committed are saved as
-    `uncommitted_N.diff`, for start N. The fingerprint is logged as a hyper-parameter as well.
+    It contains an entry for each time the run is started or resumed: `time` (UTC), `step` at which it began, `command`,
+    `git` (see `git`), `versions` of Python and the packages, `hardware`, `data_fingerprint` of each split, and `wandb`,
+    the id of the run in W&B. Uncommitted changes are saved as `uncommitted_N.diff`, where N is the index of the entry.
+    The fingerprint is also logged as a hyper-parameter.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.loggers or trainer.fast_dev_run:  # without a folder of its own
+        if not trainer.loggers or trainer.fast_dev_run:  # the run has no folder
             return
         for logger in trainer.loggers:
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
-        folder = Path(trainer.log_dir)  # a broadcast: every process must ask
+        folder = Path(trainer.log_dir)  # log_dir broadcasts: every process must read it
         if not trainer.is_global_zero:
             return
         path = folder / "provenance.json"
@@ -58,23 +58,24 @@ class Provenance(Callback):
 
 
 def wandb_run(folder: Path) -> str | None:
-    """The id that the run of this folder has in W&B; None if it has none."""
+    """Return the id in W&B of the run in a folder; None if it has none."""
     path = folder / "provenance.json"
     starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return next((start["wandb"] for start in starts if start.get("wandb")), None)
 
 
 def git() -> dict[str, Any]:
-    """The state of the repository that this code lies in.
+    """Return the state of the git repository that contains this code.
 
-    `commit`, null outside a repository; `dirty`, whether files differ from it; if so, `diff`, and `untracked`, the
-    names of files that it does not know.
+    Returns:
+        `commit`, and `dirty`, whether files differ from it; both None outside a repository. If dirty, also `diff` and
+        `untracked`, the names of the untracked files.
     """
 
     try:
-        commit = ask_git("rev-parse", "HEAD").strip()
-        status = ask_git("status", "--porcelain", "--untracked-files=all").splitlines()
-        diff = ask_git("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+        commit = run_git("rev-parse", "HEAD").strip()
+        status = run_git("status", "--porcelain", "--untracked-files=all").splitlines()
+        diff = run_git("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     if not status:
@@ -83,8 +84,12 @@ def git() -> dict[str, Any]:
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
 
 
-def ask_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
-    """What git prints.
+def run_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
+    """Return the output of a git command.
+
+    Args:
+        arguments: arguments of git.
+        folder: the folder in which git runs.
 
     Raises:
         OSError, subprocess.CalledProcessError: if there is no git, or no repository.
@@ -94,12 +99,12 @@ def ask_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's and the packages'."""
+    """Return the versions of Python and of PACKAGES."""
     return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
 
 
 def hardware() -> dict[str, Any]:
-    """What this process computes on."""
+    """Return the system, processor, number of cores and threads, and GPUs of this process."""
     return {
         "system": platform.platform(),
         "processor": _processor(),

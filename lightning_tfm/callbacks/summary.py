@@ -1,4 +1,4 @@
-"""summary.json: what a run reached, in which time."""
+"""Results and cost of a run, written to summary.json."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lightning_tfm.files import write_text
 
 
 def signatures(module: LightningModule) -> dict[str, str]:
-    """Of sacrebleu's scores, by their names: with what settings they were computed; none where there are none."""
+    """Return the signatures (settings) of sacrebleu's scores, by name; empty if the module has no scores."""
     scores = getattr(module, "scores", {})
     return next(iter(scores.values())).signatures if scores else {}
 
 
 class Summary(Callback):
-    """Says in a line what is trained, and writes `summary.json` into the run's folder once that has been tested.
+    """Prints a line about the model and the data before training, and writes `summary.json` after the test.
 
-    It holds: `test`, the test metrics by name; `signatures` of sacrebleu's scores, where there are any;
-    `train_seconds`, validation included, over all starts of the run; `samples_per_second`, over those; `steps`;
-    `parameters`; `seed`.
+    The file, in the run's folder, contains: `test`, the test metrics by name; `signatures` of sacrebleu's scores, if
+    there are any; `train_seconds`, including validation and the time before the run was resumed; `samples_per_second`,
+    over this time; `steps`; `parameters`, their number; `seed`.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Summary(Callback):
 
     @property
     def train_seconds(self) -> float:
-        """Of this start of the run and those before it."""
+        """Return the seconds of training, including those before the run was resumed."""
         return self.earlier_seconds + (time.perf_counter() - self.started if self.started else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"train_seconds": self.train_seconds}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:  # to test a checkpoint is not to go on with its run
+        if trainer.state.fn == TrainerFn.FITTING:  # testing a checkpoint does not resume its run
             state = checkpoint["callbacks"].get(self.state_key, self.state_dict())
             self.earlier_seconds = state["train_seconds"]
 
@@ -61,7 +61,7 @@ class Summary(Callback):
         self.samples = trainer.train_dataloader.samples
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.earlier_seconds or not trainer.loggers:  # tested only, or without a folder of its own
+        if not self.earlier_seconds or not trainer.loggers:  # not trained, or the run has no folder
             return
         test = {
             name.removeprefix("test/"): value.item()
@@ -78,6 +78,6 @@ class Summary(Callback):
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
             "seed": trainer.datamodule.seed,
         }
-        path = Path(trainer.log_dir) / "summary.json"  # a broadcast: every process must ask
+        path = Path(trainer.log_dir) / "summary.json"  # log_dir broadcasts: every process must read it
         if trainer.is_global_zero:
             write_text(path, json.dumps(summary, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""How fast a run is."""
+"""Throughput and memory of a run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from lightning_tfm.networks import Network
 
 
 class Telemetry(Callback):
-    """Logs, every `trainer.log_every_n_steps` steps, beside the metrics of the module.
+    """Logs throughput and memory every `trainer.log_every_n_steps` steps.
 
-    - `samples`: target sequences seen since the run began, over all processes and starts; at validations, too.
-    - `tokens_per_second`: tokens that are scored, or read, where texts are classified, over all processes, since the
-      last time, validations left out.
-    - on a GPU, `gpu_memory_gib`, the highest of this process, and `mfu`, model FLOP utilisation (Chowdhery et al.
-      2022): what the products of a step need, as torch counts them in the first batch, over what the device could do;
-      not of recurrent networks, whose kernels torch does not count.
+    - `samples`: target sequences seen since the run began, over all processes and resumes; also logged at validations.
+    - `tokens_per_second`: over all processes since it was last logged, without validation. Counts the tokens that are
+      scored or, in classification, read.
+    - `gpu_memory_gib`, on a GPU: the peak memory of this process, in GiB.
+    - `mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOPs of the matrix products of a step, which
+      torch counts in the first batch, over the peak of the device. Not logged for recurrent networks, whose kernels
+      torch does not count.
     """
 
     def __init__(self) -> None:
-        self.step = 0  # of the last time
-        self.tokens: torch.Tensor | int = 0  # since then, of this process
-        self.seconds = 0.0  # since then, until a validation began
-        self.begun: float | None = None  # while training
+        self.step = 0  # at which metrics were last logged
+        self.tokens: torch.Tensor | int = 0  # of this process since that step
+        self.seconds = 0.0  # since that step, until the last validation began
+        self.begun: float | None = None  # None outside training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
         if any(isinstance(module, torch.nn.RNNBase) for module in pl_module.network.modules()):
-            self.peak = None  # torch does not count what its kernels for these do
+            self.peak = None  # torch does not count the FLOPs of these kernels
         self.flops_per_token: float | None = None
         self._begin(trainer.global_step)
 
@@ -54,7 +55,7 @@ class Telemetry(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.peak and self.flops_per_token is None:
-            # Before the module draws this batch's dropout: what is drawn here does not matter.
+            # The module seeds dropout after this hook, so the random numbers drawn here do not change the run.
             self.flops_per_token = step_flops(pl_module.network, batch) / int(batch.tokens)
 
     def on_train_batch_end(
@@ -63,7 +64,7 @@ class Telemetry(Callback):
         self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
-        tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # waits for the device
+        tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # synchronizes with the device
         speed = tokens / (self.seconds + time.perf_counter() - self.begun)
         told = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":
@@ -75,16 +76,21 @@ class Telemetry(Callback):
 
 
 def step_flops(network: Network, batch: Batch) -> int:
-    """Floating-point operations of the products of a training step; backwards they are two for one."""
+    """Return the FLOPs of the matrix products of a training step: the backward pass takes twice the forward pass."""
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         network(*batch.inputs)
     return 3 * counter.get_total_flops()
 
 
 def peak_flops(device: torch.device, half: bool) -> float | None:
-    """What a device can do a second in dense products, of 16 bits or 32; None where that is not known."""
+    """Return the peak FLOP/s of a device in dense products; None if unknown.
+
+    Args:
+        device: the device.
+        half: whether the products are in 16 bits instead of 32.
+    """
     if device.type != "cuda":
         return None
-    if "H200" in torch.cuda.get_device_name(device):  # of which Lightning's table has the figures for sparse products
+    if "H200" in torch.cuda.get_device_name(device):  # Lightning's table lists its peaks for sparse products
         return 989e12 if half else 67e12 if torch.get_float32_matmul_precision() == "highest" else 495e12
     return get_available_flops(device, torch.bfloat16 if half else torch.float32)

@@ -1,1 +1,1 @@
-"""What a user types beyond Lightning's own commands, a file each."""
+"""Commands beside those of LightningCLI, one per module."""

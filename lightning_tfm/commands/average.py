@@ -1,16 +1,23 @@
-"""`lightning-tfm average`: one checkpoint with the mean weights of several."""
+"""`lightning-tfm average`: average the weights of several checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_tfm.checkpoint import averaged, write
+from lightning_tfm.checkpoint import average_checkpoints, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 
 
 def average(arguments: list[str]) -> int:
-    """Writes a checkpoint for use; no training goes on from it."""
+    """Write a checkpoint with the mean weights of several, from which no run can be resumed.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status.
+    """
     parser = CommandParser(
         "lightning-tfm average",
         description="Average the weights of several checkpoints of one model, as Vaswani et al. (2017, 6.1) do.",
@@ -20,9 +27,7 @@ def average(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the average")
     options = parser.parse_args(arguments)
     if options.output.exists():
-        raise UserError(
-            f"--output must be a file that is not there yet, but {str(options.output)!r} is; choose another"
-        )
-    write(averaged(options.checkpoints), options.output)
+        raise UserError(f"--output must be a new file, but {str(options.output)!r} exists; choose another")
+    write(average_checkpoints(options.checkpoints), options.output)
     print(f"{options.output}: the mean of {len(options.checkpoints)} checkpoints")
     return 0

@@ -1,4 +1,4 @@
-"""The command line of a command."""
+"""Argument parser of the commands."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from argparse import ArgumentParser
 from typing import NoReturn
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.trust import ALLOW_HELP, allowed_packages
+from lightning_tfm.trust import TRUST_HELP, package_names
 
 
 class CommandParser(ArgumentParser):
-    """Raises UserError where argparse would print its usage and exit."""
+    """ArgumentParser that raises UserError instead of printing its usage and exiting."""
 
-    def add_allow(self) -> None:
-        """Add `--allow`, for commands that use networks of other packages."""
-        self.add_argument("--allow", type=allowed_packages, default=[], metavar="NAME[,NAME]", help=ALLOW_HELP)
+    def add_trust_package(self) -> None:
+        """Add the option `--trust-package`, for commands that load networks of other packages."""
+        self.add_argument("--trust-package", type=package_names, default=[], metavar="NAME[,NAME]", help=TRUST_HELP)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")

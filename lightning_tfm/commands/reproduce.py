@@ -1,15 +1,13 @@
-"""`lightning-tfm reproduce`: run experiments over seeds, and compare the results with the claims in their YAMLs.
+"""`lightning-tfm reproduce`: run experiments over seeds, and compare the results with their claims.
 
-Settings are chosen on validation data with seeds 1 to 3. Claims are stated from seeds that no choice has seen, 11 to
-15, and tested with others, 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction
+Settings are chosen on validation data with seeds 1 to 3. Claims are stated from seeds that were used for no choice, 11
+to 15, and tested with seeds 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction
 interval (Student's t), given the values of the claim's own seeds, or within 0.1 % of the claim.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import itertools
 import json
 import math
 import signal
@@ -28,66 +26,33 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lightning_tfm.callbacks.progress import SHOWN
+from lightning_tfm.callbacks.progress import METRICS
 from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.catalog import (
+    CLAIMS,
+    Experiment,
+    default_folder,
+    find_experiment,
+    list_experiments,
+    read_experiment,
+    student_t,
+)
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_yaml
 from lightning_tfm.errors import UserError, interrupt
-from lightning_tfm.files import write_text
+from lightning_tfm.files import read_metrics, write_text
 
 SEEDS = "21..23"
-"""Default seeds for testing claims; no setting or claim was derived from them."""
+"""Default seeds for testing claims; no setting or claim is derived from them."""
 
 MOST_SEEDS = 1000
 
-CONFIDENCE = 0.99
-"""Coverage of the prediction interval of a claim."""
-
-RESOLUTION = 1e-3
-"""The smallest half-width of that interval, as a share of the claimed value: the claim's seeds may agree by chance."""
-
 COSTS = ("training", "samples/s", "parameters")
-"""The columns of an experiment, not of a claim."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Results of an experiment in one metric, by seed."""
-
-    metric: str
-    by_seed: dict[int, float]
-
-    @property
-    def value(self) -> float:
-        """The claimed mean over seeds."""
-        return statistics.fmean(self.by_seed.values())
-
-    def tolerance(self, runs: int) -> float:
-        """Return the half-width of the prediction interval for the mean over so many other seeds."""
-        number = len(self.by_seed)
-        spread = statistics.stdev(self.by_seed.values()) * math.sqrt(1 / number + 1 / runs)
-        return max(student_t(CONFIDENCE, number - 1) * spread, RESOLUTION * abs(self.value))
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A YAML and its text, and what its header claims: metrics, and the seconds of training on a machine."""
-
-    path: Path
-    text: str
-    claims: tuple[Claim, ...]
-    seconds: float
-    machine: str
-
-    @property
-    def name(self) -> str:
-        """The YAML's name."""
-        return self.path.stem
+"""Columns of the table with one value per experiment, not per claim."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One seed of an experiment: its summary.json, or why there is none."""
+    """One seed of an experiment: its summary.json, or the reason for its failure."""
 
     seed: int
     summary: dict[str, Any] | None
@@ -95,11 +60,24 @@ class Run:
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Runs, compares, and writes reproduce.json and RESULTS.md; the exit status is 1 if a claim does not hold."""
+    """Run experiments, compare their results with the claims, and write reproduce.json and RESULTS.md.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status: 1 if a claim does not hold, 0 otherwise.
+    """
     options = _parse(arguments)
-    experiments = [read_experiment(_path(name)) for name in options.names or _claiming()]
+    if options.names:
+        experiments = [read_experiment(find_experiment(name)) for name in options.names]
+    else:
+        experiments = [experiment for experiment in list_experiments(default_folder()) if experiment.claims]
+    for experiment in experiments:
+        if not experiment.claims:
+            raise UserError(f"NAME must be an experiment with claims, but {experiment.name} has none in {CLAIMS}")
     if len({experiment.name for experiment in experiments}) < len(experiments):
-        raise UserError("NAME must name each experiment once, but one comes twice; leave it out")
+        raise UserError("NAME must name each experiment once, but one is given twice; remove it")
     source = _source()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, interrupt)
@@ -121,7 +99,7 @@ def reproduce(arguments: list[str]) -> int:
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
-                for seconds in _fitting(experiment, seed, folder, options.allow):
+                for seconds in _fitting(experiment, seed, folder, options.trust_package):
                     progress.update(bar, completed=done + min(seconds, experiment.seconds), now=_logged(folder))
                 run = _finished(folder, seed) or _failed(folder, seed)
             done += experiment.seconds
@@ -139,16 +117,18 @@ def reproduce(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> Namespace:
     parser = CommandParser(
         "lightning-tfm reproduce",
-        description="Run experiments, and compare what they reach with what their YAMLs claim. An interrupted command "
-        "goes on where it was when it is typed again.",
+        description="Run experiments, and compare the results with their claims. Run an interrupted command again to "
+        "resume it.",
         allow_abbrev=False,
     )
-    parser.add_argument("names", metavar="NAME", nargs="*", help="a YAML, or its name in experiments/ (default: all)")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="an experiment or a YAML (default: all experiments with claims)"
+    )
     parser.add_argument("--seeds", default=SEEDS, metavar="SEEDS", help=f"as 7, 1..5 or 1,4,9 (default: {SEEDS})")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
     )
-    parser.add_allow()
+    parser.add_trust_package()
     options = parser.parse_args(arguments)
     options.seeds = _seeds(options.seeds)
     if options.output.is_file():
@@ -171,50 +151,8 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
-def _claiming() -> list[str]:
-    """The experiments of the project that claim something."""
-    paths = sorted(Path("experiments").glob("*.yaml"))
-    if not paths:
-        raise UserError("there is no experiments/*.yaml below the current folder; go to the project's, or name a YAML")
-    return [path.stem for path in paths if "\n# claims:\n" in path.read_text(encoding="utf-8", errors="replace")]
-
-
-def _path(name: str) -> Path:
-    path = Path(name) if name.endswith((".yaml", ".yml")) else Path("experiments") / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(f"NAME must be a YAML or its name in experiments/, but there is no {str(path)!r}")
-    return path
-
-
-def read_experiment(path: Path) -> Experiment:
-    """The claims in the header of a YAML.
-
-    Raises:
-        UserError: if it has none, or in another form.
-    """
-    read_yaml(path, "NAME")  # what is broken would fail when its turn comes, hours later
-    try:
-        text = path.read_text(encoding="utf-8")
-        comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
-        header = [line.removeprefix("#").removeprefix(" ") for line in comments]
-        block = yaml.safe_load("\n".join(header[header.index("claims:") :]))
-        claims = tuple(
-            Claim(claim["metric"], {int(seed): float(value) for seed, value in claim["by_seed"].items()})
-            for claim in block["claims"]
-        )
-        if any(len(claim.by_seed) < 2 for claim in claims):
-            raise ValueError("one seed tells no spread")
-        return Experiment(path, text, claims, float(block["training"]["seconds"]), str(block["training"]["machine"]))
-    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError):
-        raise UserError(
-            f"the header of {str(path)!r} must claim what the experiment reaches with two seeds or more, in comments "
-            "like these: # claims: / # - {metric: test/exact_match, by_seed: {11: 1.0, 12: 0.9998}} / "
-            "# training: {seconds: 20, machine: two cores}"
-        ) from None
-
-
 def _source() -> dict[str, Any]:
-    """What the numbers are made from."""
+    """Return the commit, uncommitted changes, versions and hardware that the results depend on."""
     state = git()
     return {
         "commit": state["commit"],
@@ -229,7 +167,7 @@ def _folder(output: Path, experiment: Experiment, seed: int) -> Path:
 
 
 def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None:
-    """Raises UserError if a run was made from something else: the numbers would be of no one state."""
+    """Raise UserError if the run in a folder has another source or YAML: the results would mix two states."""
     path = folder / "source.json"
     if not path.exists():
         return
@@ -242,7 +180,7 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
     for name, ours in {**source, "yaml": experiment.text}.items():
         if earlier.get(name) != ours:
             raise UserError(
-                f"--output must be a folder whose runs are of the same {name}, but {str(folder)!r} is of another; "
+                f"--output must be a folder whose runs have the same {name}, but that of {str(folder)!r} differs; "
                 "choose another folder, or delete it"
             )
 
@@ -252,22 +190,22 @@ def _finished(folder: Path, seed: int) -> Run | None:
     return Run(seed, json.loads(summaries[0].read_text(encoding="utf-8"))) if summaries else None
 
 
-def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[str]) -> Iterator[float]:
-    """Train and test one seed, or resume it, in a process of its own; yield its seconds so far.
+def _fitting(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> Iterator[float]:
+    """Train and test one seed, or resume it, in a separate process; yield its seconds so far.
 
-    The process runs in the current folder, where the experiment's own files lie; its loggers write into `folder`.
+    The process runs in the current folder, which contains the experiment's files; its loggers write into `folder`.
 
     Note:
-        Windows has no SIGTERM: an interrupted run loses the steps since its last checkpoint there.
+        On Windows, which has no SIGTERM, an interrupted run loses the steps since its last checkpoint.
     """
-    # -P: Python would import modules of the current folder first, which nobody has allowed.
+    # -P: otherwise Python first imports modules of the current folder, which the user has not trusted.
     command = [sys.executable, "-P", "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
-    if allow:
-        command += ["--allow", ",".join(allow)]
+    if trust_packages:
+        command += ["--trust-package", ",".join(trust_packages)]
     command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
     with (folder / "log").open("w", encoding="utf-8") as log:
-        # In a session of its own, a terminal's Ctrl-C does not reach it: it is told once, and saves first.
+        # A session of its own keeps Ctrl-C in the terminal from it: it receives one signal only, and saves first.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -287,7 +225,7 @@ def _fitting(experiment: Experiment, seed: int, folder: Path, allow: Sequence[st
 
 
 def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Return the experiment's loggers, a CSVLogger first, which write below a folder."""
+    """Return the configuration of the experiment's loggers, a CSVLogger first, with `folder` as their target."""
     loggers = (yaml.safe_load(experiment.text).get("trainer") or {}).get("logger")
     loggers = loggers if isinstance(loggers, list) else [loggers] if isinstance(loggers, dict | str) else []
     loggers = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
@@ -301,15 +239,14 @@ def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
 
 
 def _logged(folder: Path) -> str:
-    """What the run that goes on in a folder has logged last: its step, its speed and a metric."""
+    """Return the last logged step, throughput and metric of the run in a folder."""
     last: dict[str, str] = {}
     for path in folder.glob("runs/*/version_*/metrics.csv"):
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a row may be being written
-        for row in csv.DictReader(lines):
+        for row in read_metrics(path):
             last |= {name: value for name, value in row.items() if name and value}
     shown = [f"step {last['step']}"] if "step" in last else []
     shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
-    shown += [f"{name} {float(last[name]):.4g}" for name in SHOWN if name in last][-1:]
+    shown += [f"{name} {float(last[name]):.4g}" for name in METRICS if name in last][-1:]
     return ", ".join(shown)
 
 
@@ -326,15 +263,19 @@ def _told(experiment: Experiment, run: Run) -> str:
 
 
 def _value(run: Run, metric: str) -> float | None:
-    """A metric as the summary knows it; None where the run has failed or it is no number."""
+    """Return a metric from the summary of a run; None if the run failed or the value is missing or not finite."""
     value = None if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"))
     return value if value is not None and math.isfinite(value) else None
 
 
 def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
-    """Return each claim beside what was reached: values by seed, their mean, its 95 % interval (Student's t), `holds`.
+    """Return the claims with their results: `values` by seed, `mean`, its 95 % interval (Student's t) and `holds`.
 
-    If a run has failed there is no mean, and no claim holds.
+    If a run has failed, the mean is None and no claim holds.
+
+    Args:
+        experiment: the experiment.
+        runs: its runs, one per seed.
     """
     rows = []
     for claim in experiment.claims:
@@ -352,15 +293,13 @@ def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def student_t(confidence: float, degrees: int) -> float:
-    """Return the two-sided quantile of Student's t."""
-    from scipy.stats import t  # takes a while to import
-
-    return float(t.ppf((1 + confidence) / 2, degrees))
-
-
 def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
-    """The results in Markdown."""
+    """Return the results as a table in Markdown.
+
+    Args:
+        experiments: the experiments.
+        runs: their runs so far, by the name of the experiment.
+    """
     lines = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
     for experiment in experiments:
         summaries = [run.summary for run in runs[experiment.name] if run.summary is not None]
@@ -397,7 +336,7 @@ def _number(value: float | None) -> str:
 
 
 def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
-    """What is known so far."""
+    """Write reproduce.json and RESULTS.md with the results so far."""
     made = datetime.now(UTC).isoformat(timespec="seconds")
     content = {
         "time": made,

@@ -1,51 +1,49 @@
-"""From data to batches: one module a kind of data."""
+"""Datasets, samplers and data modules, one module per kind of data."""
 
-from lightning_tfm.data.batches import (
-    Batch,
-    BatchStream,
-    EvaluationBatches,
-    Examples,
-    TaskDataModule,
-    TokenBatches,
-    TrainingBatches,
-    TrainingLoader,
-    WindowBatches,
-    padded,
-    stable_hash,
-)
+from lightning_tfm.data.batch import Batch, Examples, pad_sequences
+from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
-from lightning_tfm.data.files import is_hidden, located, normalized, read_lines, read_table, read_text
+from lightning_tfm.data.files import is_hidden, normalize_text, read_lines, read_table, read_text, resolve_path
+from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset
+from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
+from lightning_tfm.data.samplers import (
+    EvaluationSampler,
+    LengthGroupedSampler,
+    MaxTokensSampler,
+    TrainingSampler,
+    WindowSampler,
+)
 from lightning_tfm.data.text import TextDataModule, TextDataset
 
 __all__ = [
     "Batch",
-    "BatchStream",
     "Download",
-    "EvaluationBatches",
+    "EvaluationSampler",
     "Examples",
     "GeneratedDataModule",
     "LabelledBatch",
     "LabelledDataModule",
     "LabelledDataset",
+    "LengthGroupedSampler",
+    "MaxTokensSampler",
     "Pair",
     "PairDataModule",
     "PairDataset",
+    "ResumableDataLoader",
     "TaskDataModule",
     "TextDataModule",
     "TextDataset",
-    "TokenBatches",
-    "TrainingBatches",
-    "TrainingLoader",
-    "WindowBatches",
+    "TrainingSampler",
+    "WindowSampler",
     "download",
     "is_hidden",
-    "located",
-    "normalized",
-    "padded",
+    "normalize_text",
+    "pad_sequences",
     "read_lines",
     "read_table",
     "read_text",
+    "resolve_path",
     "stable_hash",
 ]

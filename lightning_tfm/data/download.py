@@ -1,4 +1,4 @@
-"""Files from the internet: named by address and SHA-256, kept in a cache, never trusted before they are whole."""
+"""Downloads of data files into a cache. A file is used only if its SHA-256 is the expected one."""
 
 from __future__ import annotations
 
@@ -13,37 +13,31 @@ from tqdm import tqdm
 from lightning_tfm.errors import UserError
 
 MIRROR = "LIGHTNING_TFM_DATA"
-"""The environment variable that names another place for all files: an address or a folder."""
+"""Environment variable that names a mirror of all files: an address or a folder."""
 
 PATIENCE = 30.0
-"""Seconds that a server may be silent."""
-
-
-def mirror_from_elsewhere() -> dict[str, str]:
-    """What the environment of a process in another folder must say, so that its mirror is ours."""
-    mirror = os.environ.get(MIRROR)
-    return {MIRROR: os.path.abspath(mirror)} if mirror and "://" not in mirror else {}
+"""Timeout for a server that sends no data, in seconds."""
 
 
 class Download(NamedTuple):
-    """Where a file lies, where there is no mirror, and the SHA-256 of its content."""
+    """Address of a file, used unless there is a mirror, and the SHA-256 of its content."""
 
     address: str
     sha256: str
 
 
 def download(name: str, file: Download) -> Path:
-    """A file, from the cache, the mirror or the internet.
+    """Return the path of a file from a local mirror or the cache, into which it is downloaded if necessary.
 
     Args:
-        name: what it is called in the cache and below a mirror, as multi30k/train.de.gz; a mirror that is a folder may
-            leave the name's own folder out.
-        file: where it lies.
+        name: the path of the file below the cache and the mirror, such as multi30k/train.de.gz; a mirror that is a
+            folder may also hold it without the leading folder, as train.de.gz.
+        file: the address and the SHA-256 of the file.
 
     Raises:
-        UserError: if it cannot be had, or is another file.
+        UserError: if the file cannot be obtained, or has another SHA-256.
     """
-    import pooch  # takes a while to import, which most runs need not wait for
+    import pooch  # slow to import, and most runs do not need it
     import requests
     from filelock import FileLock
 
@@ -64,23 +58,23 @@ def download(name: str, file: Download) -> Path:
     path, part = cache / name, cache / f"{name}.part"
     pooch.get_logger().setLevel("ERROR")
     retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_go_on, part))
-    kept = 0  # bytes of an earlier download that broke off
+    kept = 0  # bytes of an earlier, interrupted download
     try:
-        if path.is_file() and _is_right(path, sha256):  # before all else, for the cache may be another's
+        if path.is_file() and _is_right(path, sha256):  # first: the cache may be read-only
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{part}.lock"):  # one process of those that train together downloads it
+        with FileLock(f"{part}.lock"):  # only one process of a run downloads the file
             kept = part.stat().st_size if part.exists() else 0
             try:
                 return Path(retrieve())
             except ValueError:
                 if not kept:
                     raise
-                return Path(retrieve())  # whole: what was kept may have been of another file
+                return Path(retrieve())  # from the start: the kept bytes may be of another file
     except requests.RequestException as error:
-        reason = error.response.reason if error.response is not None else "there is no answer"
+        reason = error.response.reason if error.response is not None else "the server does not answer"
         if part.exists() and part.stat().st_size > kept:
-            reason = "it broke off; what has arrived is kept, and gone on with"
+            reason = "the connection was interrupted; the part received is kept, and the next attempt resumes it"
         raise UserError(
             f"{name!r} cannot be downloaded from {source}: {reason}. {MIRROR} may name a mirror: an address, or a "
             "folder that holds the file"
@@ -95,7 +89,7 @@ def download(name: str, file: Download) -> Path:
 
 
 def _is_right(path: Path, sha256: str) -> bool:
-    """Whether a file has the sum."""
+    """Return whether a file has the given SHA-256."""
     import pooch
 
     return pooch.file_hash(str(path)) == sha256
@@ -106,14 +100,14 @@ def _another(place: str, sha256: str) -> str:
 
 
 def _go_on(part: Path, address: str, output: str, _: object) -> None:
-    """Downloads what `part` lacks, and moves it to `output`, where pooch looks at its sum."""
+    """Download the bytes that `part` lacks and move it to `output`, where pooch verifies the SHA-256."""
     import requests
 
     begin = part.stat().st_size if part.exists() else 0
-    # As it is: of what is packed on its way, no part could be gone on with.
+    # Without compression: a part of a compressed transfer cannot be resumed.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
     with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:
-        if begin and response.status_code == 416:  # there is no more: begin anew, for it is not known to be right
+        if begin and response.status_code == 416:  # no bytes are missing, but `part` is unverified: restart
             part.unlink()
             return _go_on(part, address, output, _)
         response.raise_for_status()

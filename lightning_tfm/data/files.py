@@ -1,4 +1,4 @@
-"""Text files as lines, whatever their encoding: what cannot be read as said is refused by name and line."""
+"""Reading of text files in any encoding; error messages name the file and the line."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from pathlib import Path, PurePath
 from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError
 
-BEGINNINGS = {
+BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",  # with which that of utf-32 begins
+    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, whose mark begins with the same bytes
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""The marks that files begin with."""
+"""Encodings by the byte order mark at the beginning of a file."""
 
 
-def located(name: str, known: dict[str, Download]) -> Path:
-    """A file of the user, in the current folder or that of the mirror, or one of those that can be downloaded.
+def resolve_path(name: str, known: dict[str, Download]) -> Path:
+    """Return the path of a user's file, in the current folder or the mirror, or of a downloadable file.
+
+    Args:
+        name: the path of the file, or the name of a downloadable one.
+        known: the downloadable files, by name.
 
     Raises:
-        UserError: if it is neither.
+        UserError: if there is no such file, or it cannot be downloaded.
     """
     if Path(name).is_file():
         return Path(name)
@@ -40,42 +44,51 @@ def located(name: str, known: dict[str, Download]) -> Path:
 
 
 def is_hidden(path: PurePath) -> bool:
-    """Whether a path inside a folder is of what programs keep for themselves, as .git/ and .DS_Store."""
+    """Return whether a path relative to a data folder is hidden, such as .git/config or .DS_Store."""
     return any(part.startswith(".") for part in path.parts)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return a file's text, normalized; one whose name ends with .gz is unpacked.
+    """Return the normalized text of a file; decompress it if its name ends with .gz.
+
+    Args:
+        path: the file.
+        encoding: its encoding, by Python's name.
 
     Raises:
-        UserError: if it is empty, binary or of another encoding.
+        UserError: if the file cannot be read, is empty or binary, or has another encoding.
     """
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"the file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return decoded(data, str(path), encoding)
+    return decode_text(data, str(path), encoding)
 
 
-def normalized(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return the text in Unicode's normalization form NFC.
 
-    Files, the names of labels and a user's questions all pass through it, so that a letter and its accent are encoded
-    alike however they were typed.
+    Files, names of labels and a user's input all pass through it, so that an accented letter always has the same
+    encoding.
     """
     return unicodedata.normalize("NFC", text)
 
 
-def decoded(data: bytes, name: str, encoding: str) -> str:
-    """Return the normalized text of a file's content; `name` is the file's, for messages.
+def decode_text(data: bytes, name: str, encoding: str) -> str:
+    """Return the normalized text of a file's content.
+
+    Args:
+        data: the content.
+        name: the name of the file, for error messages.
+        encoding: the encoding, by Python's name.
 
     Raises:
-        UserError: as `read_text` does.
+        UserError: if the content is empty or binary, or has another encoding.
     """
     try:
         known = codecs.lookup(encoding).name
-        begun = next((other for mark, other in BEGINNINGS.items() if data.startswith(mark)), None)
+        begun = next((other for mark, other in BOMS.items() if data.startswith(mark)), None)
         if begun and not known.startswith(begun):
             raise UserError(f"the file {name!r} must be in encoding {encoding}, but begins as {begun} does; name that")
         if not known.startswith(("utf-16", "utf-32")) and b"\0" in data:
@@ -86,21 +99,25 @@ def decoded(data: bytes, name: str, encoding: str) -> str:
         raise UserError(
             f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; name its encoding"
         ) from None
-    except LookupError:  # also of what packs bytes, as "zip"
+    except LookupError:  # also for codecs from bytes to bytes, such as "zip"
         raise UserError(
             f"encoding must be one of texts that Python knows, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
-    text = normalized(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if not text.strip():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text
 
 
 def read_table(path: Path, encoding: str = "utf-8") -> list[list[str]]:
-    """The fields of a file's lines, which tabs set apart.
+    """Return the tab-separated fields of each line of a file.
+
+    Args:
+        path: the file.
+        encoding: its encoding, by Python's name.
 
     Raises:
-        UserError: as `read_text`, and if the lines have no tab, or not equally many.
+        UserError: as `read_text`, and if a line has no tab or not as many as the first line.
     """
     rows = [line.split("\t") for line in read_lines(path, encoding)]
     for number, row in enumerate(rows, start=1):
@@ -113,5 +130,5 @@ def read_table(path: Path, encoding: str = "utf-8") -> list[list[str]]:
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """A file's lines, as `read_text` reads it. What separates lines is the line feed alone."""
+    """Return the lines of a file, separated by line feeds only; see `read_text`."""
     return read_text(path, encoding).removesuffix("\n").split("\n")

@@ -1,4 +1,4 @@
-"""From texts with labels to batches of ids and classes."""
+"""Dataset and data module of labelled texts."""
 
 from __future__ import annotations
 
@@ -11,53 +11,57 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tfm.data.batches import TaskDataModule, fingerprint, padded
+from lightning_tfm.data.batch import pad_sequences
+from lightning_tfm.data.datamodule import TaskDataModule
+from lightning_tfm.data.hashing import hash_lines
 from lightning_tfm.data.pairs import Pair
-from lightning_tfm.errors import UserError, say
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.tokenization import PAD, Tokenizer
 
 
 class LabelledBatch(NamedTuple):
-    """B texts and their classes.
+    """Batch of B texts and their classes.
 
     Attributes:
-        text: (B, S), right-padded ids, or (B, S, G) where a token has G of them.
-        label: (B), from 0.
+        text: (B, S), right-padded ids, or (B, S, G) if each token has G ids.
+        label: (B), the class of each text, from 0.
+        rows: (B), the index of each text in its dataset.
     """
 
     text: Tensor
     label: Tensor
+    rows: Tensor
 
     @property
     def inputs(self) -> tuple[Tensor]:
-        """What a network's forward takes."""
+        """Return the positional arguments of a network's `forward`."""
         return (self.text,)
 
     @property
     def words(self) -> Tensor:
-        """The own id of each token, which comes first of those that it has, (B, S)."""
+        """Return the id of each token itself, which precedes the ids of its n-grams, (B, S)."""
         return self.text if self.text.dim() == 2 else self.text[..., 0]
 
     @property
     def tokens(self) -> Tensor:
-        """How many tokens are read."""
+        """Return the number of tokens without padding, a scalar."""
         return (self.words != PAD).sum()
 
 
 class LabelledDataset(Dataset):
-    """Encoded texts: `dataset[rows]` is a LabelledBatch. Of a text above text_length, its end is kept.
+    """Dataset of encoded texts: `dataset[rows]` is a LabelledBatch.
 
     Args:
-        pairs: texts and their labels.
-        tokenizer: the vocabulary.
+        pairs: the texts and their labels.
+        tokenizer: the tokenizer of the texts.
         labels: the names of the classes.
-        text_length: tokens of a text that are read.
+        max_length: maximum length of a text in tokens; of a longer text, the last tokens are kept.
 
     Raises:
-        UserError: if a text holds no token.
+        UserError: if a text has no tokens.
     """
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], text_length: int) -> None:
+    def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], max_length: int) -> None:
         self.pairs = pairs
         ids = tokenizer.encode_all([pair.source for pair in pairs])
         if not all(ids):
@@ -66,37 +70,37 @@ class LabelledDataset(Dataset):
                 f"each text must hold a word, but {empty.source[:40]!r} ({empty.target}) does not; delete it"
             )
         self.longest = max(map(len, ids))
-        self.cut = sum(len(row) > text_length for row in ids)  # how many
-        read = [row[-text_length:] for row in ids]
+        self.cut = sum(len(row) > max_length for row in ids)  # number of truncated texts
+        read = [row[-max_length:] for row in ids]
         self.spelled = None
-        if tokenizer.ids_per_token > 1:  # which are kept once for each word, not for each time that it is used
+        if tokenizer.ids_per_token > 1:  # store them once per word, not per occurrence
             numbers = {(PAD,) * tokenizer.ids_per_token: PAD}
             read = [[numbers.setdefault(token, len(numbers)) for token in row] for row in read]
             self.spelled = torch.tensor([*numbers])  # (words, G)
-        self.ids, self.lengths = padded(read)
+        self.ids, self.lengths = pad_sequences(read)
         self.labels = torch.tensor([labels.index(pair.target) for pair in pairs])
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(f"{pair.target}\t{pair.source}" for pair in self.pairs)
+        return hash_lines(f"{pair.target}\t{pair.source}" for pair in self.pairs)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> LabelledBatch:
         text = self.ids[rows, : self.lengths[rows].max()]
-        return LabelledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows])
+        return LabelledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows], rows)
 
 
 class LabelledDataModule(TaskDataModule, ABC):
-    """Texts with labels in, batches out. A subclass says what its texts are.
+    """Base class of data modules of labelled texts. A subclass implements `pairs`.
 
     Args:
-        tokenizer: the vocabulary.
+        tokenizer: the tokenizer of the texts.
         labels: the names of the classes.
-        text_length: tokens of a text that are read.
-        cut_longer: whether of longer texts the end is read, instead of their being refused.
-        others: as in TaskDataModule.
+        max_length: maximum length of a text in tokens.
+        truncate: whether to keep the last `max_length` tokens of longer texts, instead of raising UserError.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     holds = "texts with labels"
@@ -105,8 +109,8 @@ class LabelledDataModule(TaskDataModule, ABC):
         self,
         tokenizer: Tokenizer,
         labels: Sequence[str],
-        text_length: int,
-        cut_longer: bool,
+        max_length: int,
+        truncate: bool,
         batch_size: int,
         eval_batch_size: int,
         num_workers: int,
@@ -115,26 +119,32 @@ class LabelledDataModule(TaskDataModule, ABC):
         super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed)
         if len(labels) < 2:
             raise UserError(f"there must be at least two labels, but there is {', '.join(labels) or 'none'}")
-        if text_length < 1:
-            raise UserError(f"text_length must be at least 1, but is {text_length}; try 200")
+        if max_length < 1:
+            raise UserError(f"max_length must be at least 1, but is {max_length}; try 200")
         self.labels = list(labels)
         self.num_classes = len(labels)
-        self.text_length = self.max_source_length = text_length
-        self.cut_longer = cut_longer
+        self.max_length = self.max_source_length = max_length
+        self.truncate = truncate
         self.max_target_length = 0
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """All texts of "train", "val" or a test set and their labels, the same at every call and on every machine."""
+        """Return all texts of a split and their labels, the same for every call and on every machine.
+
+        Args:
+            split: "train", "val" or the name of a test set.
+        """
 
     def examples(self, split: str) -> LabelledDataset:
         pairs = self.pairs(split)
-        examples = LabelledDataset(pairs, self.tokenizer, self.labels, self.text_length)
-        if examples.cut and not self.cut_longer:
+        examples = LabelledDataset(pairs, self.tokenizer, self.labels, self.max_length)
+        if examples.cut and not self.truncate:
             raise UserError(
-                f"text_length must be at least {examples.longest} for {split}, but is {self.text_length}; "
-                "or set cut_longer, and of longer texts the end is read"
+                f"max_length must be at least {examples.longest} for {split}, but is {self.max_length}; "
+                "or set truncate to read only the end of longer texts"
             )
         if examples.cut:
-            say(f"of {examples.cut} of {len(pairs)} texts of {split} the last {self.text_length} tokens are read")
+            rank_zero_print(
+                f"of {examples.cut} of {len(pairs)} texts of {split} the last {self.max_length} tokens are read"
+            )
         return examples

@@ -1,4 +1,4 @@
-"""From pairs of texts to batches of ids."""
+"""Dataset and data modules of pairs of source and target texts."""
 
 from __future__ import annotations
 
@@ -14,37 +14,42 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from lightning_tfm.data.batches import Batch, TaskDataModule, fingerprint, padded, stable_hash
-from lightning_tfm.errors import UserError, say
-from lightning_tfm.tokenizer import BOS, EOS, PAD, Tokenizer
+from lightning_tfm.data.batch import Batch, pad_sequences
+from lightning_tfm.data.datamodule import TaskDataModule
+from lightning_tfm.data.hashing import hash_lines, stable_hash
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 
 class Pair(NamedTuple):
-    """A source text and the target text that answers it.
+    """Source text and target text.
 
-    `alignment` holds, where it is known, which symbols belong together: (source index, target index), from 0.
-    `kind` is what the pair is an example of, where the data have several; metrics are told by it.
+    Attributes:
+        source: the source text.
+        target: the target text, or the label of a labelled text.
+        alignment: aligned symbols as (source index, target index), from 0; None if unknown.
+        category: the category of the pair, by which metrics are reported; None if the data have no categories.
     """
 
     source: str
     target: str
     alignment: tuple[tuple[int, int], ...] | None = None
-    kind: str | None = None
+    category: str | None = None
 
 
 class PairDataset(Dataset):
-    """Encoded pairs, cut into batches by one index operation: `dataset[rows]` is a Batch."""
+    """Dataset of encoded pairs: `dataset[rows]` is a Batch, cut by one index operation."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self.pairs = pairs
         sources = tokenizer.encode_all([pair.source for pair in pairs])
         targets = tokenizer.encode_all_targets([pair.target for pair in pairs])
-        self.sources, self.source_lengths = padded([[*ids, EOS] for ids in sources])
-        self.targets, self.target_lengths = padded([[BOS, *ids, EOS] for ids in targets])
+        self.sources, self.source_lengths = pad_sequences([[*ids, EOS] for ids in sources])
+        self.targets, self.target_lengths = pad_sequences([[BOS, *ids, EOS] for ids in targets])
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(f"{pair.source}\t{pair.target}" for pair in self.pairs)
+        return hash_lines(f"{pair.source}\t{pair.target}" for pair in self.pairs)
 
     @property
     def lengths(self) -> Tensor:
@@ -57,20 +62,21 @@ class PairDataset(Dataset):
         source = self.sources[rows, : self.source_lengths[rows].max()]
         target = self.targets[rows, : self.target_lengths[rows].max()]
         target_in = target[:, :-1]
-        return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:])
+        return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
 
 
 class PairDataModule(TaskDataModule, ABC):
-    """Pairs in, batches out. A subclass says what its pairs are.
+    """Base class of data modules of pairs. A subclass implements `pairs`.
 
-    Vocabulary and lengths are known once it is constructed, so that a model can be built, and refused, first.
+    The vocabulary and the maximum lengths are known after construction, so that a model can be built and checked before
+    the data are encoded.
 
     Args:
-        tokenizer: the vocabulary of sources and targets.
-        max_source_length: the longest source in tokens, EOS included.
-        max_target_length: the longest target in tokens, EOS included.
-        drop_longer: whether training pairs that are longer are left out, instead of refused.
-        others: as in TaskDataModule.
+        tokenizer: the tokenizer of sources and targets.
+        max_source_length: maximum length of a source in tokens, EOS included.
+        max_target_length: maximum length of a target in tokens, EOS included.
+        batch_size, eval_batch_size, num_workers, seed, test_sets: see TaskDataModule.
+        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
     """
 
     holds = "pairs of source and target"
@@ -85,16 +91,20 @@ class PairDataModule(TaskDataModule, ABC):
         num_workers: int,
         seed: int,
         test_sets: tuple[str, ...] = ("test",),
-        drop_longer: bool = False,
+        drop_too_long: bool = False,
     ) -> None:
         super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed, test_sets)
         self.max_source_length = max_source_length
         self.max_target_length = max_target_length
-        self.drop_longer = drop_longer
+        self.drop_too_long = drop_too_long
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """All pairs of "train", "val" or a test set, the same at every call and on every machine."""
+        """Return all pairs of a split, the same for every call and on every machine.
+
+        Args:
+            split: "train", "val" or the name of a test set.
+        """
 
     def examples(self, split: str) -> PairDataset:
         examples = PairDataset(self.pairs(split), self.tokenizer)
@@ -106,9 +116,9 @@ class PairDataModule(TaskDataModule, ABC):
         for side, lengths, limit in sides:
             fits &= lengths <= limit
             longest = int(lengths.max())
-            if longest > limit and not (self.drop_longer and split == "train"):
+            if longest > limit and not (self.drop_too_long and split == "train"):
                 pair = examples.pairs[int(lengths.argmax())]
-                mend = "raise it, or set drop_longer" if split == "train" else "raise it"
+                mend = "raise it, or set drop_too_long" if split == "train" else "raise it"
                 raise UserError(
                     f"max_{side}_length must be at least {longest} for {split}, but is {limit}; {mend}; the longest "
                     f"begins with {getattr(pair, side)[:40]!r}"
@@ -118,22 +128,23 @@ class PairDataModule(TaskDataModule, ABC):
         left_out = int((~fits).sum())
         if left_out == len(examples):
             raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
-        say(f"{left_out} of {len(examples)} training pairs are too long, and left out")
+        rank_zero_print(f"{left_out} of {len(examples)} training pairs are too long and were dropped")
         kept = [pair for pair, fit in zip(examples.pairs, fits.tolist(), strict=True) if fit]
         return PairDataset(kept, self.tokenizer)
 
 
 class GeneratedDataModule(PairDataModule):
-    """Pairs drawn from a seed. A subclass says how one is drawn.
+    """Base class of data modules that draw pairs from a seed. A subclass implements `stream`.
 
-    A source belongs to one split by its hash alone, whatever the seed: a tenth of all sources to validation, a
-    fifth to the test sets, the rest to training. So no source is in two splits, not even under two seeds. Training
-    pairs are drawn with repetition, as they come; the pairs of other splits are distinct.
+    The split of a source depends on its hash alone, not on the seed: a tenth of all sources belongs to validation, a
+    fifth to the test sets and the rest to training. No source is in two splits, even with two seeds. Training pairs are
+    drawn with repetition; the sources of any other split are distinct.
 
     Args:
-        sizes: how many pairs each split holds.
-        spelling: sources of one spelling, in the sense of this function, belong to one split.
-        others: as in PairDataModule.
+        sizes: the number of pairs of each split.
+        spelling: a function that normalizes sources; sources with the same result belong to the same split.
+        tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
+            PairDataModule.
     """
 
     def __init__(
@@ -180,26 +191,31 @@ class GeneratedDataModule(PairDataModule):
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
-        """Endless pairs, from a seed; `split` is for those data that draw some pairs for one split only."""
+        """Yield pairs endlessly; `pairs` selects the ones of a split.
+
+        Args:
+            split: the split, for data that draw some pairs for one split only.
+            seed: the seed of the pairs.
+        """
 
     def pairs(self, split: str) -> list[Pair]:
         size = self.sizes[split]
         bucket = split if split in ("train", "val") else "test"
         pairs: list[Pair] = []
         seen: set[str] = set()
-        fruitless = 0
+        misses = 0
         hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()
         with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
                 if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
                     seen.add(pair.source)
                     pairs.append(pair)
-                    fruitless = 0
+                    misses = 0
                     bar.update()
                     if len(pairs) == size:
                         return pairs
-                fruitless += 1
-                if fruitless > 100_000:
+                misses += 1
+                if misses > 100_000:
                     raise UserError(
                         f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
                     )
@@ -207,5 +223,5 @@ class GeneratedDataModule(PairDataModule):
 
 
 def _bucket(source: str) -> str:
-    """The split that a source belongs to: "test" for all test sets."""
+    """Return the split of a source: "train", "val", or "test" for all test sets."""
     return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]

@@ -1,4 +1,4 @@
-"""From a text to windows of it."""
+"""Dataset and data module of windows of a text."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tfm.data.batches import Batch, BatchStream, TaskDataModule, WindowBatches
+from lightning_tfm.data.batch import Batch
+from lightning_tfm.data.datamodule import TaskDataModule
+from lightning_tfm.data.samplers import TrainingSampler, WindowSampler
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.tokenization import PAD, Tokenizer
 
 
 class TextDataset(Dataset):
-    """Windows of a text: `dataset[rows]` is a Batch without sources, whose targets are what follows, token by token.
+    """Dataset of windows of a text: `dataset[rows]` is a Batch without sources, whose targets are the next tokens.
 
     Args:
         text: the text.
-        tokenizer: its vocabulary.
-        context: tokens of a window.
-        stride: tokens from the beginning of a row to that of the next: 1 for windows anywhere; `context` for windows
-            side by side, which score every token once.
-        part: which of the text it is, as an error names it.
+        tokenizer: the tokenizer of the text.
+        max_length: number of tokens of a window.
+        stride: number of tokens between the starts of two consecutive rows: 1 for windows at any position, `max_length`
+            for adjacent windows, which score every token once.
+        part: the name of the part of the text, for error messages.
 
     Raises:
-        UserError: if the text is too short: to train, which begins anywhere, two windows must fit.
+        UserError: if the text has fewer than max_length + 1 tokens, or 2 * max_length + 1 unless stride is max_length.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, context: int, stride: int, part: str) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, max_length: int, stride: int, part: str) -> None:
         ids = tokenizer.encode(text)
-        least = context + 1 if stride == context else 2 * context + 1
+        least = max_length + 1 if stride == max_length else 2 * max_length + 1
         if len(ids) < least:
             raise UserError(
-                f"the {part} part of the text must have at least {least} tokens with context {context}, but has "
-                f"{len(ids)}; try context {max(1, (len(ids) - 1) // 2)}, or more text"
+                f"the {part} part of the text must have at least {least} tokens with max_length {max_length}, but has "
+                f"{len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
             )
         self.ids = torch.tensor(ids)
-        self.context, self.stride = context, stride
+        self.max_length, self.stride = max_length, stride
         self.characters_per_token = len(text) / len(ids)
-        begins = torch.arange(0, len(ids) - (context if stride == 1 else 1), stride)
-        self.lengths = (len(ids) - 1 - begins).clamp(max=context)  # what is scored
+        begins = torch.arange(0, len(ids) - (max_length if stride == 1 else 1), stride)
+        self.lengths = (len(ids) - 1 - begins).clamp(max=max_length)  # number of scored tokens, (rows)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -51,19 +53,19 @@ class TextDataset(Dataset):
         return len(self.lengths)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        steps = rows.unsqueeze(1) * self.stride + torch.arange(self.context + 1)  # (B, T + 1)
+        steps = rows.unsqueeze(1) * self.stride + torch.arange(self.max_length + 1)  # (B, T + 1)
         windows = self.ids[steps.clamp(max=len(self.ids) - 1)].masked_fill(steps >= len(self.ids), PAD)
-        return Batch(windows[:, :0], windows[:, :-1], windows[:, 1:])
+        return Batch(windows[:, :0], windows[:, :-1], windows[:, 1:], rows)
 
 
 class TextDataModule(TaskDataModule):
-    """A text in, windows out. A subclass says what the text is.
+    """Base class of data modules of a text, which is cut into windows.
 
     Args:
-        tokenizer: the vocabulary.
+        tokenizer: the tokenizer of the text.
         texts: the text of each split.
-        context: tokens of a window.
-        others: as in TaskDataModule.
+        max_length: number of tokens of a window.
+        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     holds = "a text"
@@ -72,27 +74,27 @@ class TextDataModule(TaskDataModule):
         self,
         tokenizer: Tokenizer,
         texts: dict[str, str],
-        context: int,
+        max_length: int,
         batch_size: int,
         eval_batch_size: int,
         num_workers: int,
         seed: int,
     ) -> None:
         super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed)
-        if context < 1:
-            raise UserError(f"context must be at least 1, but is {context}; try 64")
+        if max_length < 1:
+            raise UserError(f"max_length must be at least 1, but is {max_length}; try 64")
         self.texts = texts
-        self.context = self.max_source_length = context
+        self.max_length = self.max_source_length = max_length
         self.max_target_length = 0
 
     def examples(self, split: str) -> TextDataset:
-        stride = 1 if split == "train" else self.context
-        return TextDataset(self.texts[split], self.tokenizer, self.context, stride, split)
+        stride = 1 if split == "train" else self.max_length
+        return TextDataset(self.texts[split], self.tokenizer, self.max_length, stride, split)
 
-    def training_batches(self, rank: int, world_size: int) -> BatchStream:
+    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
         num_tokens = len(self.datasets["train"].ids)
-        batches = WindowBatches(num_tokens, self.context, self.batch_size, self.seed, rank, world_size)
-        if not batches.batches_per_pass:
+        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, rank, world_size)
+        if not batches.batches_per_epoch:
             raise UserError(
                 f"batch_size must be at most the {batches.windows} windows of the training part, but is "
                 f"{self.batch_size}"

@@ -1,71 +1,85 @@
-"""Classification: what is learned, and how it is measured."""
+"""Classification: a text is the input, its class the output."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset
+from lightning_tfm.attention_maps import AttentionMap, text_attention
+from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset, TaskDataModule, pad_sequences
+from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, at_least_float32
-from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of
-from lightning_tfm.networks import EncoderClassifier
-from lightning_tfm.tokenizer import Tokenizer
+from lightning_tfm.modules.task import (
+    Evaluation,
+    Prediction,
+    TaskModule,
+    check_label_smoothing,
+    make_prediction,
+    strip_fields,
+)
+from lightning_tfm.networks import EncoderClassifier, Network
+from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.tokenization import Ids, Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Classifier(TaskModule):
-    """Trains a network to say which class a text is of.
+    """Trains a network to classify texts.
 
-    Logs the mean `loss` of a text, `accuracy` and the mean `f1` of the classes.
+    Logs the mean `loss` per text, the `accuracy`, and the `f1` score averaged over classes.
 
     Args:
-        network: an EncoderClassifier.
-        tokenizer: the data's vocabulary.
+        network: the network.
+        tokenizer: the tokenizer of the data.
         labels: the names of the classes.
-        optimization: optimizer and schedule.
-        label_smoothing: of the training loss.
+        optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
+        lr_schedule: the schedule of the learning rate.
+        label_smoothing: label smoothing of the training loss.
     """
 
-    task = "classification"
-    fits = LabelledDataModule
-    because = "which says a class, and writes nothing"
+    datamodule_class = LabelledDataModule
 
     def __init__(
         self,
         network: EncoderClassifier,
         tokenizer: Tokenizer,
         labels: Sequence[str],
-        optimization: Optimization = Optimization(),
+        optimizer: OptimizerCallable = AdamW,
+        lr_schedule: LRSchedule = LRSchedule(),
         label_smoothing: float = 0.0,
     ) -> None:
         check_label_smoothing(label_smoothing)
-        for name in ("word_dropout", "num_pairs"):
+        for name in ("word_dropout", "num_bigram_buckets"):
             if (value := network.hyper_parameters[name]) and tokenizer.unknown_id is None:
                 raise UserError(
-                    f"{name} must not be given with subwords, none of which stands for what is unknown, but is "
-                    f"{value}; let data.init_args.tokens be word"
+                    f"{name} must not be set for subwords, which have no unknown token, but is {value}; "
+                    "let data.init_args.tokenizer be word"
                 )
         super().__init__(
             network,
-            optimization,
-            tokenizer=tokenizer.to_dict(),
+            tokenizer,
+            optimizer,
+            lr_schedule,
             labels=list(labels),
             label_smoothing=label_smoothing,
         )
-        self.tokenizer = tokenizer
         self.labels = list(labels)
         self.label_smoothing = label_smoothing
         self.metrics = nn.ModuleDict()
+
+    @classmethod
+    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
+        return super().from_data(data, network, labels=data.labels, **settings)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -81,22 +95,21 @@ class Classifier(TaskModule):
         if stage == "fit" and self.network.naive_bayes is not None:
             self._count(self.trainer.datamodule.datasets["train"])
 
-    def _count(self, examples: LabelledDataset) -> None:
-        """Counts the words of the training data, which is all that a NaiveBayes learns."""
+    def _count(self, dataset: LabelledDataset) -> None:
+        """Count the features of the training data, from which a NaiveBayes classifies."""
         naive_bayes = self.network.naive_bayes
         for buffer in naive_bayes.buffers():
             buffer.zero_()
-        for rows in torch.arange(len(examples)).split(1024):
-            batch = examples[rows]
+        for rows in torch.arange(len(dataset)).split(1024):
+            batch = dataset[rows]
             naive_bayes.count(batch.words, batch.label)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
         logits = at_least_float32(self.network(batch.text))
         loss = F.cross_entropy(logits, batch.label, label_smoothing=self.label_smoothing, reduction="sum")
-        return self.summed(loss, torch.tensor(len(batch.label), device=loss.device))
+        return self.accumulate_loss(loss, torch.tensor(len(batch.label), device=loss.device))
 
-    def _evaluate(self, batch: LabelledBatch, prefix: str) -> Evaluation:
-        """`probabilities` (B, C) of the classes, and `nll` (B) of the right one, in nats."""
+    def _evaluate(self, batch: LabelledBatch, prefix: str, dataset: LabelledDataset) -> Evaluation:
         logits = at_least_float32(self.network(batch.text))
         nll = F.cross_entropy(logits, batch.label, reduction="none")
         metrics = self.metrics[prefix]
@@ -108,27 +121,46 @@ class Classifier(TaskModule):
             add_dataloader_idx=False,
             batch_size=len(batch.label),
         )
-        return {"probabilities": logits.softmax(-1), "nll": nll}
+        probabilities, labels = (values.tolist() for values in logits.softmax(-1).max(1))
+        predictions = []
+        for row, label, probability, loss in zip(batch.rows.tolist(), labels, probabilities, nll.tolist(), strict=True):
+            prediction = make_prediction(dataset.pairs[row], self.labels[label], loss)
+            prediction["probability"] = round(probability, 4)
+            predictions.append(prediction)
+        return {"predictions": predictions}
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val")
+        return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
 
     def test_step(self, batch: LabelledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(batch, "test")
+        return self._evaluate(batch, "test", self.trainer.test_dataloaders[dataloader_idx].dataset)
 
-    def answered(
-        self, examples: LabelledDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice
-    ) -> list[dict[str, Any]]:
-        lines = []
-        probabilities, labels = outputs["probabilities"].cpu()[places].max(1)
-        nlls = outputs["nll"].cpu()[places].tolist()
-        for row, label, probability, nll in zip(rows, labels.tolist(), probabilities.tolist(), nlls, strict=True):
-            line = line_of(examples.pairs[row], self.labels[label], nll)
-            lines.append(line | {"probability": round(probability, 4)})
-        return lines
+    def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
+        """Return `confusion`, the number of texts of each class that were predicted as each class."""
+        from lightning_tfm.pictures import draw_confusion  # slow to import
 
-    def pictures(self, lines: list[dict[str, Any]]) -> dict[str, Figure]:
-        """`confusion`: how many texts of each class were taken for which."""
-        from lightning_tfm.pictures import draw_confusion  # takes a while to import
+        counts = Counter((prediction["target"], prediction["prediction"]) for prediction in predictions)
+        return {"confusion": draw_confusion(self.labels, counts)}
 
-        return {"confusion": draw_confusion(self.labels, Counter((line["target"], line["answer"]) for line in lines))}
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        ids = self.tokenize(strip_fields(line))
+        longest = self.network.max_length
+        return ids[-longest:], f"of its {len(ids)} tokens the last {longest} are read" if len(ids) > longest else ""
+
+    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+        text, _ = pad_sequences(sources)
+        probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
+        found = zip(labels.tolist(), probabilities.tolist(), strict=True)
+        return [f"{self.labels[label]}\t{probability:.4f}" for label, probability in found]
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        return {"text": self.network.max_length}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        read = slice(-self.network.max_length, None)
+        ids = self.tokenizer.encode(content["source"])[read]
+        symbols = self.tokenizer.split(content["source"])[read]
+        return text_attention(self.network, symbols, torch.tensor([ids], dtype=torch.long))

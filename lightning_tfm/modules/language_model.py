@@ -1,54 +1,60 @@
-"""Language modelling: what is learned, and how it is measured."""
+"""Language modelling: the next token of a text is predicted."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_tfm.data import Batch, TextDataModule
-from lightning_tfm.errors import UserError
+from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
+from lightning_tfm.data import Batch, TextDataModule, TextDataset
+from lightning_tfm.decoding import DecodingOptions, continue_text
 from lightning_tfm.metrics import Mean, Perplexity, token_nll
-from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import TaskModule
-from lightning_tfm.networks import GPT
-from lightning_tfm.tokenizer import NUM_SPECIAL, Tokenizer
+from lightning_tfm.modules.task import NUM_EXAMPLES, AttentionExample, Prediction, TaskModule
+from lightning_tfm.networks import CausalNetwork
+from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.tokenization import Ids, Tokenizer
 
 
 class LanguageModel(TaskModule):
-    """Trains a network to say which token comes next in a text.
+    """Trains a network to predict the next token of a text.
 
-    Logs, over the whole part, in nats: `loss` a token, `loss_per_character`, which texts of other tokens can be
-    compared by, and `perplexity` of tokens.
+    Logs, over the whole part and in nats, the `loss` per token, the `loss_per_character`, which is comparable between
+    tokenizers, and the `perplexity` per token.
 
     Args:
-        network: a GPT.
-        tokenizer: the data's vocabulary.
-        optimization: optimizer and schedule.
-        start_from: a folder of Hugging Face's GPT-2, of the network's size, whose weights training begins with; the
-            data's tokenizer must be that of the folder.
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
+        lr_schedule: the schedule of the learning rate.
+        pretrained: a folder with a GPT-2 of Hugging Face, of the network's size, whose weights training starts from;
+            the data's tokenizer must be that of the folder.
     """
 
-    task = "language modelling"
-    fits = TextDataModule
-    because = "for a text has no source that an encoder could read"
+    datamodule_class = TextDataModule
+    decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
+    outputs_are_long = True
+    default_temperature, default_max_tokens = 0.8, 500
 
     def __init__(
         self,
-        network: GPT,
+        network: CausalNetwork,
         tokenizer: Tokenizer,
-        optimization: Optimization = Optimization(),
-        start_from: str | None = None,
+        optimizer: OptimizerCallable = AdamW,
+        lr_schedule: LRSchedule = LRSchedule(),
+        pretrained: str | None = None,
     ) -> None:
-        super().__init__(network, optimization, tokenizer=tokenizer.to_dict())
-        self.tokenizer = tokenizer
-        self.start_from = start_from
+        super().__init__(network, tokenizer, optimizer, lr_schedule)
+        self.pretrained = pretrained
         self.metrics = nn.ModuleDict()
 
-    def begin(self) -> None:
-        if self.start_from is not None:
-            self.network.load_state_dict(_gpt2(self.start_from, self.network).state_dict())
+    def load_pretrained(self) -> None:
+        if self.pretrained is not None:
+            self.network.load_pretrained(self.pretrained)
+            self.pretrained = None
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -59,15 +65,15 @@ class LanguageModel(TaskModule):
                 )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self.summed(token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens)
+        nll = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
+        return self.accumulate_loss(nll, batch.tokens)
 
-    def _evaluate(self, batch: Batch, prefix: str) -> None:
-        examples = self.trainer.datamodule.datasets[prefix]
+    def _evaluate(self, batch: Batch, prefix: str, dataset: TextDataset) -> None:
         nll, tokens = token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
         metrics = self.metrics[prefix]
         metrics["loss"].update(nll, tokens)
         metrics["perplexity"].update(nll, tokens)
-        metrics["loss_per_character"].update(nll / examples.characters_per_token, tokens)
+        metrics["loss_per_character"].update(nll / dataset.characters_per_token, tokens)
         for name, metric in metrics.items():
             self.log(
                 f"{prefix}/{name}",
@@ -77,45 +83,57 @@ class LanguageModel(TaskModule):
             )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
+        self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, "test")
+        self._evaluate(batch, "test", self.trainer.test_dataloaders[dataloader_idx].dataset)
+
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        ids = self.tokenize(line)
+        return ids, self.unknown_note(ids)
+
+    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+        """Return each text with its continuation, one after the other: texts cannot be padded on the left."""
+        sample_fn = options.sample_fn(generator, self.default_temperature)
+        texts = []
+        for ids in sources:
+            text = torch.tensor([ids], device=self.device)
+            length = options.max_tokens or self.default_max_tokens
+            network = self.network
+            more = continue_text(network.encode, network.decode_step, text, length, network.max_length, sample_fn)
+            texts.append(self.tokenizer.decode(torch.cat((text, more), dim=1)[0].tolist()))
+        return texts
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        target_in = self.network.random_ids(rows, length, generator)
+        return {"source": target_in[:, :0], "target_in": target_in}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        return {"target_in": self.network.max_length}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        ids = content["ids"][:MAX_POSITIONS]  # earlier tokens do not see later ones
+        symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in ids]
+        text = torch.tensor([ids])
+        return text_attention(self.network, symbols, text[:, :0], text)
+
+    def attention_examples(
+        self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
+    ) -> list[AttentionExample]:
+        """Return the first windows of the text."""
+        return window_examples(dataset, self.tokenizer, "each token over those before it")
 
 
-def _gpt2(folder: str, network: GPT) -> GPT:
-    """The network with the weights of a folder.
+def window_examples(dataset: TextDataset, tokenizer: Tokenizer, title: str) -> list[AttentionExample]:
+    """Return the first windows of a text as examples of attention.
 
-    Raises:
-        UserError: if they cannot be had, or do not fit.
+    Args:
+        dataset: the windows.
+        tokenizer: the tokenizer.
+        title: the title of the pictures.
     """
-    if not Path(folder, "config.json").is_file():
-        raise UserError(f"start_from must be a folder of Hugging Face's GPT-2, but there is no {folder}/config.json")
-    try:
-        from safetensors import SafetensorError
-        from transformers import GPT2LMHeadModel
-    except ImportError:
-        raise UserError("start_from needs the package transformers; pip install transformers") from None
-    try:
-        kind = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind != "gpt2":
-            raise ValueError(f"it holds a model of type {kind}")
-        model, loaded = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-        if loaded["missing_keys"]:  # which would be drawn
-            raise ValueError(f"it lacks {sorted(loaded['missing_keys'])[0]}")
-    except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"start_from must be a folder of Hugging Face's GPT-2, but {folder!r} is not: {reason}"
-        ) from None
-    gpt = GPT.from_huggingface(model, NUM_SPECIAL)
-    theirs = gpt.hyper_parameters | {"dropout": network.hyper_parameters["dropout"]}  # which has no weights
-    if theirs["vocab_size"] != network.hyper_parameters["vocab_size"]:
-        raise UserError(
-            f"data.init_args.tokenizer_file must be the tokenizer.json of {folder!r}, which has "
-            f"{theirs['vocab_size']} ids, but the data have {network.hyper_parameters['vocab_size']}"
-        )
-    for name, value in network.hyper_parameters.items():
-        if theirs[name] != value:
-            raise UserError(f"{name} must be that of {folder!r} ({theirs[name]}), but is {value}; set it so")
-    return gpt
+    examples = []
+    for row in range(min(NUM_EXAMPLES, len(dataset))):
+        ids = dataset[torch.tensor([row])].target_in[0].tolist()
+        examples.append(AttentionExample(row, title, {"ids": ids, "text": tokenizer.decode(ids).strip()}))
+    return examples

@@ -1,76 +1,92 @@
-"""Sequence to sequence: what is learned, and how it is measured."""
+"""Sequence to sequence: one sequence is the input, another the output."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from lightning_tfm.data import Batch, PairDataModule, PairDataset
-from lightning_tfm.decoding import beam_search, decode
+from lightning_tfm.attention_maps import AttentionMap, attention_weights
+from lightning_tfm.data import Batch, Pair, PairDataModule, PairDataset, TaskDataModule, pad_sequences
+from lightning_tfm.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import SentenceScores, SequenceMetrics, sequence_nll, token_nll
-from lightning_tfm.modules.optimization import Optimization
-from lightning_tfm.modules.task import Evaluation, TaskModule, check_label_smoothing, line_of, test_prefix
-from lightning_tfm.networks import Seq2SeqNetwork
-from lightning_tfm.tokenizer import PAD, Tokenizer
+from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
+from lightning_tfm.modules.task import (
+    Evaluation,
+    TaskModule,
+    check_label_smoothing,
+    make_prediction,
+    strip_fields,
+    test_prefix,
+)
+from lightning_tfm.networks import Network, Seq2SeqNetwork
+from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer
 
 
 class Seq2SeqModule(TaskModule):
-    """Trains a network to answer a source with its target, and tests it by decoding.
+    """Trains a network to map a source to its target, and tests it by decoding.
 
-    Exact match is the share of answers whose text is the target's, as the data have it: those that are `right` in
-    predictions.jsonl.
+    Exact match is the share of outputs whose text is that of the target: the `correct` ones of predictions.jsonl.
 
     Args:
-        network: any of lightning_tfm.networks.
-        tokenizer: the data's vocabulary.
-        max_target_length: where decoding stops, in tokens, EOS included.
-        optimization: optimizer and schedule.
-        label_smoothing: of the training loss; validation and test losses have none.
-        bleu: whether to score the answers by BLEU and chrF as well, which makes sense for sentences.
-        beam_size: of the search that is tested; validation is greedy.
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        max_target_length: the most tokens of an output, EOS included.
+        optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
+        lr_schedule: the schedule of the learning rate.
+        label_smoothing: label smoothing of the training loss; validation and test losses have none.
+        text_metrics: corpus metrics to compute on outputs made of words.
+        beam_size: the number of beams in the test; validation is greedy.
     """
 
-    task = "seq2seq"
-    fits = PairDataModule
-    because = "which answers a source"
+    datamodule_class = PairDataModule
+    decoding_options = ("beam_size", "temperature", "top_k", "top_p", "max_tokens")
 
     def __init__(
         self,
         network: Seq2SeqNetwork,
         tokenizer: Tokenizer,
         max_target_length: int,
-        optimization: Optimization = Optimization(),
+        optimizer: OptimizerCallable = AdamW,
+        lr_schedule: LRSchedule = LRSchedule(),
         label_smoothing: float = 0.0,
-        bleu: bool = False,
+        text_metrics: Sequence[Literal["bleu", "chrf"]] = (),
         beam_size: int = 1,
     ) -> None:
         check_label_smoothing(label_smoothing)
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
-        if bleu and not tokenizer.writes_sentences:
-            raise UserError("bleu must be false where symbols are characters, but is true; it scores words")
+        if text_metrics and not tokenizer.is_word_based:
+            raise UserError(
+                f"text_metrics must be empty where symbols are characters, but is {', '.join(text_metrics)}: "
+                "it scores words"
+            )
         if network.hyper_parameters.get("text_only"):
-            raise UserError("text_only must be false for a network that answers a source, whose answers end with EOS")
+            raise UserError("text_only must be false for a network with targets, since these end with EOS")
         super().__init__(
             network,
-            optimization,
-            tokenizer=tokenizer.to_dict(),
+            tokenizer,
+            optimizer,
+            lr_schedule,
             max_target_length=max_target_length,
             label_smoothing=label_smoothing,
-            bleu=bleu,
+            text_metrics=list(text_metrics),
             beam_size=beam_size,
         )
-        self.tokenizer = tokenizer
         self.max_target_length = max_target_length
         self.label_smoothing = label_smoothing
-        self.bleu = bleu
+        self.text_metrics = tuple(text_metrics)
         self.beam_size = beam_size
         self.metrics = nn.ModuleDict()
-        self.scores: dict[str, SentenceScores] = {}
+        self.scores: dict[str, CorpusScores] = {}
+
+    @classmethod
+    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
+        return super().from_data(data, network, max_target_length=data.max_target_length, **settings)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -78,35 +94,35 @@ class Seq2SeqModule(TaskModule):
         for prefix in prefixes:
             if prefix not in self.metrics:
                 self.metrics[prefix] = SequenceMetrics()
-        self.scores = {prefix: SentenceScores() for prefix in prefixes} if self.bleu else {}
+        self.scores = {prefix: CorpusScores(self.text_metrics) for prefix in prefixes} if self.text_metrics else {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self.network(batch.source, batch.target_in)
         loss = token_nll(logits, batch.target_out, self.label_smoothing)
-        return self.summed(loss, (batch.target_out != PAD).sum())
+        return self.accumulate_loss(loss, (batch.target_out != PAD).sum())
 
-    def _evaluate(self, batch: Batch, prefix: str, loader: DataLoader, batch_idx: int, beam_size: int) -> Evaluation:
-        """`answers` (B, T'), each ended by EOS, and `nll` (B), of the right answer, in nats."""
+    def _evaluate(self, batch: Batch, prefix: str, dataset: PairDataset, beam_size: int) -> Evaluation:
         metrics = self.metrics[prefix]
         logits = self.network(batch.source, batch.target_in)
         state = self.network.encode(batch.source)
         if beam_size > 1:
-            answers, _ = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)
+            outputs, _ = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)
         else:
-            answers = decode(self.network.decode_step, state, self.max_target_length)
-        texts = [self.tokenizer.decode(ids) for ids in answers.tolist()]
-        rows = loader.sampler.batches[batch_idx].tolist()
-        references = [loader.dataset.pairs[row].target for row in rows]  # as they are, not as they are encoded
+            outputs = decode(self.network.decode_step, state, self.max_target_length)
+        texts = [self.tokenizer.decode(ids) for ids in outputs.tolist()]
+        pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
+        references = [pair.target for pair in pairs]  # as they are, not as they are encoded
         exact = [text == reference for text, reference in zip(texts, references, strict=True)]
         metrics.count(batch, logits, torch.tensor(exact, device=self.device))
-        if self.bleu:
+        if self.text_metrics:
             self.scores[prefix].count(texts, references)
         self.log_dict(
             {f"{prefix}/{name}": metric for name, metric in metrics.items()},
             add_dataloader_idx=False,
             batch_size=batch.source.size(0),
         )
-        return {"answers": answers, "nll": sequence_nll(logits, batch.target_out)}
+        nlls = sequence_nll(logits, batch.target_out).tolist()
+        return {"predictions": [make_prediction(*values) for values in zip(pairs, texts, nlls, strict=True)]}
 
     def _log_scores(self) -> None:
         for prefix, scores in self.scores.items():
@@ -114,26 +130,62 @@ class Seq2SeqModule(TaskModule):
                 self.log(f"{prefix}/{name}", torch.tensor(value, device=self.device), sync_dist=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val", self.trainer.val_dataloaders, batch_idx, beam_size=1)
+        return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset, beam_size=1)
 
     def on_validation_epoch_end(self) -> None:
         self._log_scores()
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        prefix, loader = test_prefix(self._test_sets()[dataloader_idx]), self.trainer.test_dataloaders[dataloader_idx]
-        return self._evaluate(batch, prefix, loader, batch_idx, self.beam_size)
+        prefix = test_prefix(self._test_sets()[dataloader_idx])
+        return self._evaluate(batch, prefix, self.trainer.test_dataloaders[dataloader_idx].dataset, self.beam_size)
 
     def on_test_epoch_end(self) -> None:
         self._log_scores()
 
-    def answered(
-        self, examples: PairDataset, rows: list[int], outputs: Evaluation, places: Tensor | slice
-    ) -> list[dict[str, Any]]:
-        lines = []
-        answers, nlls = outputs["answers"].cpu()[places].tolist(), outputs["nll"].cpu()[places].tolist()
-        for row, ids, nll in zip(rows, answers, nlls, strict=True):
-            lines.append(line_of(examples.pairs[row], self.tokenizer.decode(ids), nll))
-        return lines
-
     def _test_sets(self) -> tuple[str, ...]:
         return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)
+
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        ids = self.tokenize(strip_fields(line))
+        self.network.check_lengths(len(ids) + 1, self.max_target_length)
+        return [*ids, EOS], self.unknown_note(ids)
+
+    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+        source, _ = pad_sequences(sources)
+        sample_fn = options.sample_fn(generator)
+        state = self.network.encode(source.to(self.device))
+        length = min(options.max_tokens or self.max_target_length, self.max_target_length)
+        if options.beam_size > 1:
+            outputs, _ = beam_search(self.network.decode_step, state, length, options.beam_size)
+        else:
+            outputs = decode(self.network.decode_step, state, length, sample_fn)
+        return [self.tokenizer.decode(ids) for ids in outputs.tolist()]
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {name: self.network.random_ids(rows, length, generator) for name in ("source", "target_in")}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        target = self.network.max_target_length(self.max_target_length)
+        return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        alignment = content["alignment"]
+        pair = Pair(content["source"], content["target"], alignment and tuple((i, j) for i, j in alignment))
+        source = [*self.tokenizer.split(pair.source), "EOS"]
+        target = self.tokenizer.split_target(pair.target)
+        target_in, target_out = ["BOS", *target], [*target, "EOS"]
+        links = list(pair.alignment or ())
+        batch = PairDataset([pair], self.tokenizer)[torch.tensor([0])]
+        found = []
+        for layer, weights in attention_weights(self.network, *batch.inputs).items():
+            if self.network.get_submodule(layer).over_memory:
+                found.append(AttentionMap(layer, weights, target_out, source, links))
+            elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
+                gold = [(i, len(source) + j) for i, j in links]
+                rows, columns = [*source[1:], *target_in, "EOS"], [*source, *target_in]
+                found.append(AttentionMap(layer, weights, rows, columns, gold, first_target=len(source)))
+            elif layer.startswith("encoder"):
+                found.append(AttentionMap(layer, weights, source, source, []))
+            else:
+                found.append(AttentionMap(layer, weights, target_out, target_in, []))
+        return found

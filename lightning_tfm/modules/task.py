@@ -1,37 +1,108 @@
-"""What every task shares: the mathematics of a training step, and that it is the same again."""
+"""The training step that all tasks share."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from lightning_tfm.data import Examples, Pair, TaskDataModule, stable_hash
-from lightning_tfm.errors import UserError, say
-from lightning_tfm.modules.optimization import Optimization
+from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.checkpoint import VerifiedCheckpointIO
+from lightning_tfm.data import Examples, Pair, TaskDataModule, normalize_text, stable_hash
+from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.networks import Network
+from lightning_tfm.optimizers import LRSchedule, parameter_groups
+from lightning_tfm.tokenization import Ids, Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Evaluation = dict[str, Tensor]
-"""What callbacks get of a batch that is evaluated, each of B rows."""
+MAX_BATCHED_LENGTH = 1_000
+"""Tokens above which `predict` runs a source in a batch of its own: the others would be padded to its length."""
+
+NUM_EXAMPLES = 2
+"""Examples whose attention is drawn: the first ones, and as many with the largest loss."""
+
+MAX_TITLE_LENGTH = 80
+"""Characters of a source in a title."""
+
+
+class Prediction(TypedDict, total=False):
+    """The prediction for one example of the test: a line of predictions.jsonl.
+
+    Attributes:
+        source: the input text.
+        target: the reference.
+        prediction: the output.
+        correct: whether the output is the reference.
+        nll: the negative log-likelihood of the reference, in nats.
+        category: the category of the example, if the data has categories.
+        alignment: gold links (source index, target index), if they are known.
+        probability: the probability of a predicted label.
+    """
+
+    source: str
+    target: str
+    prediction: str
+    correct: bool
+    nll: float
+    category: str | None
+    alignment: tuple[tuple[int, int], ...] | None
+    probability: float
+
+
+class Answer(NamedTuple):
+    """The output for one line of input.
+
+    Attributes:
+        text: the output; None if the line cannot be answered.
+        note: why not, or a remark about the input; empty if there is none.
+    """
+
+    text: str | None
+    note: str = ""
+
+
+class AttentionExample(NamedTuple):
+    """An example of the test whose attention is drawn.
+
+    Attributes:
+        row: its index in the dataset.
+        title: a title for its pictures.
+        content: its content as plain values, see `TaskModule.attention`.
+    """
+
+    row: int
+    title: str
+    content: dict[str, Any]
+
+
+class Evaluation(TypedDict):
+    """Outputs of a validation or test step: the predictions for the batch."""
+
+    predictions: list[Prediction]
 
 
 def test_prefix(test_set: str) -> str:
-    """What the names of a test set's metrics begin with: "test" for the first, "test/longer" for "longer"."""
+    """Return the prefix of a test set's metrics: "test" for the first, "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
 def check_label_smoothing(value: float) -> None:
-    """Raises UserError unless it is a share that targets can give up."""
+    """Raise UserError unless a label smoothing is a probability below 1."""
     if not 0 <= value < 1:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
@@ -45,113 +116,284 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
-def line_of(pair: Pair, answer: str, nll: float) -> dict[str, Any]:
-    """What was answered to a pair's source, as `TaskModule.answered` tells it."""
+def strip_fields(line: str) -> str:
+    """Strip the fields of a line, which tabs separate, as in the training data."""
+    return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
+
+
+def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
+    """Return the prediction for a pair's source."""
     return {
         "source": pair.source,
         "target": pair.target,
-        "answer": answer,
-        "right": answer == pair.target,
+        "prediction": prediction,
+        "correct": prediction == pair.target,
         "nll": round(nll, 4),
-        "kind": pair.kind,
+        "category": pair.category,
         "alignment": pair.alignment,
     }
 
 
 class TaskModule(LightningModule, ABC):
-    """Trains a network by the mean loss of a step's tokens.
+    """Trains a network for a task, by the mean loss over the tokens of a step.
 
-    A token weighs the same whatever the number of processes and of accumulated batches. A subclass sums the loss of
-    a batch in `training_step` and hands it to `summed`.
-
-    Attributes:
-        task: the name of the task.
-        fits: the data modules whose data it can be trained on.
-        because: why its network must be of its kind.
+    A token has the same weight for any number of processes and accumulated batches. A subclass passes the summed loss
+    of each batch to `accumulate_loss`.
 
     Args:
-        network: what is trained.
-        optimization: optimizer and schedule.
-        hyper_parameters: the subclass's own arguments, as plain values, for the checkpoint.
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
+        lr_schedule: the schedule of the learning rate.
+        hyper_parameters: further arguments of the subclass, as plain values for the checkpoint.
+
+    Attributes:
+        datamodule_class: the base class of the data modules that the task can be trained on.
+        decoding_options: the fields of DecodingOptions that `predict` uses.
+        step_arguments: the arguments of the constructor that change the loss of a step.
+        outputs_are_long: whether an output has several lines and takes seconds, so that it is shown by itself.
     """
 
-    task: str
-    fits: type[TaskDataModule]
-    because: str
+    datamodule_class: ClassVar[type[TaskDataModule]]
+    decoding_options: ClassVar[tuple[str, ...]] = ()
+    step_arguments: ClassVar[tuple[str, ...]] = ("label_smoothing",)
+    outputs_are_long: ClassVar[bool] = False
 
-    def __init__(self, network: Network, optimization: Optimization, **hyper_parameters: Any) -> None:
+    def __init__(
+        self,
+        network: Network,
+        tokenizer: Tokenizer,
+        optimizer: OptimizerCallable,
+        lr_schedule: LRSchedule,
+        **hyper_parameters: Any,
+    ) -> None:
         super().__init__()
         self.network = network
-        self.optimization = optimization
-        # What DDP would send round before each step: tables and counts, which no step changes.
+        self.tokenizer = tokenizer
+        self.make_optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        # Buffers are tables and counts that no step changes: DDP need not broadcast them.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
-        self.step_sums: Tensor | int = 0  # loss and tokens of the step so far
-        self.unchecked: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
+        self.step_sums: Tensor | int = 0  # loss and number of tokens of the step so far
+        self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.skipped_steps = 0  # by the gradient scaler of float16
+        self.is_restored = False  # from a checkpoint
         self.save_hyperparameters(
             {
-                "task": self.task,
-                "network": {
-                    "class_path": f"{type(network).__module__}.{type(network).__qualname__}",
-                    "init_args": network.hyper_parameters,
-                },
-                "optimization": asdict(optimization),
+                "class_path": class_path(type(self)),
+                "network": {"class_path": class_path(type(network)), "init_args": network.hyper_parameters},
+                "tokenizer": tokenizer.to_dict(),
+                "optimizer": describe_optimizer(optimizer),
+                "lr_schedule": asdict(lr_schedule),
                 **hyper_parameters,
             },
             logger=False,  # the command logs the whole configuration
         )
 
+    @classmethod
+    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
+        """Construct a module with the tokenizer of a data module, and all else that it must know of the data.
+
+        Args:
+            data: the data.
+            network: the network.
+            settings: further arguments of the constructor.
+        """
+        return cls(network, data.tokenizer, **settings)
+
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, as `summed` does."""
+        """Return the loss of a batch, as `accumulate_loss` does."""
 
-    def begin(self) -> None:
-        """Takes the weights that a new run begins with, where they are not drawn; `lightning-tfm fit` calls it."""
+    @abstractmethod
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw arguments of the network's `forward`, by name, for export.
+
+        Args:
+            rows: the number of rows.
+            length: the number of tokens of the longest row.
+            generator: the source of randomness.
+        """
+
+    @abstractmethod
+    def max_input_lengths(self) -> dict[str, int | None]:
+        """Return the largest length of each argument of `forward`, None if unlimited; without those always empty."""
+
+    def load_pretrained(self) -> None:
+        """Load pretrained weights into the network, if there are any; called when a new run starts."""
+
+    def predict(self, lines: Sequence[str], options: DecodingOptions = DecodingOptions()) -> list[Answer]:
+        """Return the output for each line of input.
+
+        Args:
+            lines: the input.
+            options: how to decode.
+        """
+        generator = torch.Generator(self.device).manual_seed(options.seed)
+        return [answer for answers in self.predict_batches([list(lines)], options, generator) for answer in answers]
+
+    def predict_batches(
+        self, batches: Iterator[list[str]] | list[list[str]], options: DecodingOptions, generator: torch.Generator
+    ) -> Iterator[list[Answer]]:
+        """Yield the outputs for each batch of lines.
+
+        Args:
+            batches: the input, in batches.
+            options: how to decode.
+            generator: the source of randomness for sampling.
+
+        Raises:
+            UserError: if the task does not use one of the options.
+        """
+        options.check_used(self.decoding_options, type(self).__name__)
+        was_training = self.training
+        self.eval()
+        try:
+            for lines in batches:
+                with torch.inference_mode():
+                    yield self._predict_batch(lines, options, generator)
+        finally:
+            self.train(was_training)
+
+    def _predict_batch(self, lines: list[str], options: DecodingOptions, generator: torch.Generator) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        sources: dict[int, Ids] = {}
+        notes: dict[int, str] = {}
+        for number, line in enumerate(lines):
+            try:
+                if any("\ud800" <= character <= "\udfff" for character in line):
+                    raise UserError("it must be UTF-8, but is not")
+                sources[number], notes[number] = self.encode_line(normalize_text(line))
+            except UserError as error:
+                answers[number] = Answer(None, str(error))
+        short = [number for number, ids in sources.items() if len(ids) <= MAX_BATCHED_LENGTH]
+        long = [number for number in sources if number not in set(short)]
+        for group in (short, *([number] for number in long)):
+            if group:
+                texts = self.predict_ids([sources[number] for number in group], options, generator)
+                answers |= {n: Answer(text, notes[n]) for n, text in zip(group, texts, strict=True)}
+        return [answers[number] for number in range(len(lines))]
+
+    @abstractmethod
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        """Return the ids of a line of input, and a remark about it or an empty string.
+
+        Raises:
+            UserError: if it cannot be answered.
+        """
+
+    def tokenize(self, line: str) -> Ids:
+        """Return the ids of a line of input.
+
+        Raises:
+            UserError: if it has no tokens, or one that the vocabulary lacks.
+        """
+        if not line:
+            raise UserError("it is empty")
+        ids = self.tokenizer.encode(line)
+        if not ids:
+            raise UserError("there is no word in it")
+        return ids
+
+    def unknown_note(self, ids: Ids) -> str:
+        """Return a remark about the unknown symbols of a line; empty if there are none."""
+        unknown = sum(id == self.tokenizer.unknown_id for id in ids)
+        return f"{unknown} of its {len(ids)} symbols are unknown to the model" if unknown else ""
+
+    @abstractmethod
+    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+        """Return the outputs for a batch of encoded lines."""
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        """Return the attention of all layers for an example; empty if the task has none to show.
+
+        Args:
+            content: the content of an AttentionExample, or a Prediction.
+        """
+        return []
+
+    def attention_examples(
+        self, dataset: Examples, predictions: Sequence[tuple[int, Prediction]]
+    ) -> list[AttentionExample]:
+        """Return the examples of the test whose attention is drawn: the first ones, and those of the largest loss.
+
+        Args:
+            dataset: the data of the test.
+            predictions: rows and their predictions.
+        """
+        first = [row for row, _ in predictions[:NUM_EXAMPLES]]
+        worst = sorted(((prediction["nll"], row) for row, prediction in predictions), reverse=True)[:NUM_EXAMPLES]
+        by_row = dict(predictions)
+        examples = []
+        for row in dict.fromkeys([*first, *(row for _, row in worst)]):
+            prediction = by_row[row]
+            source = prediction["source"]
+            source = source if len(source) <= MAX_TITLE_LENGTH else f"{source[:MAX_TITLE_LENGTH]}..."
+            title = f"{source} \N{RIGHTWARDS ARROW} {prediction['target']}".replace("\t", " ")  # fonts have no tab
+            examples.append(AttentionExample(row, title, {**prediction}))
+        return examples
+
+    def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
+        """Return figures about the predictions of the test, by name."""
+        return {}
 
     def setup(self, stage: str) -> None:
-        """Convert the module to float64 if that is the precision.
+        """Convert the module to float64 if that is the precision, and have checkpoints written with a checksum.
 
         Note:
             Lightning converts it after it has restored a checkpoint, whose float64 weights would be rounded.
         """
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         if self.trainer.precision == "64-true":
             self.double()
+        if self.trainer.datamodule is not None:
+            self.check_data(self.trainer.datamodule, self.trainer.world_size)
+
+    def check_data(self, data: TaskDataModule, world_size: int) -> None:
+        """Raise UserError if the network cannot be trained on a data module.
+
+        Args:
+            data: the data module.
+            world_size: the number of processes.
+        """
+        vocab_size = self.network.hyper_parameters["vocab_size"]
+        if vocab_size != data.vocab_size:
+            raise UserError(f"vocab_size must be that of the data ({data.vocab_size}), but is {vocab_size}; set it so")
+        self.network.check_lengths(data.max_source_length, data.max_target_length)
+        data.check_processes(world_size)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        fused = "mixed" not in self.trainer.precision  # under mixed precision Lightning cannot clip for a fused one
-        return self.optimization.configure(self.network, self.trainer.max_steps, fused)
+        optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
+        if "mixed" in self.trainer.precision:
+            unfuse(optimizer)
+        scheduler = self.lr_schedule.scheduler(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
+        if not self.is_restored:
+            self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.seed = torch.initial_seed()
-        self.weights = list(self.network.parameters())  # to walk through the modules anew takes as long as to clip
+        self.weights = list(self.network.parameters())  # traversing the modules takes as long as clipping
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout from the run's seed, the number of the batch and the rank, whatever was drawn before."""
+        """Seed dropout from the seed of the run, the number of the batch and the rank."""
         number = self.trainer.fit_loop.total_batch_idx
         seed = stable_hash(f"{self.seed} {number} {self.global_rank}") >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, each time
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would query every type of device
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(seed)
 
-    def answered(
-        self, examples: Examples, rows: list[int], outputs: Evaluation | None, places: Tensor | slice
-    ) -> list[dict[str, Any]]:
-        """What was answered to these rows of the data, which lie at these places of the batch; nothing, at first.
+    def accumulate_loss(self, loss: Tensor, tokens: Tensor) -> Tensor:
+        """Return the summed loss of a batch to back-propagate; it is divided by the tokens of the step later.
 
-        Of each: `source`, `target`, `answer`, `right`, `nll` of the target in nats, and `kind` and `alignment` of the
-        pair, or None.
+        Args:
+            loss: the sum over the tokens of the batch.
+            tokens: the number of tokens.
         """
-        return []
-
-    def pictures(self, lines: list[dict[str, Any]]) -> dict[str, Figure]:
-        """What is to be seen of all answers of the test, by name; nothing, at first."""
-        return {}
-
-    def summed(self, loss: Tensor, tokens: Tensor) -> Tensor:
-        """The loss to back-propagate: the sum, for what it is divided by is known at the end of the step."""
         self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
         return loss
 
@@ -159,27 +401,28 @@ class TaskModule(LightningModule, ABC):
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes the loss of the whole step, over micro-batches and processes, and the norms of its gradients.
+        """Reduce the loss of the step over accumulated batches and processes, and compute the gradient norms.
 
-        What is divided by the step's tokens has been summed; but Lightning has divided by the number of micro-batches
-        and the strategy by that of processes, which is taken back.
+        Note:
+            Gradients are sums over tokens, but Lightning has divided them by the number of accumulated batches, and
+            the strategy by the number of processes. `grad_scale` undoes both, and divides by the tokens of the step.
         """
         if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(self.step_sums)  # Lightning's would wait at a barrier before
+            torch.distributed.all_reduce(self.step_sums)  # Lightning's all_reduce adds a barrier
         loss, tokens = self.step_sums
         self.step_sums = 0
         loss = loss / tokens
-        self.factor = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
+        self.grad_scale = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
         gradients = self._gradients()
-        # A norm in half precision would be coarse, and overflow.
+        # A norm in half precision would be inexact, and could overflow.
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
-        # Read later, all at once, since reading synchronises with the device.
-        norms = torch.stack(torch._foreach_norm(gradients, 2, wide)) * self.factor
-        if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # to hand it over takes time
+        # Read later, many at once: reading synchronizes with the device.
+        norms = torch.stack(torch._foreach_norm(gradients, 2, wide)) * self.grad_scale
+        if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # logging takes time
             self.log("train/loss", loss)
             self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
             self.log("train/gradient_norm", norms.norm())
-        self.unchecked.append(torch.cat((loss.view(1), norms.to(loss.dtype))))
+        self.pending_finite_checks.append(torch.cat((loss.view(1), norms.to(loss.dtype))))
 
     def configure_gradient_clipping(
         self,
@@ -187,23 +430,23 @@ class TaskModule(LightningModule, ABC):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Divides the gradients by the step's tokens, and clips them: by their norm in the same product."""
-        factor = self.factor
+        """Divide the gradients by the tokens of the step, and clip them; clipping by norm takes the same product."""
+        scale = self.grad_scale
         by_value = gradient_clip_algorithm == "value"
         if gradient_clip_val and not by_value:
-            norm = self.unchecked[-1][1:].norm()
-            factor = factor * (gradient_clip_val / (norm + 1e-6)).clamp(max=1)  # as torch.nn.utils has it
-        torch._foreach_mul_(self._gradients(), factor)
+            norm = self.pending_finite_checks[-1][1:].norm()
+            scale = scale * (gradient_clip_val / (norm + 1e-6)).clamp(max=1)  # as in torch.nn.utils
+        torch._foreach_mul_(self._gradients(), scale)
         if by_value:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     @property
     def scales_gradients(self) -> bool:
-        """True if a scaler keeps the gradients of float16 in range, as in 16-mixed precision."""
+        """Return whether a gradient scaler is used, as in 16-mixed precision."""
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
-        """Return what changes the mathematics of a step, beside network and optimizer, by the settings' names."""
+        """Return the settings that change a step, except those of the network and the optimizer, by name."""
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         return {
@@ -211,18 +454,18 @@ class TaskModule(LightningModule, ABC):
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
             "trainer.gradient_clip_val": clips or None,
             "trainer.gradient_clip_algorithm": (algorithm.value if algorithm else "norm") if clips else None,
-            "model.init_args.label_smoothing": self.hparams.get("label_smoothing"),
+            **{f"model.init_args.{name}": self.hparams.get(name) for name in self.step_arguments},
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
-            **({"trainer.max_steps": trainer.max_steps} if self.optimization.plans_to_the_end else {}),
+            **({"trainer.max_steps": trainer.max_steps} if self.lr_schedule.needs_max_steps else {}),
         }
 
     def check_finite(self) -> None:
-        """Raises UserError, naming the first step and the parameters, if a step since the last look went to NaN."""
-        if not self.unchecked:
+        """Raise UserError, and name the first step and the parameters, if a loss or gradient is not finite."""
+        if not self.pending_finite_checks:
             return
-        first = self.global_step - len(self.unchecked) + 1  # steps are counted from 1
-        steps, self.unchecked = torch.stack(self.unchecked), []
-        if self.scales_gradients:  # the scaler finds its scale by gradients that overflow, and skips their steps
+        first = self.global_step - len(self.pending_finite_checks) + 1  # steps are counted from 1
+        steps, self.pending_finite_checks = torch.stack(self.pending_finite_checks), []
+        if self.scales_gradients:  # the scaler skips steps whose gradients overflow
             self.skipped_steps += int(steps[:, 1:].isfinite().all(1).logical_not().sum())
             steps = steps[:, :1]
         finite = steps.isfinite()
@@ -238,14 +481,14 @@ class TaskModule(LightningModule, ABC):
             if any(weight is other for other in group["params"])
         }
         by_group = {group: [name for name in names if groups[name] == group] for group in groups.values()}
-        told = [
+        described = [
             f"{len(members)} of group {group!r} (first {members[0]})" for group, members in by_group.items() if members
         ]
         kept = self.trainer.checkpoint_callback
         raise UserError(
             f"loss and gradients must be finite, but at step {first + row} the loss is {steps[row, 0].item():g}"
-            + (f" and gradients are not finite: {' and '.join(told)}" if told else "")
-            + f"; lower model.init_args.optimization.learning_rate ({self.optimization.learning_rate:g}) or set "
+            + (f" and gradients are not finite: {' and '.join(described)}" if described else "")
+            + "; lower the learning rate (model.init_args.optimizer.init_args.lr) or set "
             f"trainer.gradient_clip_val ({self.trainer.gradient_clip_val})"
             + (f"; the checkpoints of earlier steps are kept in {kept.dirpath}" if kept else "")
         )
@@ -260,14 +503,49 @@ class TaskModule(LightningModule, ABC):
         self.check_finite()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.check_finite()  # so that no good checkpoint gives way to a broken one
+        self.check_finite()  # before a good checkpoint is replaced
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        self.is_restored = True
 
     def on_train_end(self) -> None:
         self.check_finite()
         if self.skipped_steps:
-            say(f"{self.skipped_steps} of {self.global_step} steps were skipped: their gradients overflowed float16")
+            rank_zero_print(
+                f"{self.skipped_steps} of {self.global_step} steps were skipped: their gradients overflowed float16"
+            )
+
+
+def class_path(cls: type) -> str:
+    """Return the path by which a class is imported."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, Any]:
+    """Return the class and the settings of an optimizer as plain values.
+
+    Raises:
+        UserError: if the optimizer refuses its settings.
+    """
+    network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
+    try:
+        optimizer = make_optimizer(parameter_groups(network, network[2]))
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        cls = make_optimizer.func if isinstance(make_optimizer, partial) else make_optimizer
+        raise UserError(f"optimizer must be given settings that it accepts, but {cls.__name__} says: {error}") from None
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
+    return {"class_path": class_path(type(optimizer)), "init_args": settings}
+
+
+def unfuse(optimizer: Optimizer) -> None:
+    """Turn fused steps off, whose gradients Lightning cannot unscale before they are clipped."""
+    for part in getattr(optimizer, "parts", [optimizer]):
+        for group in part.param_groups:
+            if group.get("fused"):
+                group["fused"] = False
+                part._step_supports_amp_scaling = False

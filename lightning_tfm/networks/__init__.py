@@ -1,9 +1,21 @@
-"""The networks, in plain PyTorch."""
+"""Networks in plain PyTorch."""
 
 from lightning_tfm.networks.attention_lstm import AttentionLSTM
 from lightning_tfm.networks.encoder_classifier import EncoderClassifier
 from lightning_tfm.networks.gpt import GPT
-from lightning_tfm.networks.network import Network, Seq2SeqNetwork
+from lightning_tfm.networks.linear_attention import LinearTransformer
+from lightning_tfm.networks.masked_encoder import MaskedEncoder
+from lightning_tfm.networks.network import CausalNetwork, Network, Seq2SeqNetwork
 from lightning_tfm.networks.transformer import Transformer
 
-__all__ = ["GPT", "AttentionLSTM", "EncoderClassifier", "Network", "Seq2SeqNetwork", "Transformer"]
+__all__ = [
+    "GPT",
+    "AttentionLSTM",
+    "CausalNetwork",
+    "EncoderClassifier",
+    "LinearTransformer",
+    "MaskedEncoder",
+    "Network",
+    "Seq2SeqNetwork",
+    "Transformer",
+]

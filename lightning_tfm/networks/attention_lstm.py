@@ -1,26 +1,28 @@
-"""The LSTM encoder-decoder with additive attention (Bahdanau et al. 2015)."""
+"""LSTM encoder-decoder with additive attention (Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.decoding import State
 from lightning_tfm.layers import AdditiveAttention, Dropout, Linear
-from lightning_tfm.networks.network import Seq2SeqNetwork
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.networks.network import Seq2SeqNetwork, State
+from lightning_tfm.tokenization import PAD
 
 
 class AttentionLSTM(Seq2SeqNetwork):
-    """A bidirectional LSTM reads the source; an LSTM writes the target, fed its last output and what it attends to.
+    """LSTM encoder-decoder with additive attention (Bahdanau et al. 2015).
 
-    Has no positions, so no longest sequence.
+    A bidirectional LSTM encodes the source. An LSTM decodes the target from its last output and the context. The
+    network has no positions, so sequences may have any length.
 
     Args:
         vocab_size: number of ids, shared by source and target.
         d_model: width of the embeddings, of each encoder direction, of the decoder and of the attention.
-        dropout: on embeddings and before the output layer.
+        dropout: dropout on embeddings and before the output layer.
     """
+
+    is_traceable = False  # the decoder is a Python loop over its steps
 
     def __init__(self, vocab_size: int, d_model: int = 64, dropout: float = 0.0) -> None:
         super().__init__(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
@@ -29,22 +31,22 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.dropout = Dropout(dropout)
         self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
         self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
-        self.start = Linear(d_model, 2 * d_model)  # the decoder's first hidden and cell, from the encoder
+        self.start = Linear(d_model, 2 * d_model)  # initial hidden and cell state of the decoder
         self.attention = AdditiveAttention(d_model, 2 * d_model, d_model)
-        self.decoder_token = Linear(d_model, 4 * d_model)  # the cell's gates, from the last output ...
-        self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden
+        self.decoder_token = Linear(d_model, 4 * d_model)  # gates of the cell, from the last output ...
+        self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden state
         self.readout = Linear(3 * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
 
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Any length fits."""
+        """Accept any length."""
 
     def encode(self, source: Tensor) -> State:
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)
         x = self.dropout(self.source_embedding(source))  # (B, S, D)
-        # The backward direction reads each row from its own last token: an index that turns the real tokens round
-        # and leaves the padding behind them. Packing would do the same, but leaves the fast kernel on a CPU.
+        # The index reverses the real tokens of each row and leaves the padding in place. Packed sequences would do the
+        # same, but without the fast kernel on a CPU.
         steps = torch.arange(source.size(1), device=source.device)
         turned = torch.where(mask, lengths - 1 - steps, steps).unsqueeze(-1)  # (B, S, 1)
         rightwards, _ = self.encoder_forward(x)
@@ -52,11 +54,21 @@ class AttentionLSTM(Seq2SeqNetwork):
         leftwards = leftwards.gather(1, turned.expand_as(leftwards))
         memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
         hidden, cell = torch.tanh(self.start(leftwards[:, 0])).chunk(2, dim=-1)  # (Bahdanau et al., A.2.2)
-        return hidden, cell, self.attention.key(memory), memory, mask
+        return hidden, cell, self.attention.k_proj(memory), memory, mask
 
     def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """One LSTM step whose input is the last output and the context; (B, D) in and out."""
-        # Not LSTMCell: it would multiply the token's part in each step anew. One product for all four gates.
+        """Take one LSTM step.
+
+        Args:
+            token_gates: part of the last output in the gates, (B, 4D).
+            context: (B, 2D).
+            hidden: (B, D).
+            cell: (B, D).
+
+        Returns:
+            The next hidden and cell state, (B, D) each.
+        """
+        # nn.LSTMCell would compute token_gates in each step instead of once for all. One product for all four gates.
         gates = token_gates + self.decoder_state(torch.cat((context, hidden), dim=-1))
         forget_in_out, candidate = gates.split((3 * hidden.size(-1), hidden.size(-1)), dim=-1)
         forget, input, output = forget_in_out.sigmoid().chunk(3, dim=-1)
@@ -69,7 +81,7 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         hidden, cell, keys, memory, mask = self.encode(source)
-        # Only what depends on the step before is inside the loop; the rest is one product for all steps.
+        # The loop contains only the recurrent part; the rest is one product for all steps.
         token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))  # (B, T, 4D)
         hiddens, contexts = [], []
         for gates in token_gates.unbind(1):

@@ -1,76 +1,85 @@
-"""A Transformer encoder that says which class a text is of."""
+"""Transformer encoder for text classification."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, TransformerLayer, check_heads
+from lightning_tfm.layers import Dropout, TransformerLayer, check_num_heads
 from lightning_tfm.networks.naive_bayes import NaiveBayes
-from lightning_tfm.networks.network import Network
-from lightning_tfm.tokenizer import PAD, UNKNOWN_ID
+from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
+from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
 
-class EncoderClassifier(Network):
-    """Reads a text, and takes the mean of what the encoder says of its tokens.
+class LabelledData(DataProperties, Protocol):
+    """Properties of a data module that a classifier depends on.
+
+    Attributes:
+        num_classes: number of classes.
+    """
+
+    num_classes: int
+
+
+class EncoderClassifier(TextNetwork):
+    """Transformer encoder that classifies a text by the mean of its encoded tokens.
 
     Args:
         vocab_size: number of ids.
         num_classes: number of classes.
+        max_length: number of learned positions, the longest text in tokens; `fit` takes it from the data if it is null.
         d_model: width.
-        num_heads: attention heads; must divide d_model.
-        num_layers: layers of the encoder.
-        d_ff: width inside the feed-forward.
-        d_hidden: width of the layer between the mean and the classes.
-        dropout: on embeddings, on each sub-layer's output, on the mean and on the hidden layer.
-        embedding_dropout: on embeddings, where it is another.
-        word_dropout: share of the tokens that are taken for unknown in training (Iyyer et al. 2015).
-        num_pairs: ids of pairs of words in a NaiveBayes, which answers beside the network; None for the network alone.
-        text_length: longest text, in tokens; its positions are learned.
-        norm: before each sub-layer ("pre") or after each sum ("post").
+        num_heads: number of attention heads; must divide d_model.
+        num_layers: number of encoder layers.
+        d_ff: width of the hidden layer of the feed-forward.
+        d_classifier: width of the hidden layer between the mean and the classes.
+        dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
+        embedding_dropout: dropout on embeddings; null for `dropout`.
+        word_dropout: fraction of the tokens replaced by the unknown token in training (Iyyer et al. 2015).
+        num_bigram_buckets: number of bigram ids of a `NaiveBayes` averaged with the network; null for the network only.
+        norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
     def __init__(
         self,
         vocab_size: int,
         num_classes: int,
-        text_length: int,
+        max_length: int | None = None,
         d_model: int = 32,
         num_heads: int = 2,
         num_layers: int = 1,
         d_ff: int = 32,
-        d_hidden: int = 20,
+        d_classifier: int = 20,
         dropout: float = 0.1,
         embedding_dropout: float | None = None,
         word_dropout: float = 0.0,
-        num_pairs: int | None = None,
+        num_bigram_buckets: int | None = None,
         norm: Literal["pre", "post"] = "post",
     ) -> None:
         super().__init__(
             vocab_size=vocab_size,
             num_classes=num_classes,
-            text_length=text_length,
+            max_length=max_length,
             d_model=d_model,
             num_heads=num_heads,
             num_layers=num_layers,
             d_ff=d_ff,
-            d_hidden=d_hidden,
+            d_classifier=d_classifier,
             dropout=dropout,
             embedding_dropout=embedding_dropout,
             word_dropout=word_dropout,
-            num_pairs=num_pairs,
+            num_bigram_buckets=num_bigram_buckets,
             norm=norm,
         )
-        check_heads(d_model, num_heads)
-        self.max_length = text_length
+        check_num_heads(d_model, num_heads)
+        self.max_length = check_max_length(max_length)
         self.word_dropout = word_dropout
         self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
-        self.positions = nn.Embedding(text_length, d_model)
-        for table in (self.embedding, self.positions):  # small, so that what is learned of a word is heard at once
+        self.positions = nn.Embedding(self.max_length, d_model)
+        for table in (self.embedding, self.positions):  # small, so that the first updates have an effect
             nn.init.normal_(table.weight, std=0.02)
         self.embedding_dropout = Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.dropout = Dropout(dropout)
@@ -78,21 +87,25 @@ class EncoderClassifier(Network):
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
-        self.hidden = nn.Sequential(nn.Linear(d_model, d_hidden), nn.ReLU(), Dropout(dropout))
-        self.head = nn.Linear(d_hidden, num_classes)
-        self.naive_bayes = None if num_pairs is None else NaiveBayes(vocab_size, num_pairs, num_classes)
+        self.hidden = nn.Sequential(nn.Linear(d_model, d_classifier), nn.ReLU(), Dropout(dropout))
+        self.head = nn.Linear(d_classifier, num_classes)
+        self.naive_bayes = (
+            None if num_bigram_buckets is None else NaiveBayes(vocab_size, num_bigram_buckets, num_classes)
+        )
 
-    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
-        if source_length > self.max_length:
-            raise UserError(
-                f"the longest text has {source_length} tokens, but the model's positions end at text_length "
-                f"{self.max_length}; try text_length {source_length}"
-            )
+    @classmethod
+    def data_settings(cls, data: LabelledData) -> dict[str, Any]:
+        return super().data_settings(data) | {"num_classes": data.num_classes}
 
     def forward(self, text: Tensor) -> Tensor:
-        """Logits (B, C) of the classes of text (B, S), right-padded with PAD; of (B, S, G) where a token has G ids.
+        """Return the logits (B, C) of the classes.
 
-        With a NaiveBayes, which is not trained, they are the mean of both in evaluation, and the network's in training.
+        Note:
+            With a `NaiveBayes`, they are the mean log-probabilities of both models in evaluation, and the logits of the
+            network in training, since no gradient trains the `NaiveBayes`.
+
+        Args:
+            text: (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
         """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)

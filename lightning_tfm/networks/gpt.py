@@ -1,49 +1,51 @@
-"""GPT: a Transformer decoder alone (Radford et al. 2019)."""
+"""GPT, a decoder-only Transformer (Radford et al. 2019)."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
     Dropout,
+    FreqsCis,
     Linear,
     RotaryPositions,
-    Rotation,
     TransformerLayer,
     causal_mask,
-    check_heads,
+    check_num_heads,
 )
-from lightning_tfm.networks.network import Seq2SeqNetwork
-from lightning_tfm.tokenizer import NUM_SPECIAL, PAD
+from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
+from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
 
 LOWEST = torch.finfo(torch.bfloat16).min / 2
-"""Added to the logits of ids with probability 0: far below every logit, and finite in float32 and bfloat16."""
+"""Bias of the logits of ids with probability 0: far below every logit, and finite in float32 and bfloat16."""
 
 
-class GPT(Seq2SeqNetwork):
-    """Reads a pair as one sequence, `source EOS BOS target`, and a text, where the source is empty, as it is.
+class GPT(CausalNetwork):
+    """Decoder-only Transformer, which reads a pair as one sequence `source EOS BOS target`, or a text without a source.
 
     Args:
         vocab_size: number of ids.
-        d_model: width; the feed-forward is 4 times as wide.
-        num_heads: attention heads; must divide d_model.
-        num_layers: layers.
-        dropout: on embeddings and on each sub-layer's output.
-        max_length: longest sequence in tokens, source and target together.
+        d_model: width; the hidden layer of the feed-forward is 4 times as wide.
+        num_heads: number of attention heads; must divide d_model.
+        num_layers: number of layers.
+        dropout: dropout on embeddings and on the output of each sub-layer.
+        max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
+            null.
         bias: whether linear layers and norms have a bias.
-        gelu: the activation (Hendrycks & Gimpel 2016) as defined, or by tanh, as GPT-2 has it: on a CPU twice as slow.
-        text_only: whether PAD, BOS and EOS get probability 0, as the weights of GPT-2 need, which lack these ids.
-        positions: "learned", a vector each, as GPT-2 has them, or "rotary" (Su et al. 2021), which tell distances.
+        gelu: "exact" GELU (Hendrycks & Gimpel 2016), or the "tanh" approximation of GPT-2, twice as slow on a CPU.
+        text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which lack them.
+        positions: "learned" vectors, as in GPT-2, or "rotary" (Su et al. 2021), which encode distances.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class GPT(Seq2SeqNetwork):
         num_heads: int = 4,
         num_layers: int = 4,
         dropout: float = 0.0,
-        max_length: int = 64,
+        max_length: int | None = None,
         bias: bool = True,
         gelu: Literal["exact", "tanh"] = "exact",
         text_only: bool = False,
@@ -71,14 +73,14 @@ class GPT(Seq2SeqNetwork):
             text_only=text_only,
             positions=positions,
         )
-        check_heads(d_model, num_heads)
-        self.max_length = max_length
+        check_num_heads(d_model, num_heads)
+        self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.is_rotary = positions == "rotary"
         if self.is_rotary:
-            self.rotary = RotaryPositions(max_length, d_model // num_heads)
+            self.rotary = RotaryPositions(self.max_length, d_model // num_heads)
         else:
-            self.positions = nn.Embedding(max_length, d_model)
+            self.positions = nn.Embedding(self.max_length, d_model)
         self.dropout = Dropout(dropout)
         activation = nn.GELU(approximate={"exact": "none", "tanh": "tanh"}[gelu])
         self.layers = nn.ModuleList(
@@ -91,9 +93,9 @@ class GPT(Seq2SeqNetwork):
         bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
         self.register_buffer("special_bias", bias, persistent=False)
         self.apply(self._initialise)
-        # 2 x num_layers sub-layers are summed: scaled so that the sum keeps its variance (GPT-2, 2.3)
+        # Scaled so that the residual sum of 2 x num_layers sub-layers keeps its variance (GPT-2, 2.3).
         for layer in self.layers:
-            for last in (layer.self_attention.output, layer.feed_forward[2]):
+            for last in (layer.self_attention.out_proj, layer.feed_forward[2]):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
 
     @staticmethod
@@ -105,15 +107,15 @@ class GPT(Seq2SeqNetwork):
 
     @classmethod
     def from_huggingface(cls, model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
-        """Return a GPT with the weights of a Hugging Face GPT-2, which gives the same distribution over its ids.
+        """Return a GPT with the weights of a Hugging Face GPT-2 and the same distribution over its ids.
 
         Args:
             model: the GPT-2.
-            num_special: 0, or NUM_SPECIAL to put PAD, BOS and EOS before the model's ids; it has not learned them, so
-                they get no probability.
+            num_special: 0, or NUM_SPECIAL to put PAD, BOS and EOS before the ids of the model; they have probability 0,
+                since the model has not learned them.
 
         Raises:
-            UserError: if the model computes something that this network does not.
+            UserError: if the model has an option that this network does not implement.
         """
         assert num_special in (0, NUM_SPECIAL)
         config = model.config
@@ -153,31 +155,20 @@ class GPT(Seq2SeqNetwork):
             for layer, block in zip(gpt.layers, theirs.h, strict=True):
                 copy(layer.add_self.norm, block.ln_1)
                 copy(layer.add_feed_forward.norm, block.ln_2)
-                # Hugging Face keeps these as Conv1D, whose weight is (in, out)
-                copy(layer.self_attention.query_key_value, block.attn.c_attn, transposed=True)
-                copy(layer.self_attention.output, block.attn.c_proj, transposed=True)
+                # Conv1D in Hugging Face, with weights (in, out)
+                copy(layer.self_attention.qkv_proj, block.attn.c_attn, transposed=True)
+                copy(layer.self_attention.out_proj, block.attn.c_proj, transposed=True)
                 copy(layer.feed_forward[0], block.mlp.c_fc, transposed=True)
                 copy(layer.feed_forward[2], block.mlp.c_proj, transposed=True)
         return gpt
-
-    def check_lengths(self, source_length: int, target_length: int) -> None:
-        length = source_length + target_length
-        if length > self.max_length:
-            read = (
-                f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"
-            )
-            raise UserError(
-                f"the longest {read} tokens, but the model's positions end at max_length {self.max_length}; "
-                f"try max_length {length}"
-            )
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D)."""
         logits = self.head(self.norm(x))
         return logits if self.special_bias is None else logits + self.special_bias
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotation | None]:
-        """(B, T) at positions (T) or (B, T) -> (B, T, D), and how far the layers turn queries and keys, if they do."""
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, FreqsCis | None]:
+        """Return the embeddings (B, T, D) of tokens (B, T) at positions (T) or (B, T), and the rotations, if any."""
         x = self.embedding(tokens)
         if self.is_rotary:
             return self.dropout(x), self.rotary(positions)
@@ -188,19 +179,19 @@ class GPT(Seq2SeqNetwork):
         self.check_lengths(S, T)
         tokens = torch.cat((source, target_in), dim=1)
         steps = torch.arange(S + T, device=tokens.device)
-        if S == 0:  # a text has padding on the right at most: the kernel's own causal mask is enough
+        if S == 0:  # padding is on the right only, so the causal mask of the kernel is enough
             mask, positions = None, steps
-        else:  # between source and target lies padding: not attended to, and not counted as a position
+        else:  # padding between source and target is not attended to and not counted in positions
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             positions = torch.where(steps < S, steps, steps - S + real.sum(1, keepdim=True))  # (B, S + T)
-        x, rotation = self._embed(tokens, positions)  # (B, S + T, D)
+        x, freqs_cis = self._embed(tokens, positions)  # (B, S + T, D)
         for layer in self.layers:
-            x, _ = layer(x, mask, is_causal=mask is None, rotation=rotation)
+            x, _ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
         return self._logits(x[:, S:])  # (B, T, V)
 
-    def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """The part of the weights that lies on the source, made whole."""
+    def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
+        """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""
         S = source.size(1)
         parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
         return {name: part / part.sum(-1, keepdim=True).clamp(min=1e-9) for name, part in parts.items()}
@@ -209,10 +200,10 @@ class GPT(Seq2SeqNetwork):
         S = source.size(1)
         self.check_lengths(S, 0)
         real = source != PAD
-        x, rotation = self._embed(source, torch.arange(S, device=source.device))
+        x, freqs_cis = self._embed(source, torch.arange(S, device=source.device))
         pasts = []
-        for layer in self.layers:  # padding is on the right of the source, so causality hides it here
-            x, past = layer(x, is_causal=S > 0, rotation=rotation)
+        for layer in self.layers:  # padding is on the right, so the causal mask hides it
+            x, past = layer(x, is_causal=S > 0, freqs_cis=freqs_cis)
             pasts.append(past)
         return tuple(pasts), real, real.sum(1)
 
@@ -220,9 +211,43 @@ class GPT(Seq2SeqNetwork):
         pasts, real, position = state
         self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
-        x, rotation = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
+        x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
         extended = []
         for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer(x, real[:, None, None], past=past, rotation=rotation)
+            x, past = layer(x, real[:, None, None], past=past, freqs_cis=freqs_cis)
             extended.append(past)
         return self._logits(x).squeeze(1), (tuple(extended), real, position + 1)
+
+    def load_pretrained(self, folder: str) -> None:
+        if not Path(folder, "config.json").is_file():
+            raise UserError(
+                f"pretrained must be a folder of Hugging Face's GPT-2, but there is no {folder}/config.json"
+            )
+        try:
+            from safetensors import SafetensorError
+            from transformers import GPT2LMHeadModel
+        except ImportError:
+            raise UserError("pretrained needs the package transformers; pip install transformers") from None
+        try:
+            model_type = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("model_type")
+            if model_type != "gpt2":
+                raise ValueError(f"it holds a model of type {model_type}")
+            model, loaded = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+            if loaded["missing_keys"]:  # transformers would initialize them at random
+                raise ValueError(f"it lacks {sorted(loaded['missing_keys'])[0]}")
+        except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"pretrained must be a folder of Hugging Face's GPT-2, but {folder!r} is not: {reason}"
+            ) from None
+        pretrained = GPT.from_huggingface(model, NUM_SPECIAL)
+        theirs = pretrained.hyper_parameters | {"dropout": self.hyper_parameters["dropout"]}  # dropout has no weights
+        if theirs["vocab_size"] != self.hyper_parameters["vocab_size"]:
+            raise UserError(
+                f"data.init_args.tokenizer_file must be the tokenizer.json of {folder!r}, which has "
+                f"{theirs['vocab_size']} ids, but the data have {self.hyper_parameters['vocab_size']}"
+            )
+        for name, value in self.hyper_parameters.items():
+            if theirs[name] != value:
+                raise UserError(f"{name} must be that of {folder!r} ({theirs[name]}), but is {value}; set it so")
+        self.load_state_dict(pretrained.state_dict())

@@ -1,29 +1,63 @@
-"""What every network can do: the signatures that modules, decoding and data rely on."""
+"""Base classes of the networks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
-from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import SelfAttention
+from lightning_tfm.layers import Attention
+from lightning_tfm.tokenization import NUM_SPECIAL, PAD
+
+State = Tensor | tuple["State", ...]
+"""State of a decoder between two steps: nested tuples of tensors whose first dimension is the batch."""
+
+
+def check_max_length(max_length: int | None) -> int:
+    """Return max_length.
+
+    Raises:
+        UserError: if it is None.
+    """
+    if max_length is None:
+        raise UserError("max_length must be set, but is None; set it, or construct the network with from_data")
+    return max_length
+
+
+class DataProperties(Protocol):
+    """Properties of a data module that a network depends on.
+
+    Attributes:
+        vocab_size: number of ids.
+        max_source_length: the longest source in tokens, EOS included.
+        max_target_length: the longest target in tokens, EOS included; 0 if there are no targets.
+    """
+
+    vocab_size: int
+    max_source_length: int
+    max_target_length: int
 
 
 class Network(nn.Module, ABC):
-    """A model in plain PyTorch, usable in any training loop.
+    """Base class of networks in plain PyTorch, for any training loop.
 
     Args:
-        hyper_parameters: the constructor's arguments by name, plain values: `type(network)(**hyper_parameters)`
-            builds the same network again, which is how a checkpoint is read.
+        hyper_parameters: the arguments of the constructor by name, as plain values. Loading a checkpoint constructs the
+            network by `type(network)(**hyper_parameters)`.
 
     Attributes:
-        head: the output layer: from features to logits.
+        head: the output layer, from features to logits.
+        is_traceable: whether `torch.export` can trace `forward` for any length.
+
+    Raises:
+        UserError: if a dropout is below 0 or not below 1, or an integer is below 1.
     """
 
     head: nn.Linear
+    is_traceable = True
 
     def __init__(self, **hyper_parameters: Any) -> None:
         super().__init__()
@@ -35,34 +69,152 @@ class Network(nn.Module, ABC):
             elif type(value) is int and value < 1:
                 raise UserError(f"{name} must be at least 1, but is {value}")
 
+    @classmethod
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        """Return the arguments of the constructor that depend on the data.
+
+        Args:
+            data: a data module.
+        """
+        return {"vocab_size": data.vocab_size}
+
+    @classmethod
+    def from_data(cls, data: DataProperties, **settings: Any) -> Self:
+        """Construct a network that fits a data module.
+
+        Args:
+            data: the data module.
+            settings: arguments of the constructor; they take precedence over `data_settings`.
+        """
+        return cls(**(cls.data_settings(data) | settings))
+
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Raises UserError, with both lengths, if the positions do not reach that far (lengths in tokens)."""
+        """Raise UserError if the network has no positions for these lengths, in tokens."""
+
+    def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
+        """Draw right-padded ids (B, S), or (B, S, G) with several ids per token; a single row has no padding.
+
+        Args:
+            rows: number of rows B.
+            length: maximum number of tokens of a row, S.
+            generator: the source of randomness.
+            ids_per_token: number of ids per token, G.
+        """
+        vocab_size = self.hyper_parameters["vocab_size"]
+        ids = torch.randint(NUM_SPECIAL, vocab_size, (rows, length, ids_per_token), generator=generator)
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+        padding = torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1)
+        return ids.masked_fill(padding.unsqueeze(-1), PAD).squeeze(-1)
+
+
+class TextNetwork(Network):
+    """Base class of networks that read one text and have a position for each of its tokens.
+
+    Attributes:
+        max_length: the longest text in tokens.
+    """
+
+    max_length: int
+
+    @classmethod
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        return super().data_settings(data) | {"max_length": data.max_source_length}
+
+    def check_lengths(self, source_length: int, target_length: int = 0) -> None:
+        if source_length > self.max_length:
+            raise UserError(
+                f"the longest text has {source_length} tokens, but the model has max_length "
+                f"{self.max_length} positions; try max_length {source_length}"
+            )
 
 
 class Seq2SeqNetwork(Network):
-    """A network that answers a sequence with another."""
+    """Base class of networks that map a source sequence to a target sequence."""
 
-    def over_source(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """Of `attention_maps`, those of the target over the source (B, S): layer name -> (B, H, T, S)."""
-        over_itself = [name for name in maps if isinstance(self.get_submodule(name), SelfAttention)]
-        return {name: weights for name, weights in maps.items() if name not in over_itself}
+    def max_source_length(self, target_length: int) -> int | None:
+        """Return the longest source that fits with a target of target_length tokens; None if unlimited."""
+        return getattr(self, "max_length", None)
+
+    def max_target_length(self, target_length: int) -> int | None:
+        """Return the longest target that the network can read, given the longest in the data; None if unlimited."""
+        return getattr(self, "max_length", None)
+
+    def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
+        """Select the attention weights (B, H, T, S) of the target over the source.
+
+        Args:
+            maps: weights by layer, see `attention_maps`.
+            source: (B, S).
+
+        Returns:
+            Weights by layer.
+        """
+        layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, Attention)}
+        return {name: weights for name, weights in maps.items() if layers[name].over_memory}
 
     @abstractmethod
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """Logits (B, T, V) of the token after each of target_in (B, T), given source (B, S).
+        """Return the logits (B, T, V) of the token after each token of target_in.
 
-        Both are right-padded with PAD. A source ends with EOS, or is empty (S = 0) where there is none; target_in
-        begins with BOS.
+        Args:
+            source: (B, S), right-padded with PAD; each row ends with EOS. S = 0 if there is no source.
+            target_in: (B, T), right-padded with PAD; each row begins with BOS.
         """
 
     @abstractmethod
     def encode(self, source: Tensor) -> State:
-        """The state from which `decode_step` starts, for source (B, S)."""
+        """Return the initial state of `decode_step` for source (B, S)."""
 
     @abstractmethod
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits (B, V) of the token after `token` (B), and the state that knows it.
+        """Return the logits (B, V) of the token after `token`, and the next state.
 
         Feeding target_in column by column gives the logits of `forward`.
+
+        Args:
+            token: (B).
+            state: the state returned by `encode` or by the previous step.
         """
+
+
+class CausalNetwork(Seq2SeqNetwork):
+    """Base class of networks that read source and target as one sequence, and can model a text without a source.
+
+    Attributes:
+        max_length: the longest sequence in tokens, source and target together.
+    """
+
+    max_length: int
+
+    def load_pretrained(self, folder: str) -> None:
+        """Load the weights of a pretrained model of Hugging Face.
+
+        Args:
+            folder: the folder of the model.
+
+        Raises:
+            UserError: if the weights cannot be loaded, or do not fit.
+        """
+        raise UserError(f"pretrained must not be set for {type(self).__name__}, which has no pretrained weights")
+
+    @classmethod
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        return super().data_settings(data) | {"max_length": data.max_source_length + data.max_target_length}
+
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        length = source_length + target_length
+        if length > self.max_length:
+            read = (
+                f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"
+            )
+            raise UserError(
+                f"the longest {read} tokens, but the model has max_length {self.max_length} positions; "
+                f"try max_length {length}"
+            )
+
+    def max_source_length(self, target_length: int) -> int | None:
+        return self.max_length - target_length
+
+    def max_target_length(self, target_length: int) -> int | None:
+        return target_length

@@ -1,34 +1,33 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017)."""
+"""Encoder-decoder Transformer (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.decoding import State
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, KeyValue, Linear, TransformerLayer, check_heads, positional_encoding
-from lightning_tfm.networks.network import Seq2SeqNetwork
-from lightning_tfm.tokenizer import PAD
+from lightning_tfm.layers import Dropout, KVCache, Linear, TransformerLayer, check_num_heads, positional_encoding
+from lightning_tfm.networks.network import DataProperties, Seq2SeqNetwork, State, check_max_length
+from lightning_tfm.tokenization import PAD
 
 
 class Transformer(Seq2SeqNetwork):
-    """Reads the source with an encoder, writes the target with a decoder that attends to it.
+    """Encoder-decoder Transformer (Vaswani et al. 2017).
 
     Args:
         vocab_size: number of ids, shared by source and target.
         d_model: width.
-        num_heads: attention heads; must divide d_model.
-        num_layers: layers of the encoder, and of the decoder.
-        d_ff: width inside the feed-forward; 4 x d_model in the paper.
-        dropout: on embeddings and on each sub-layer's output, as in the paper (5.4).
-        max_length: longest source and longest target, in tokens.
-        norm: before each sub-layer ("pre") or after each sum ("post", the paper's).
-        positions: "sinusoidal" (the paper's) or "learned".
-        tie_embeddings: whether source, target and output share one matrix (the paper's 3.4).
+        num_heads: number of attention heads; must divide d_model.
+        num_layers: number of encoder layers, and of decoder layers.
+        d_ff: width of the hidden layer of the feed-forward; 4 x d_model in the paper.
+        dropout: dropout on embeddings and on the output of each sub-layer, as in the paper (5.4).
+        max_length: the longest source and the longest target in tokens; `fit` takes it from the data if it is null.
+        norm: layer norm before each sub-layer ("pre") or after each residual sum ("post", as in the paper).
+        positions: "sinusoidal", as in the paper, or "learned".
+        tie_embeddings: whether source, target and output share one matrix, as in the paper (3.4).
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Transformer(Seq2SeqNetwork):
         num_layers: int = 2,
         d_ff: int = 512,
         dropout: float = 0.1,
-        max_length: int = 64,
+        max_length: int | None = None,
         norm: Literal["pre", "post"] = "pre",
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         tie_embeddings: bool = False,
@@ -56,46 +55,53 @@ class Transformer(Seq2SeqNetwork):
             positions=positions,
             tie_embeddings=tie_embeddings,
         )
-        check_heads(d_model, num_heads)
-        self.max_length = max_length
-        self.scale = math.sqrt(d_model)  # brings embeddings to the size of the positional encodings (3.4)
+        check_num_heads(d_model, num_heads)
+        self.max_length = check_max_length(max_length)
+        self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
 
-        def stack(has_memory: bool) -> nn.ModuleList:
-            # In place: the widest tensor of a layer is written once, and its sign is all that the gradient needs.
+        def stack(cross_attention: bool) -> nn.ModuleList:
+            # In place: the widest tensor of a layer is written only once, and the gradient needs only its sign.
             return nn.ModuleList(
-                TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), has_memory=has_memory)
+                TransformerLayer(
+                    d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), cross_attention=cross_attention
+                )
                 for _ in range(num_layers)
             )
 
-        def last_norm() -> nn.Module:  # a pre-norm stack ends with a sum, which nothing has normalised yet
+        def last_norm() -> nn.Module:  # a pre-norm stack ends with an unnormalized sum
             return nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
 
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.source_positions = positional_encoding(positions, max_length, d_model)
-        self.target_positions = positional_encoding(positions, max_length, d_model)
+        self.source_positions = positional_encoding(positions, self.max_length, d_model)
+        self.target_positions = positional_encoding(positions, self.max_length, d_model)
         self.dropout = Dropout(dropout)
-        self.encoder, self.encoder_norm = stack(has_memory=False), last_norm()
-        self.decoder, self.decoder_norm = stack(has_memory=True), last_norm()
+        self.encoder, self.encoder_norm = stack(cross_attention=False), last_norm()
+        self.decoder, self.decoder_norm = stack(cross_attention=True), last_norm()
         self.head = Linear(d_model, vocab_size, bias=False)
-        # Small at first, so that the positions are heard beside the symbols: copying learned from 4,000 sequences
-        # comes to exact match 1.000 so, and to 0.927 from a standard deviation of 0.18.
+        # Small, so that the symbols do not drown out the positions: copying, learned from 4,000 sequences, reaches an
+        # exact match of 1.000, but 0.927 with a standard deviation of 0.18.
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=0.02)
         if tie_embeddings:
             self.source_embedding.weight = self.target_embedding.weight
             self.head.weight = self.target_embedding.weight
 
+    @classmethod
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        longest = max(data.max_source_length, data.max_target_length)
+        return super().data_settings(data) | {"max_length": longest}
+
     def check_lengths(self, source_length: int, target_length: int) -> None:
         for side, length in (("source", source_length), ("target", target_length)):
             if length > self.max_length:
                 raise UserError(
-                    f"the longest {side} has {length} tokens, but the model's positions end at max_length "
-                    f"{self.max_length}; try max_length {length}"
+                    f"the longest {side} has {length} tokens, but the model has max_length "
+                    f"{self.max_length} positions; try max_length {length}"
                 )
 
-    def _encode(self, source: Tensor) -> tuple[tuple[KeyValue, ...], Tensor]:
-        """Each decoder layer's keys and values of the source, and the mask (B, 1, 1, S) of its real tokens."""
+    def _encode(self, source: Tensor) -> tuple[tuple[KVCache, ...], Tensor]:
+        """Return each decoder layer's keys and values of the source, and the mask (B, 1, 1, S) of its real tokens."""
         mask = (source != PAD)[:, None, None]
         positions = self.source_positions(torch.arange(source.size(1), device=source.device))
         x = self.dropout(self.source_embedding(source) * self.scale + positions)  # (B, S, D)
@@ -112,7 +118,7 @@ class Transformer(Seq2SeqNetwork):
         self.check_lengths(source.size(1), target_in.size(1))
         memories, mask = self._encode(source)
         x = self._embed_target(target_in, 0)  # (B, T, D)
-        # Targets are padded on the right, so a causal decoder never sees their padding: no mask is needed.
+        # Targets are right-padded, so the causal mask already hides their padding.
         for layer, memory in zip(self.decoder, memories, strict=True):
             x, _ = layer(x, is_causal=True, memory=memory, memory_mask=mask)
         return self.head(self.decoder_norm(x))  # (B, T, V)

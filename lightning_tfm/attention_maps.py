@@ -1,0 +1,70 @@
+"""Attention weights with the symbols of their rows and columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.layers import attention_maps
+
+MAX_POSITIONS = 64
+"""Maximum number of rows, and of columns, shown of a layer."""
+
+VISIBLE = {ord("\n"): "\N{RETURN SYMBOL}", ord("\t"): "\N{RIGHTWARDS ARROW TO BAR}"}
+"""Visible replacements of control characters."""
+
+
+class AttentionMap(NamedTuple):
+    """The attention weights of one layer.
+
+    Attributes:
+        layer: the name of the layer in the network.
+        weights: (H, T, S).
+        queries: the symbol of each row: the predicted symbol or, in an encoder, the input symbol.
+        keys: the symbol of each column.
+        gold: the cells (column, row) linked by the gold alignment.
+        first_target: the first row that predicts a target symbol.
+    """
+
+    layer: str
+    weights: Tensor
+    queries: list[str]
+    keys: list[str]
+    gold: list[tuple[int, int]]
+    first_target: int = 0
+
+    def cropped(self, size: int = MAX_POSITIONS) -> AttentionMap:
+        """Return a map of at most `size` columns and rows; if rows are cut, they start at the first target symbol."""
+        first = self.first_target if len(self.queries) > size else 0
+        rows = slice(first, first + size)
+        cells = [(column, row - first) for column, row in self.gold]
+        gold = [(column, row) for column, row in cells if column < size and 0 <= row < size]
+        return AttentionMap(self.layer, self.weights[:, rows, :size], self.queries[rows], self.keys[:size], gold)
+
+
+@torch.no_grad()
+def attention_weights(network: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
+    """Return the weights (H, T, S) of all layers by name for one example, as float32 on the CPU.
+
+    Args:
+        network: the network.
+        inputs: arguments of its `forward`, with one row each.
+    """
+    device = next(network.parameters()).device
+    with attention_maps(network) as maps:
+        network(*(ids.to(device) for ids in inputs))
+    return {layer: weights[0].float().cpu() for layer, weights in maps.items()}
+
+
+def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> list[AttentionMap]:
+    """Return the attention maps of all layers of a network for one text.
+
+    Args:
+        network: the network.
+        symbols: the symbols of the text.
+        inputs: arguments of its `forward`, with one row each.
+    """
+    maps = attention_weights(network, *inputs)
+    return [AttentionMap(layer, weights, symbols, symbols, []) for layer, weights in maps.items()]

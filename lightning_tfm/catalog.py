@@ -1,0 +1,157 @@
+"""The experiments of the project and their claims."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_tfm.configuration import read_yaml
+from lightning_tfm.errors import UserError
+
+CLAIMS = "claims.yaml"
+"""The file beside the experiments that holds their claims."""
+
+CONFIDENCE = 0.99
+"""Coverage of the prediction interval of a claim."""
+
+RESOLUTION = 1e-3
+"""Smallest half-width of that interval, as a fraction of the claim: the claim's seeds may agree by chance."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claimed results of an experiment in one metric, by seed."""
+
+    metric: str
+    by_seed: dict[int, float]
+
+    @property
+    def value(self) -> float:
+        """Return the claimed mean over seeds."""
+        return statistics.fmean(self.by_seed.values())
+
+    def tolerance(self, runs: int) -> float:
+        """Return the half-width of the prediction interval for the mean over a number of other seeds."""
+        number = len(self.by_seed)
+        spread = statistics.stdev(self.by_seed.values()) * math.sqrt(1 / number + 1 / runs)
+        return max(student_t(CONFIDENCE, number - 1) * spread, RESOLUTION * abs(self.value))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment and its claims.
+
+    Attributes:
+        path: the path of the YAML.
+        text: its content.
+        claims: the claimed metrics; empty if there are none.
+        seconds: the claimed seconds of training; 0 if there is no claim.
+        machine: the machine on which training takes these seconds.
+    """
+
+    path: Path
+    text: str
+    claims: tuple[Claim, ...] = ()
+    seconds: float = 0.0
+    machine: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the YAML without its suffix."""
+        return self.path.stem
+
+    @property
+    def description(self) -> str:
+        """Return the first comment of the YAML."""
+        first = self.text.partition("\n")[0]
+        return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def student_t(coverage: float, degrees_of_freedom: int) -> float:
+    """Return the half-width of the interval around 0 that holds a Student's t with this probability."""
+    from scipy import stats  # slow to import
+
+    return float(stats.t.ppf((1 + coverage) / 2, degrees_of_freedom))
+
+
+def packaged_folder() -> Path:
+    """Return the folder of the project's experiments, in the installed package or in a checkout."""
+    installed = Path(__file__).parent / "experiments"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "experiments"
+
+
+def default_folder() -> Path:
+    """Return `experiments/` below the current folder or, if there is none, that of the project."""
+    return Path("experiments") if Path("experiments").is_dir() else packaged_folder()
+
+
+def find_experiment(name: str) -> Path:
+    """Return the path of an experiment.
+
+    Args:
+        name: a path of a YAML, or the name of an experiment in `experiments/` below the current folder or of the
+            project.
+
+    Raises:
+        UserError: if there is no such experiment.
+    """
+    if name.endswith((".yaml", ".yml")):
+        candidates = [Path(name)]
+    else:
+        candidates = [folder / f"{name}.yaml" for folder in (Path("experiments"), packaged_folder())]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{name!r} must be a YAML or the name of an experiment, but is neither; "
+            "`lightning-tfm list` shows the experiments"
+        )
+    return path
+
+
+def list_experiments(folder: Path) -> list[Experiment]:
+    """Return the experiments of a folder, by name."""
+    claims = read_claims(folder)
+    return [read_experiment(path, claims) for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
+
+
+def read_claims(folder: Path) -> dict[str, Any]:
+    """Return the content of `claims.yaml` in a folder, by experiment; empty if there is no such file."""
+    path = folder / CLAIMS
+    return read_yaml(path, "NAME") if path.is_file() else {}
+
+
+def read_experiment(path: Path, claims: dict[str, Any] | None = None) -> Experiment:
+    """Read an experiment and its claims.
+
+    Args:
+        path: the YAML.
+        claims: the content of `claims.yaml` beside it; read if it is None.
+
+    Raises:
+        UserError: if the YAML or the claims are broken.
+    """
+    read_yaml(path, "NAME")  # a broken YAML would otherwise fail only at its turn, hours later
+    text = path.read_text(encoding="utf-8")
+    found = (read_claims(path.parent) if claims is None else claims).get(path.stem)
+    if found is None:
+        return Experiment(path, text)
+    try:
+        training = found["training"]
+        stated = tuple(
+            Claim(metric, {int(seed): float(value) for seed, value in by_seed.items()})
+            for metric, by_seed in found.items()
+            if metric != "training"
+        )
+        if any(len(claim.by_seed) < 2 for claim in stated):
+            raise ValueError("one seed has no spread")
+        return Experiment(path, text, stated, float(training["seconds"]), str(training["machine"]))
+    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise UserError(
+            f"{str(path.with_name(CLAIMS))!r} must state the results of {path.stem} for two seeds or more, such as "
+            f"{path.stem}: {{test/exact_match: {{11: 1.0, 12: 0.9998}}, training: {{seconds: 20, machine: two cores}}}}"
+        ) from None

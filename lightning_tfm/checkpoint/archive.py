@@ -1,0 +1,112 @@
+"""Atomic writes of checkpoints, with a checksum.
+
+A checkpoint is a zip archive of `torch.save` with its SHA-256 in the comment of the archive: `torch.load` reads it
+unchanged, and `unzip -z` shows the checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import atomic_write
+
+COMMENT_LENGTH = 2
+"""Size in bytes of the field before the comment of a zip archive, its length; torch writes no comment."""
+
+
+def write(content: dict[str, Any], path: str | Path) -> None:
+    """Write a checkpoint atomically: to a file beside `path`, which is synced to the disk and then renamed.
+
+    After a crash, `path` is either unchanged or complete. The content is streamed, without a copy in memory.
+
+    Args:
+        content: the content of the checkpoint.
+        path: the file.
+
+    Raises:
+        UserError: if the checkpoint cannot be written.
+    """
+    path = Path(path)
+    writer = None
+    try:
+        with atomic_write(path) as file:
+            writer = _ChecksumWriter(file)
+            torch.save(content, writer)
+            writer.close()
+    except BaseException as error:
+        failure = writer.failure if writer and writer.failure else error  # torch hides the error of its file
+        if not isinstance(failure, OSError):
+            raise failure from None
+        raise UserError(
+            f"the checkpoint {str(path)!r} cannot be written: {failure.strerror}; "
+            + ("the one before it is kept" if path.exists() else "nothing was overwritten")
+            + "; make room, or choose a folder that can be written, then resume with --ckpt_path last"
+        ) from None
+
+
+class _ChecksumWriter:
+    """File that computes the SHA-256 of its data, and holds back the last bytes, which `close` replaces."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sum = hashlib.sha256()
+        self.kept = b""
+        self.failure: BaseException | None = None
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        end = self.kept + bytes(rest[-COMMENT_LENGTH:])  # most of the data is written without a copy
+        try:
+            if len(rest) > COMMENT_LENGTH:
+                self._write(self.kept)
+                self._write(rest[:-COMMENT_LENGTH])
+            else:
+                self._write(end[:-COMMENT_LENGTH])
+        except BaseException as error:
+            self.failure = error
+            raise
+        self.kept = end[-COMMENT_LENGTH:]
+        return len(data)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.sum.update(data)
+        self.file.write(data)
+
+    def flush(self) -> None:
+        """Do nothing; torch.save requires this method."""
+
+    def close(self) -> None:
+        """Write the end of the archive, with the checksum as comment."""
+        self.file.write(_comment(self.sum))
+
+
+def _comment(total: hashlib._Hash) -> bytes:
+    """Return the end of an archive with the SHA-256 `total`: the length of the comment, and the comment."""
+    comment = f"sha256:{total.hexdigest()}".encode()
+    return struct.pack("<H", len(comment)) + comment
+
+
+def verify_checksum(path: str | Path) -> bool:
+    """Return whether a file is a checkpoint from `write`, unchanged since then.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    length = len(_comment(hashlib.sha256()))
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - length
+        if size < 0:
+            return False
+        file.seek(0)
+        total = hashlib.sha256()
+        while size and (chunk := file.read(min(size, 1 << 20))):
+            total.update(chunk)
+            size -= len(chunk)
+        return size == 0 and file.read() == _comment(total)

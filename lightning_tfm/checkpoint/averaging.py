@@ -1,0 +1,35 @@
+"""Averaging the weights of several checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_tfm.checkpoint.content import read
+from lightning_tfm.errors import UserError
+
+
+def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the content of a checkpoint with the mean weights of several, without training state.
+
+    Args:
+        paths: the checkpoints; hyper-parameters and step are taken from the first.
+
+    Raises:
+        UserError: as `read`, and if the checkpoints differ in class, network, vocabulary or labels.
+    """
+    first = read(paths[0])
+    total = {name: weight.double() for name, weight in first["state_dict"].items()}
+    for path in paths[1:]:
+        other = read(path)
+        for part in ("class_path", "network", "tokenizer", "labels"):
+            if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
+                raise UserError(
+                    f"all checkpoints must have one {part}, but those of {str(paths[0])!r} and {str(path)!r} differ"
+                )
+        for name, weight in other["state_dict"].items():
+            total[name] += weight.double()
+    weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
+    kept = ("epoch", "global_step", "pytorch-lightning_version", "hyper_parameters", "hparams_name", "loops")
+    return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}

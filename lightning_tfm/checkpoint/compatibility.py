@@ -1,0 +1,85 @@
+"""Compatibility check of a checkpoint with a model and a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Size
+
+from lightning_tfm.checkpoint.content import has_training_state, read
+from lightning_tfm.errors import UserError
+
+TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+"""Keys of a checkpoint, besides weights and hyper-parameters, that are needed to resume training."""
+
+
+def check_fits(
+    path: str | Path,
+    hyper_parameters: dict[str, Any],
+    shapes: dict[str, Size],
+    resuming: bool,
+    averages: bool,
+    step_settings: dict[str, Any],
+) -> None:
+    """Raise UserError, naming the first difference, if a checkpoint does not fit the model or the run.
+
+    Args:
+        path: the checkpoint.
+        hyper_parameters: the hyper-parameters of the model.
+        shapes: the shapes of the model's weights, by name.
+        resuming: whether training is resumed; if so, the optimizer and the learning rate schedule must be equal, too.
+        averages: whether the run averages its weights; a resumed run must do as it did before.
+        step_settings: the settings of `TaskModule.step_settings`; compared if `resuming`.
+    """
+    checkpoint = read(path)
+    odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but parts do not fit")
+    try:
+        saved = checkpoint["hyper_parameters"]
+        pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
+        pairs += [(name, saved.get(name), hyper_parameters.get(name)) for name in ("class_path", "labels")]
+        groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
+        if resuming:
+            ours, theirs = hyper_parameters["optimizer"], saved["optimizer"]
+            pairs.append(("optimizer", theirs["class_path"], ours["class_path"]))
+            groups += [
+                (theirs["init_args"], ours["init_args"]),
+                (saved["lr_schedule"], hyper_parameters["lr_schedule"]),
+            ]
+            if not has_training_state(checkpoint):
+                raise UserError(
+                    f"{str(path)!r} must hold the optimizer's state to resume its run, but holds only weights, as "
+                    "an average does; resume from one of the run's own checkpoints"
+                )
+            _ = [checkpoint[part] for part in TRAINING]
+            if ("averaging_state" in checkpoint) is not averages:
+                raise UserError(
+                    f"trainer.callbacks must {'not ' * averages}have a WeightAveraging to resume from {str(path)!r}, "
+                    f"whose run has {'none' if averages else 'one'}; use its config.yaml"
+                )
+        for theirs, ours in groups:
+            pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
+        # Compared last: if the model or the data differ, these differences are less relevant.
+        step = checkpoint["step_settings"] if resuming else {}
+        step_pairs = [(name, step.get(name), ours) for name, ours in step_settings.items() if resuming]
+        their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
+        their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
+    except (AttributeError, KeyError, TypeError):
+        raise odd from None
+
+    def check_equal(pairs: list[tuple[str, Any, Any]]) -> None:
+        for name, their, our in pairs:
+            if their != our:
+                raise UserError(
+                    f"{name} must be that of the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
+                )
+
+    check_equal(pairs)
+    if saved["tokenizer"] != hyper_parameters["tokenizer"]:
+        raise UserError(
+            f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but the "
+            f"data's has {our_size} ids and is another one; use the data it was trained on"
+        )
+    check_equal(step_pairs)
+    if their_shapes != shapes:
+        raise odd

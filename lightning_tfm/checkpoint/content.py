@@ -1,0 +1,102 @@
+"""Reading of checkpoints as data, never as code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+
+from lightning_tfm.checkpoint.archive import verify_checksum, write
+from lightning_tfm.errors import UserError
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return the content of a checkpoint, plain values and tensors only, on the CPU.
+
+    Raises:
+        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, or names other classes
+            than those of its module, network and optimizer.
+    """
+    path = Path(path)
+    if path.is_dir():
+        inside = next((path / name for name in ("best.ckpt", "checkpoints/best.ckpt") if (path / name).is_file()), None)
+        mend = f"try {str(inside)!r}" if inside else "name a file that fit has written, as .../checkpoints/best.ckpt"
+        raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {mend}")
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
+    try:
+        whole = verify_checksum(path)
+    except OSError as error:
+        raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
+    if not whole:
+        raise UserError(
+            f"{str(path)!r} must be a checkpoint of lightning_tfm, but is damaged or not a checkpoint: its checksum is "
+            "wrong or missing; use another, or resume from the newest undamaged one with: fit --ckpt_path last"
+        )
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["state_dict"].items()
+        network = hyper_parameters["network"]
+        named = list(_class_paths({**hyper_parameters, "network": None, "optimizer": None, "class_path": None}))
+        named = [name for name in [*named, *_class_paths(network["init_args"])] if name is not None]
+    except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
+        raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
+    if named:
+        raise UserError(
+            f"{str(path)!r} must name no class but its module's, network's and optimizer's, but names {named[0]!r}; "
+            "do not trust it"
+        )
+    return checkpoint
+
+
+def _class_paths(values: Any) -> Iterator[Any]:
+    """Yield the classes that nested plain values name."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if name in ("class_path", "_class_path", "_instantiator"):
+                yield value
+            yield from _class_paths(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _class_paths(value)
+
+
+def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+    """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
+
+    Raises:
+        UserError: as `read`, if a file with a valid checksum is not a checkpoint of lightning_tfm.
+    """
+    damaged: list[Path] = []
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        whole = False
+        with suppress(OSError):
+            whole = verify_checksum(path)
+        if not whole:
+            damaged.append(path)
+        elif has_training_state(read(path)):
+            return path, damaged
+    return None, damaged
+
+
+def has_training_state(checkpoint: dict[str, Any]) -> bool:
+    """Return whether training can be resumed from a checkpoint; an average has weights only."""
+    return "optimizer_states" in checkpoint
+
+
+class VerifiedCheckpointIO(CheckpointIO):
+    """Plugin that lets Lightning write and read checkpoints with `write` and `read`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        write(checkpoint, path)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool = True) -> dict[str, Any]:
+        return read(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)

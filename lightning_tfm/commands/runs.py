@@ -1,0 +1,86 @@
+"""`lightning-tfm runs`: list the runs below a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import read_metrics
+from lightning_tfm.resuming import is_locked
+
+HEADLINE = ("exact_match", "bleu", "accuracy", "loss")
+"""Metrics of a test, in the order in which they are preferred for the list."""
+
+
+class RunStatus(NamedTuple):
+    """A row of the list.
+
+    Attributes:
+        name: the folder of the run below the folder that is listed.
+        state: "finished", "running" or "stopped at step N".
+        result: the metric of the test that says most, or the last value of the validation loss.
+        seconds: the training time; None if the run has not finished.
+    """
+
+    name: str
+    state: str
+    result: str
+    seconds: float | None
+
+
+def runs(arguments: list[str]) -> int:
+    """Print a table of the runs below a folder."""
+    parser = CommandParser(
+        "lightning-tfm runs",
+        description="List the runs below a folder: name, state, result and training time.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
+    folder = Path(parser.parse_args(arguments).folder)
+    if not folder.is_dir():
+        raise UserError(f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; try runs")
+    found = [run_status(path.parent, folder) for path in sorted(folder.rglob("config.yaml"))]
+    if not found:
+        raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
+    rows = [(*run[:3], "" if run.seconds is None else f"{run.seconds:,.0f} s") for run in found]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, cells in zip(("run", "state", "result", "training"), zip(*rows, strict=True), strict=True):
+        table.add_column(name, min_width=max(map(len, (name, *cells))))
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, soft_wrap=True).print(table)
+    return 0
+
+
+def run_status(run: Path, folder: Path) -> RunStatus:
+    """Return the status of a run.
+
+    Args:
+        run: the folder of the run.
+        folder: the folder that is listed.
+    """
+    name = run.relative_to(folder).as_posix()
+    if (run / "summary.json").is_file():
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        metric = next((metric for metric in HEADLINE if metric in summary["test"]), None)
+        result = "" if metric is None else f"test/{metric} {summary['test'][metric]:.4f}"
+        return RunStatus(name, "finished", result, summary["train_seconds"])
+    step, loss = _last_logged(run / "metrics.csv")
+    state = "running" if is_locked(run) else f"stopped at step {step:,}"
+    return RunStatus(name, state, "" if loss is None else f"val/loss {float(loss):.4f}", None)
+
+
+def _last_logged(path: Path) -> tuple[int, str | None]:
+    """Return the number of steps that were logged, and the last validation loss."""
+    step, loss = 0, None
+    if path.is_file():
+        for row in read_metrics(path):
+            step, loss = int(row["step"]) + 1, row.get("val/loss") or loss
+    return step, loss

@@ -1,0 +1,79 @@
+"""Summary of a finished run: test metrics, a few predictions, and the commands that use the run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from lightning import Trainer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from lightning_tfm.callbacks import Predictions
+from lightning_tfm.callbacks.predictions import is_per_category
+from lightning_tfm.errors import shell_quote
+from lightning_tfm.files import relative
+from lightning_tfm.loggers import wandb_loggers
+
+MAX_SOURCE_LENGTH = 100
+"""Longest source shown in the summary, in characters."""
+
+ANSWERS = 3
+"""Maximum number of correct predictions in the summary, and of wrong ones."""
+
+
+def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
+    """Print the test metrics, a few predictions, and the commands that use the run.
+
+    Args:
+        trainer: the trainer, after the test.
+        checkpoint: the path of the tested checkpoint.
+        trust_packages: the value of `--trust-package`; empty if it was not set.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
+    for name, value in trainer.callback_metrics.items():
+        if name.startswith("test/") and not is_per_category(name):  # shown by the report
+            table.add_row(name.removeprefix("test/"), f"{value:.4f}")
+    console.print(table)
+    lines = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
+    lines = [line for name, _, line in lines if name == "test"]
+    wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
+    for line in [line for line in lines if line["correct"]][:ANSWERS]:
+        console.print(Text.assemble("right  ", _short(line["source"]), " → ", (line["prediction"], "green")))
+    for line in wrong[:ANSWERS]:
+        answer = (line["prediction"], "red")
+        console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
+    folder = relative(Path(checkpoint).parents[1])
+    sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # "-" starts an option
+    example = next((shell_quote(_short(source)) for source in sources), "TEXT")
+    print(f"\nThe run is saved in {folder}. To query the model or view its report:\n")
+    trusting = f" --trust-package {shlex.quote(trust_packages)}" if trust_packages else ""
+    print(f"  {_executable('lightning-tfm')} generate {shlex.quote(checkpoint)} {example}{trusting}")
+    if Path(folder, "config.yaml").is_file():
+        print(f"  {_executable('lightning-tfm')} report {shlex.quote(folder)}{trusting}")
+    print_upload_command(trainer)
+
+
+def print_upload_command(trainer: Trainer) -> None:
+    """Print the command that uploads a run that W&B has recorded offline."""
+    for logger in wandb_loggers(trainer):
+        if pattern := logger.offline_pattern:
+            print(f"  {_executable('wandb')} sync {pattern}")
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a long text."""
+    if len(text) <= MAX_SOURCE_LENGTH:
+        return text
+    beginning = text[:MAX_SOURCE_LENGTH]
+    return beginning.rpartition(" ")[0] or beginning
+
+
+def _executable(command: str) -> str:
+    """Return a command of this environment as it can be typed, whether or not the environment is activated."""
+    return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))

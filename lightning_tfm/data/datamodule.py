@@ -1,0 +1,144 @@
+"""Base class of all data modules."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+from lightning_tfm.data.batch import Examples
+from lightning_tfm.data.loader import ResumableDataLoader
+from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, TrainingSampler
+from lightning_tfm.errors import UserError
+from lightning_tfm.memory import gc_disabled
+from lightning_tfm.tokenization import Tokenizer
+
+
+class TaskDataModule(LightningDataModule, ABC):
+    """Base class of data modules. A subclass implements `examples`.
+
+    Args:
+        tokenizer: the tokenizer of the data.
+        batch_size: number of rows in a training batch, over all processes.
+        eval_batch_size: number of rows in a validation or test batch of each process; with 1, a batch may have 2 rows,
+            so that all processes get equally many batches.
+        num_workers: number of worker processes that load batches; 0, for none, suits data in memory.
+        seed: seed of generated data and of the order of the training batches.
+        test_sets: names of the test splits; the first is "test".
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        batch_size: int,
+        eval_batch_size: int,
+        num_workers: int,
+        seed: int,
+        test_sets: tuple[str, ...] = ("test",),
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise UserError(f"{name} must be at least {least}, but is {value}")
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.test_sets = test_sets
+        self.datasets: dict[str, Examples] = {}
+
+    @abstractmethod
+    def examples(self, split: str) -> Examples:
+        """Return the encoded examples of a split, the same for every call and on every machine.
+
+        Args:
+            split: "train", "val" or the name of a test set.
+        """
+
+    def check_processes(self, world_size: int) -> None:
+        """Raise UserError if a training batch has fewer rows than there are processes."""
+        if self.batch_size < world_size:
+            raise UserError(
+                f"batch_size must be at least the number of processes ({world_size}), but is {self.batch_size}"
+            )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Return the fingerprint of each split."""
+        return {split: examples.fingerprint for split, examples in self.datasets.items()}
+
+    def setup(self, stage: str) -> None:
+        if not self.datasets:
+            with gc_disabled():
+                self.datasets = {split: self.examples(split) for split in ("train", "val", *self.test_sets)}
+
+    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
+        """Return the sampler of the training batches for one process.
+
+        Args:
+            rank: the rank of the process.
+            world_size: the number of processes.
+
+        Raises:
+            UserError: if the training data do not fill a batch.
+        """
+        examples = self.datasets["train"]
+        if self.batch_size > len(examples):
+            raise UserError(
+                f"batch_size must be at most the {len(examples)} training examples, but is {self.batch_size}"
+            )
+        return LengthGroupedSampler(examples.lengths, self.batch_size, self.seed, rank, world_size)
+
+    def _loader_settings(self) -> dict[str, Any]:
+        return {
+            "batch_size": None,  # the sampler yields whole batches
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+            "worker_init_fn": _ignore_signals,
+            "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+            "generator": torch.Generator(),  # otherwise each iterator would draw from the generator that dropout uses
+        }
+
+    def _place(self) -> tuple[int, int]:
+        """Return the rank of this process and the world size."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def train_dataloader(self) -> ResumableDataLoader:
+        """Return the loader of all batches of the run, or of one pass over the data if `max_steps` is not set."""
+        stream = self.training_batches(*self._place())
+        if self.trainer is not None and self.trainer.max_steps > 0:
+            num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
+        else:
+            num_batches = len(stream.batches(0))
+        return ResumableDataLoader(self.datasets["train"], stream, num_batches, **self._loader_settings())
+
+    def _evaluation_loader(self, split: str) -> DataLoader:
+        examples, (rank, world_size) = self.datasets[split], self._place()
+        if len(examples) < world_size:
+            raise UserError(
+                f"{split} must hold at least one example for each of {world_size} processes, but holds {len(examples)}"
+            )
+        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, rank, world_size)
+        return DataLoader(examples, sampler=batches, **self._loader_settings())
+
+    def val_dataloader(self) -> DataLoader:
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [self._evaluation_loader(split) for split in self.test_sets]
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ignore SIGINT and SIGTERM in a worker: Ctrl-C reaches every process, but the main one ends its workers."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)

@@ -1,0 +1,19 @@
+"""Hashes that are equal on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+
+def stable_hash(text: str) -> int:
+    """Return a 64-bit hash of a text, equal on every machine, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def hash_lines(lines: Iterable[str]) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of lines."""
+    total = hashlib.sha256()
+    for line in lines:
+        total.update(line.encode() + b"\n")
+    return total.hexdigest()[:16]

@@ -1,0 +1,73 @@
+"""Data loader whose position in the stream of training batches is saved in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+
+from lightning_tfm.data.batch import Examples
+from lightning_tfm.data.samplers import TrainingSampler
+from lightning_tfm.errors import UserError
+
+
+class ResumableDataLoader(DataLoader):
+    """Data loader of the training batches of a run, resumable at any batch.
+
+    Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
+    yielded, not those that workers have prefetched.
+
+    Args:
+        examples: the encoded data.
+        stream: the sampler of the batches.
+        num_batches: maximum number of batches of one iteration, which ends when the position is a multiple of it.
+        settings: further arguments of DataLoader.
+
+    Note:
+        For Lightning, the whole run is one epoch: passes over the data may differ in length, and resuming is most
+        error-prone at the end of an epoch.
+    """
+
+    def __init__(self, examples: Examples, stream: TrainingSampler, num_batches: int, **settings: Any) -> None:
+        super().__init__(examples, sampler=stream, **settings)
+        self.num_batches = num_batches
+        self.position = 0  # batches yielded since the run began
+
+    @property
+    def samples(self) -> int:
+        """Return the number of rows yielded since the run began, over all processes."""
+        return self.sampler.samples_seen(self.position)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[NamedTuple]:
+        self.sampler.start = self.position
+        for batch in super().__iter__():
+            self.position += 1
+            yield batch
+            if self.position % self.num_batches == 0:
+                break
+
+    def state_dict(self) -> dict[str, Any]:
+        fingerprint = {"fingerprint of the training data": self.dataset.fingerprint}
+        return {"position": self.position, **self.sampler.settings, **fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the position in the stream.
+
+        Args:
+            state: the state of another loader, from `state_dict`.
+
+        Raises:
+            UserError: if the state belongs to a stream with other data or settings.
+        """
+        for name, ours in self.state_dict().items():
+            theirs = state.get(name)
+            if name != "position" and theirs != ours:
+                raise UserError(
+                    f"the {name} must be that of the checkpoint ({theirs}) to resume its run, but is {ours}; "
+                    "restore it, or start a new run without --ckpt_path"
+                )
+        self.position = state["position"]

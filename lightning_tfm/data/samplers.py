@@ -1,0 +1,202 @@
+"""Samplers of the rows of training and evaluation batches."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from lightning_tfm.data.hashing import stable_hash
+
+
+class TrainingSampler(Sampler[Tensor], ABC):
+    """Base class of samplers of training batches: an endless stream that depends on the seed alone.
+
+    The stream consists of epochs, each in another order. The global batch of a step is the same for any number of
+    processes, which divide its rows among them.
+
+    Args:
+        seed: the seed of the order.
+        rank: the rank of this process.
+        world_size: the number of processes.
+
+    Attributes:
+        start: the index in the stream of the first batch of the next iteration.
+    """
+
+    def __init__(self, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.start = 0
+
+    @abstractmethod
+    def _epoch(self, number: int, generator: torch.Generator) -> Sequence[Tensor]:
+        """Return the batches of an epoch, each with the rows of all processes."""
+
+    def batches(self, number: int) -> Sequence[Tensor]:
+        """Return the batches of epoch `number` in order, each with the rows of all processes."""
+        return self._epoch(number, torch.Generator().manual_seed(stable_hash(f"{self.seed} {number}") >> 1))
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that must be unchanged, besides the data, to resume the stream."""
+
+    @abstractmethod
+    def samples_seen(self, position: int) -> int:
+        """Return the number of rows in the first `position` batches of the stream, over all processes."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        skipped = self.start
+        for number in itertools.count():
+            batches = self.batches(number)
+            for rows in batches[skipped:]:
+                yield rows[self.rank :: self.world_size]
+            skipped = max(0, skipped - len(batches))
+
+
+class LengthGroupedSampler(TrainingSampler):
+    """Sampler of batches with a fixed number of rows.
+
+    Rows of similar length share a batch, to reduce padding: the shuffled rows are sorted by length in pools of 16
+    batches and cut into batches, which are shuffled. Rows that do not fill a batch are left out of the epoch.
+
+    Args:
+        lengths: the length of each row in tokens, (N).
+        batch_size: number of rows of a batch, over all processes.
+        seed, rank, world_size: see TrainingSampler.
+    """
+
+    POOL = 16
+
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(seed, rank, world_size)
+        self.lengths, self.batch_size = lengths, batch_size
+        self.batches_per_epoch = len(lengths) // batch_size
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"seed_everything": self.seed, "batch_size": self.batch_size}
+
+    def samples_seen(self, position: int) -> int:
+        return position * self.batch_size
+
+    def _epoch(self, number: int, generator: torch.Generator) -> Tensor:
+        """Return the batches of an epoch, (batches, B)."""
+        order = torch.randperm(len(self.lengths), generator=generator)[: self.batches_per_epoch * self.batch_size]
+        pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(self.POOL * self.batch_size)]
+        batches = torch.cat(pools).view(self.batches_per_epoch, self.batch_size)
+        return batches[torch.randperm(self.batches_per_epoch, generator=generator)]
+
+
+class MaxTokensSampler(TrainingSampler):
+    """Sampler of batches with a maximum number of tokens, padding included: many short rows or few long ones.
+
+    The rows are sorted by length, rows of equal length in random order, and cut where a batch is full; the batches are
+    shuffled. A row that is longer than `batch_tokens` is a batch by itself.
+
+    Args:
+        lengths: the length of each row in tokens, (N).
+        batch_tokens: maximum number of tokens of a batch, padding included, over all processes.
+        seed, rank, world_size: see TrainingSampler.
+    """
+
+    def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(seed, rank, world_size)
+        self.lengths, self.batch_tokens = lengths, batch_tokens
+        self.cuts, begin = [], 0  # the same in each epoch, as the sorted lengths are
+        ordered = lengths.sort(descending=True).values.tolist()
+        for place in range(1, len(ordered)):
+            if (place + 1 - begin) * ordered[begin] > batch_tokens:
+                self.cuts.append(place)
+                begin = place
+        if self.cuts:  # balance the last two batches, so that no batch is small
+            begin = self.cuts[-2] if len(self.cuts) > 1 else 0
+            self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
+        ends = [*self.cuts, len(lengths)]
+        self.sizes = [end - begin for begin, end in zip([0, *self.cuts], ends, strict=True)]
+
+    @property
+    def fewest_rows(self) -> int:
+        """Return the number of rows of the smallest batch."""
+        return min(self.sizes)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"seed_everything": self.seed, "batch_tokens": self.batch_tokens}
+
+    def samples_seen(self, position: int) -> int:
+        passes, rest = divmod(position, len(self.sizes))
+        return passes * len(self.lengths) + sum(len(batch) for batch in self.batches(passes)[:rest])
+
+    def _epoch(self, number: int, generator: torch.Generator) -> list[Tensor]:
+        order = torch.randperm(len(self.lengths), generator=generator)
+        order = order[self.lengths[order].argsort(stable=True, descending=True)]
+        batches = order.tensor_split(self.cuts)
+        return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+class WindowSampler(TrainingSampler):
+    """Sampler of batches of windows of a text, given by their first tokens.
+
+    The windows of an epoch are adjacent and start at a random offset.
+
+    Args:
+        num_tokens: number of tokens of the text.
+        max_length: number of tokens of a window.
+        batch_size: number of windows of a batch, over all processes.
+        seed, rank, world_size: see TrainingSampler.
+    """
+
+    def __init__(
+        self, num_tokens: int, max_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(seed, rank, world_size)
+        self.num_tokens, self.max_length, self.batch_size = num_tokens, max_length, batch_size
+        self.windows = (num_tokens - 1) // max_length - 1  # complete windows, for any offset
+        self.batches_per_epoch = self.windows // batch_size
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"seed_everything": self.seed, "batch_size": self.batch_size, "max_length": self.max_length}
+
+    def samples_seen(self, position: int) -> int:
+        return position * self.batch_size
+
+    def _epoch(self, number: int, generator: torch.Generator) -> Tensor:
+        """Return the batches of an epoch, (batches, B)."""
+        first = torch.randint(self.max_length, (), generator=generator)
+        order = torch.randperm(self.windows, generator=generator)[: self.batches_per_epoch * self.batch_size]
+        return (first + order * self.max_length).view(self.batches_per_epoch, self.batch_size)
+
+
+class EvaluationSampler(Sampler[Tensor]):
+    """Sampler of evaluation batches: every row once, on one process, grouped by length to reduce padding.
+
+    All processes get equally many batches, none of them empty, so that none waits for another. The order of the batches
+    is random but fixed, so that the first few are representative.
+
+    Args:
+        lengths: the length of each row in tokens, (N).
+        batch_size: maximum number of rows of a batch of each process; with 1, a batch may have 2 rows.
+        rank: the rank of this process.
+        world_size: the number of processes.
+    """
+
+    def __init__(self, lengths: Tensor, batch_size: int, rank: int, world_size: int) -> None:
+        order = lengths.argsort(stable=True)
+        fewest_rows, most_rows = len(order) // world_size, -(-len(order) // world_size)  # of a process
+        num_batches = min(fewest_rows, -(-most_rows // batch_size))
+        batches = order[rank::world_size].tensor_split(num_batches)
+        drawn = torch.randperm(num_batches, generator=torch.Generator().manual_seed(0)).tolist()
+        self.batches = [batches[number] for number in drawn]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.batches)

@@ -1,0 +1,266 @@
+"""Attention layers, and a context manager that records their attention weights.
+
+Shapes: B batch, T queries, S keys, D width, H heads. Masks are boolean, True where a query may attend.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers.cpu import Linear
+from lightning_tfm.layers.positions import FreqsCis, apply_rotary
+
+KVCache = tuple[Tensor, Tensor]
+"""KV cache of one attention layer of a decoder: its keys and its values, (B, H, S, D/H) each."""
+
+
+class Attention(nn.Module, ABC):
+    """Base class of attention layers.
+
+    Note:
+        `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them.
+
+    Attributes:
+        over_memory: whether keys come from the encoder's output rather than from the queries' own sequence.
+    """
+
+    over_memory: ClassVar[bool] = True
+
+    @abstractmethod
+    def weights(self, *args: object, **kwargs: object) -> Tensor:
+        """Return the attention weights (B, H, T, S) that `forward` uses for the same arguments."""
+
+
+@contextmanager
+def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Record the attention weights of every attention layer that runs inside the block.
+
+    A forward hook repeats each call with `Attention.weights`, the slow and exact path. Repeated calls of a layer, one
+    per step in decoding, are concatenated along T.
+
+    Note:
+        A compiled network runs eagerly inside the block, since compiled code skips the hooks.
+
+    Args:
+        network: the network that runs inside the block.
+
+    Yields:
+        Weights (B, H, T, S) by layer name; the dictionary is filled when the block ends.
+    """
+    calls: dict[str, list[Tensor]] = defaultdict(list)
+    maps: dict[str, Tensor] = {}
+
+    def hook_for(name: str):
+        return lambda layer, args, kwargs, _: calls[name].append(layer.weights(*args, **kwargs))
+
+    handles = [
+        layer.register_forward_hook(hook_for(name), with_kwargs=True)
+        for name, layer in network.named_modules()
+        if isinstance(layer, Attention)
+    ]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield maps
+        for name, steps in calls.items():
+            keys = max(step.size(-1) for step in steps)  # the KV cache of a decoder grows with every step
+            maps[name] = torch.cat([F.pad(step, (0, keys - step.size(-1))) for step in steps], dim=2)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return the causal mask (T, S): True up to the position of each query; the last query attends to every key.
+
+    Args:
+        queries: number of queries T.
+        keys: number of keys S.
+        device: device of the mask.
+    """
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """Return softmax(Q K^T / sqrt(D/H)), (B, H, T, S) (Vaswani et al. 2017, equation 1).
+
+    Args:
+        query: (B, H, T, D/H).
+        key: (B, H, S, D/H).
+        mask: broadcastable to (B, H, T, S); None to attend everywhere.
+        is_causal: use the causal mask instead of `mask`.
+    """
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+    if is_causal:
+        mask = causal_mask(query.size(-2), key.size(-2), query.device)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1)
+
+
+def check_num_heads(d_model: int, num_heads: int) -> None:
+    """Raise UserError unless d_model is divisible by num_heads."""
+    if num_heads < 1 or d_model < num_heads or d_model % num_heads:
+        below = max(1, d_model // max(1, num_heads)) * num_heads
+        raise UserError(
+            f"d_model must be divisible by num_heads ({num_heads}), but is {d_model}; "
+            f"try {below} or {below + num_heads}"
+        )
+
+
+def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
+    """Split projections (B, T, parts * D) into one tensor of heads (B, H, T, D/H) per part."""
+    # Parts before heads: splitting all heads at once costs one more copy of the gradients in the backward pass.
+    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
+
+
+class SelfAttention(Attention):
+    """Multi-head self-attention (Vaswani et al. 2017, 3.2.2).
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+    """
+
+    over_memory = False
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_num_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.qkv_proj = Linear(d_model, 3 * d_model, bias=bias)  # one large product instead of three
+        self.out_proj = Linear(d_model, d_model, bias=bias)
+
+    def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
+        if freqs_cis is not None:
+            query, key = (
+                apply_rotary(query, freqs_cis),
+                apply_rotary(key, freqs_cis),
+            )  # the cache holds rotated keys
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+        return query, key, value
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KVCache | None = None,
+        freqs_cis: FreqsCis | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """Attend from x to the cached positions, if any, and to x itself.
+
+        Args:
+            x: (B, T, D).
+            mask: positions that each query may attend to, broadcastable to (B, H, T, S), where S includes the cache.
+            is_causal: attend to no later position; requires `mask` and `past` to be None.
+            past: KV cache of earlier calls.
+            freqs_cis: rotations of the positions of x, see `RotaryPositions`.
+
+        Returns:
+            The context (B, T, D), and the KV cache for the next call.
+        """
+        assert not (is_causal and past is not None)
+        query, key, value = self._project(x, past, freqs_cis)
+        # The fused kernel stores no weights (B, H, T, S) for the backward pass; dropout on the weights would need them.
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+        return self.out_proj(context.transpose(1, 2).flatten(2)), (key, value)
+
+    def weights(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KVCache | None = None,
+        freqs_cis: FreqsCis | None = None,
+    ) -> Tensor:
+        query, key, _ = self._project(x, past, freqs_cis)
+        return scaled_dot_product_weights(query, key, mask, is_causal)
+
+
+class CrossAttention(Attention):
+    """Multi-head attention of a decoder over the output of the encoder, the memory.
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_num_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.q_proj = Linear(d_model, d_model, bias=bias)
+        self.kv_proj = Linear(d_model, 2 * d_model, bias=bias)
+        self.out_proj = Linear(d_model, d_model, bias=bias)
+
+    def project_memory(self, memory: Tensor) -> KVCache:
+        """Return the keys and values of the memory (B, S, D), computed once for all decoding steps."""
+        key, value = split_heads(self.kv_proj(memory), 2, self.num_heads)
+        return key, value
+
+    def _split_query(self, x: Tensor) -> Tensor:
+        return split_heads(self.q_proj(x), 1, self.num_heads)[0]
+
+    def forward(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
+        """Return the context (B, T, D) of x over the memory.
+
+        Args:
+            x: (B, T, D).
+            memory: keys and values, see `project_memory`.
+            mask: (B, 1, 1, S), True at real positions of the memory.
+        """
+        context = F.scaled_dot_product_attention(self._split_query(x), *memory, attn_mask=mask)
+        return self.out_proj(context.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
+        return scaled_dot_product_weights(self._split_query(x), memory[0], mask)
+
+
+class AdditiveAttention(Attention):
+    """Additive attention with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the sum.
+    """
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__()
+        self.q_proj = Linear(d_query, d_attention, bias=False)
+        self.k_proj = Linear(d_memory, d_attention)
+        self.energy = Linear(d_attention, 1, bias=False)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        # tanh z = 2 sigmoid(2z) - 1, and softmax cancels the constant. Sigmoid is five times as fast as tanh on a CPU.
+        hidden = torch.sigmoid(2 * (self.q_proj(query).unsqueeze(1) + keys))  # (B, S, A)
+        return (2 * self.energy(hidden)).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+
+    def forward(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """Return the context (B, E) of one query over the memory.
+
+        Args:
+            query: (B, D).
+            keys: `self.k_proj(memory)`, (B, S, A), computed once for all decoding steps.
+            memory: (B, S, E).
+            mask: (B, S), True at real positions of the memory.
+        """
+        weights = self._weights(query, keys, mask)
+        return (weights.unsqueeze(1) @ memory).squeeze(1)
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        return self._weights(query, keys, mask)[:, None, None]  # one head, one query

@@ -1,0 +1,127 @@
+"""Layer of Transformer encoders and decoders, and its sub-layers.
+
+Shapes: B batch, T queries, S keys, D width, H heads. Masks are boolean, True where a query may attend.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lightning_tfm.layers.attention import CrossAttention, KVCache, SelfAttention
+from lightning_tfm.layers.cpu import Dropout, Linear
+from lightning_tfm.layers.positions import FreqsCis
+
+
+class FeedForward(nn.Sequential):
+    """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2).
+
+    Args:
+        d_model: width of input and output.
+        d_ff: width of the hidden layer.
+        activation: f.
+        bias: whether the linear layers have a bias.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool = True) -> None:
+        super().__init__(Linear(d_model, d_ff, bias=bias), activation, Linear(d_ff, d_model, bias=bias))
+
+
+class AddNorm(nn.Module):
+    """Residual connection and layer norm of a sub-layer.
+
+    Post-norm is LayerNorm(x + Sublayer(x)), as in the paper (Vaswani et al. 2017, 3.1). Pre-norm is
+    x + Sublayer(LayerNorm(x)) and trains without a long warm-up (Xiong et al. 2020).
+
+    Args:
+        d_model: width D.
+        norm: "pre" or "post".
+        dropout: dropout on the output of the sub-layer.
+        bias: whether the norm has a bias.
+    """
+
+    def __init__(self, d_model: int, norm: Literal["pre", "post"], dropout: float, bias: bool = True) -> None:
+        super().__init__()
+        self.is_pre = norm == "pre"
+        self.norm = nn.LayerNorm(d_model, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer for x (B, T, D)."""
+        return self.norm(x) if self.is_pre else x
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """Return the sum of x and the output of the sub-layer, normalized if post-norm.
+
+        Args:
+            x: (B, T, D).
+            update: output of the sub-layer, (B, T, D).
+        """
+        x = x + self.dropout(update)
+        return x if self.is_pre else self.norm(x)
+
+
+class TransformerLayer(nn.Module):
+    """Transformer layer of self-attention, optional cross-attention and feed-forward.
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        d_ff: width of the hidden layer of the feed-forward.
+        dropout: dropout on the output of each sub-layer.
+        norm: "pre" or "post", see `AddNorm`.
+        activation: activation of the feed-forward.
+        bias: whether linear layers and norms have a bias.
+        cross_attention: whether the layer attends to an encoder.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        dropout: float,
+        norm: Literal["pre", "post"],
+        activation: nn.Module,
+        bias: bool = True,
+        cross_attention: bool = False,
+    ) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(d_model, num_heads, bias)
+        self.add_self = AddNorm(d_model, norm, dropout, bias)
+        if cross_attention:
+            self.cross_attention = CrossAttention(d_model, num_heads, bias)
+            self.add_cross = AddNorm(d_model, norm, dropout, bias)
+        self.feed_forward = FeedForward(d_model, d_ff, activation, bias)
+        self.add_feed_forward = AddNorm(d_model, norm, dropout, bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        past: KVCache | None = None,
+        memory: KVCache | None = None,
+        memory_mask: Tensor | None = None,
+        freqs_cis: FreqsCis | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """Apply the layer; the arguments of the self-attention are those of `SelfAttention.forward`.
+
+        Args:
+            x: (B, T, D).
+            mask: mask of the self-attention.
+            is_causal: whether the self-attention is causal.
+            past: KV cache of the self-attention from earlier calls.
+            memory: keys and values of the encoder's output, see `CrossAttention.project_memory`; None for no encoder.
+            memory_mask: (B, 1, 1, S), True at real positions of the memory.
+            freqs_cis: rotations of the positions of x.
+
+        Returns:
+            The output (B, T, D), and the KV cache of the self-attention for the next call.
+        """
+        context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
+        x = self.add_self(x, context)
+        if memory is not None:
+            x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask))
+        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past

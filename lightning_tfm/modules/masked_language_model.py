@@ -1,0 +1,150 @@
+"""Masked language modelling: masked tokens of a text are predicted from those around them (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
+from lightning_tfm.data import Batch, TextDataModule, TextDataset
+from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import Mean, Perplexity, token_nll
+from lightning_tfm.modules.language_model import window_examples
+from lightning_tfm.modules.task import AttentionExample, Prediction, TaskModule
+from lightning_tfm.networks import MaskedEncoder
+from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.tokenization import BOS, NUM_SPECIAL, PAD, Ids, Tokenizer
+
+MASK = BOS
+"""The id of a masked token: BOS does not occur within a text."""
+
+MASK_SYMBOL = "[MASK]"
+"""A masked token in a line of input."""
+
+
+class MaskedLanguageModel(TaskModule):
+    """Trains a network to predict the masked tokens of a text.
+
+    Of the masked tokens, 80 % are replaced by a mask, 10 % by a random token, and 10 % are left (Devlin et al. 2019,
+    3.1). In validation and test the masks of a window depend on its row alone.
+
+    Logs the `loss` per masked token in nats, its `perplexity`, and the `accuracy`.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
+        lr_schedule: the schedule of the learning rate.
+        mask_fraction: the fraction of tokens that are masked.
+    """
+
+    datamodule_class = TextDataModule
+    step_arguments = ("mask_fraction",)
+
+    def __init__(
+        self,
+        network: MaskedEncoder,
+        tokenizer: Tokenizer,
+        optimizer: OptimizerCallable = AdamW,
+        lr_schedule: LRSchedule = LRSchedule(),
+        mask_fraction: float = 0.15,
+    ) -> None:
+        if not 0 < mask_fraction <= 1:
+            raise UserError(f"mask_fraction must be above 0 and at most 1, but is {mask_fraction}; try 0.15")
+        super().__init__(network, tokenizer, optimizer, lr_schedule, mask_fraction=mask_fraction)
+        self.mask_fraction = mask_fraction
+        self.metrics = nn.ModuleDict()
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        for prefix in ("val", "test"):
+            if prefix not in self.metrics:
+                self.metrics[prefix] = nn.ModuleDict({"loss": Mean(), "perplexity": Perplexity(), "accuracy": Mean()})
+
+    def _masked(self, text: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the input (B, T) of the network, and the target (B, T), which is PAD where no token is masked.
+
+        Args:
+            text: (B, T).
+            draws: uniform random numbers (3, B, T): which tokens are masked, how, and the random tokens.
+        """
+        real = text != PAD
+        lowest = draws[0].masked_fill(~real, 1).amin(1, keepdim=True)
+        masked = (draws[0] <= lowest.clamp(min=self.mask_fraction)) & real  # at least one in each text
+        target = text.masked_fill(~masked, PAD)
+        source = text.masked_fill(masked & (draws[1] < 0.8), MASK)
+        num_ids = self.tokenizer.vocab_size - NUM_SPECIAL
+        other = NUM_SPECIAL + (draws[2] * num_ids).long().clamp(max=num_ids - 1)
+        return torch.where(masked & (draws[1] >= 0.9), other, source), target
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        text = batch.target_in
+        source, target = self._masked(text, torch.rand(3, *text.shape, device=text.device))
+        return self.accumulate_loss(token_nll(self.network(source), target), (target != PAD).sum())
+
+    def _evaluate(self, batch: Batch, prefix: str) -> None:
+        text = batch.target_in
+        draws = [
+            torch.rand(3, text.size(1), generator=torch.Generator().manual_seed(row)) for row in batch.rows.tolist()
+        ]
+        source, target = self._masked(text, torch.stack(draws, dim=1).to(text.device))
+        logits, tokens = self.network(source), (target != PAD).sum()
+        nll = token_nll(logits, target)
+        metrics = self.metrics[prefix]
+        metrics["loss"].update(nll, tokens)
+        metrics["perplexity"].update(nll, tokens)
+        metrics["accuracy"].update(((logits.argmax(-1) == target) & (target != PAD)).sum(), tokens)
+        self.log_dict(
+            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
+            add_dataloader_idx=False,
+            batch_size=text.size(0),
+        )
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, "test")
+
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        parts = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
+        if len(parts) == 1:
+            raise UserError(f"it must have a masked token, written as {MASK_SYMBOL}, but has none")
+        ids = parts[0]
+        for part in parts[1:]:
+            ids = [*ids, MASK, *part]
+        self.network.check_lengths(len(ids))
+        return ids, ""
+
+    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+        """Return each text with the most probable tokens at its masks."""
+        texts = []
+        for ids in sources:
+            text = torch.tensor([ids], device=self.device)
+            logits = self.network(text)
+            logits[..., :NUM_SPECIAL] = -torch.inf
+            filled = torch.where(text == MASK, logits.argmax(-1), text)
+            texts.append(self.tokenizer.decode(filled[0].tolist()))
+        return texts
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"text": self.network.random_ids(rows, length, generator)}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        return {"text": self.network.max_length}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        ids = content["ids"][:MAX_POSITIONS]
+        symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in ids]
+        return text_attention(self.network, symbols, torch.tensor([ids]))
+
+    def attention_examples(
+        self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
+    ) -> list[AttentionExample]:
+        """Return the first windows of the text."""
+        return window_examples(dataset, self.tokenizer, "each token over all others")

@@ -1,0 +1,165 @@
+"""A causal Transformer with linear attention (Katharopoulos et al. 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.layers import AddNorm, Attention, Dropout, FeedForward, Linear, check_num_heads, split_heads
+from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
+from lightning_tfm.tokenization import PAD
+
+CHUNK = 64
+"""Tokens whose weights are formed at once; earlier tokens are summarized in the state."""
+
+
+class LinearAttention(Attention):
+    """Causal attention with weights phi(q) phi(k)^T, where phi(x) = elu(x) + 1, so that its cost is linear in length.
+
+    The keys and values before a token are summarized in a state of constant size: the sum of phi(k)^T v, and the sum
+    of phi(k), from which the weights are normalized.
+    """
+
+    over_memory = False
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        check_num_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.qkv_proj = Linear(d_model, 3 * d_model)
+        self.out_proj = Linear(d_model, d_model)
+
+    def _project(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return phi(q), phi(k) and v, (B, H, T, D/H) each; phi(k) is 0 at padding."""
+        query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
+        return F.elu(query) + 1, (F.elu(key) + 1) * real[:, None, :, None], value
+
+    def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Attend from each token to itself and those before it.
+
+        Args:
+            x: (B, T, D).
+            real: (B, T), False at padding.
+            state: the state after earlier tokens.
+
+        Returns:
+            The context (B, T, D), and the state after these tokens.
+        """
+        query, key, value = self._project(x, real)
+        if state is None:
+            batch, heads, _, width = key.shape
+            state = key.new_zeros(batch, heads, width, width), key.new_zeros(batch, heads, width)
+        key_values, keys = state  # (B, H, D/H, D/H), (B, H, D/H)
+        contexts = []
+        for q, k, v in zip(*(part.split(CHUNK, dim=2) for part in (query, key, value)), strict=True):
+            weights = (q @ k.transpose(-2, -1)).tril()  # (B, H, C, C)
+            total = weights.sum(-1) + (q @ keys.unsqueeze(-1)).squeeze(-1)
+            context = weights @ v + q @ key_values
+            contexts.append(context / total.clamp(min=1e-6).unsqueeze(-1))
+            key_values = key_values + k.transpose(-2, -1) @ v
+            keys = keys + k.sum(2)
+        context = torch.cat(contexts, dim=2) if contexts else value
+        return self.out_proj(context.transpose(1, 2).flatten(2)), (key_values, keys)
+
+    def weights(self, x: Tensor, real: Tensor, state: State | None = None) -> Tensor:
+        """Return the weights (B, H, T, T) of a call without a state, which no longer holds single keys."""
+        assert state is None
+        query, key, _ = self._project(x, real)
+        weights = (query @ key.transpose(-2, -1)).tril()
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+
+
+class LinearAttentionLayer(nn.Module):
+    """Linear attention and feed-forward, each with a residual connection and pre-norm."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = LinearAttention(d_model, num_heads)
+        self.add_attention = AddNorm(d_model, "pre", dropout)
+        self.feed_forward = FeedForward(d_model, 4 * d_model, nn.GELU())
+        self.add_feed_forward = AddNorm(d_model, "pre", dropout)
+
+    def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Return the output (B, T, D), and the state of the attention."""
+        context, state = self.attention(self.add_attention.before(x), real, state)
+        x = self.add_attention(x, context)
+        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), state
+
+
+class LinearTransformer(CausalNetwork):
+    """Transformer with linear attention that reads source and target as one sequence, like GPT.
+
+    Args:
+        vocab_size: the number of ids.
+        d_model: the width; the feed-forward is 4 times as wide.
+        num_heads: the number of attention heads; must divide d_model.
+        num_layers: the number of layers.
+        dropout: dropout of embeddings and of the output of each sub-layer.
+        max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
+            null.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        dropout: float = 0.0,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            dropout=dropout,
+            max_length=max_length,
+        )
+        self.max_length = check_max_length(max_length)
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Embedding(self.max_length, d_model)
+        self.dropout = Dropout(dropout)
+        self.layers = nn.ModuleList(LinearAttentionLayer(d_model, num_heads, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(d_model)
+        self.head = Linear(d_model, vocab_size, bias=False)
+        self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
+        for table in (self.embedding, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def _run(self, tokens: Tensor, real: Tensor, start: Tensor, states: State | None) -> tuple[Tensor, State]:
+        """Return the features (B, T, D) of tokens (B, T), and the states of all layers.
+
+        Args:
+            tokens: the tokens.
+            real: (B, T), False at padding, which has no position.
+            start: (B, 1), the number of real tokens before these.
+            states: the states after earlier tokens.
+        """
+        positions = (start + real.cumsum(1) - 1).clamp(min=0)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        extended = []
+        for index, layer in enumerate(self.layers):
+            x, state = layer(x, real, None if states is None else states[index])
+            extended.append(state)
+        return self.norm(x), tuple(extended)
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        self.check_lengths(source.size(1), target_in.size(1))
+        tokens = torch.cat((source, target_in), dim=1)
+        real = torch.cat((source != PAD, torch.ones_like(target_in, dtype=torch.bool)), dim=1)
+        x, _ = self._run(tokens, real, real.new_zeros(len(real), 1, dtype=torch.long), None)
+        return self.head(x[:, source.size(1) :])
+
+    def encode(self, source: Tensor) -> State:
+        self.check_lengths(source.size(1), 0)
+        real = source != PAD
+        _, states = self._run(source, real, real.new_zeros(len(real), 1, dtype=torch.long), None)
+        return states, real.sum(1, keepdim=True)
+
+    def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
+        states, length = state
+        real = torch.ones_like(token, dtype=torch.bool).unsqueeze(1)
+        x, states = self._run(token.unsqueeze(1), real, length, states)
+        return self.head(x).squeeze(1), (states, length + 1)

@@ -1,0 +1,68 @@
+"""A Transformer encoder that predicts masked tokens, as BERT (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.layers import Dropout, Linear, TransformerLayer, check_num_heads
+from lightning_tfm.networks.network import TextNetwork, check_max_length
+from lightning_tfm.tokenization import PAD
+
+
+class MaskedEncoder(TextNetwork):
+    """Transformer encoder with an output layer over the vocabulary at each position.
+
+    Args:
+        vocab_size: the number of ids.
+        d_model: the width; the feed-forward is 4 times as wide.
+        num_heads: the number of attention heads; must divide d_model.
+        num_layers: the number of layers.
+        dropout: dropout of embeddings and of the output of each sub-layer.
+        max_length: the longest text in tokens; `fit` takes it from the data if it is null.
+        norm: "pre" for a norm before each sub-layer, "post" for one after each sum.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        dropout: float = 0.0,
+        max_length: int | None = None,
+        norm: Literal["pre", "post"] = "pre",
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            dropout=dropout,
+            max_length=max_length,
+            norm=norm,
+        )
+        check_num_heads(d_model, num_heads)
+        self.max_length = check_max_length(max_length)
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Embedding(self.max_length, d_model)
+        self.dropout = Dropout(dropout)
+        self.encoder = nn.ModuleList(
+            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, norm, nn.GELU()) for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
+        self.head = Linear(d_model, vocab_size, bias=False)
+        self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
+        for table in (self.embedding, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return logits (B, T, V) of the token at each position of text (B, T), right-padded with PAD."""
+        self.check_lengths(text.size(1))
+        x = self.dropout(self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device)))
+        real = (text != PAD)[:, None, None]  # (B, 1, 1, T)
+        for layer in self.encoder:
+            x, _ = layer(x, real)
+        return self.head(self.norm(x))

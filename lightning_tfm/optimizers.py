@@ -1,0 +1,197 @@
+"""Optimizers with the default settings of this project, and learning-rate schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_tfm.errors import UserError
+
+HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
+"""Names of the parameter groups."""
+
+BETAS = (0.9, 0.98)
+"""Decay rates of the moments (Vaswani et al. 2017, 5.3)."""
+
+
+def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameter groups of a network: hidden matrices, embeddings and output, and vectors without decay.
+
+    Note:
+        Tensors of more than two dimensions belong to embeddings and output. Empty groups are left out.
+
+    Args:
+        network: the network.
+        head: its output layer.
+    """
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    tables = nn.Embedding | nn.EmbeddingBag
+    outer = {id(layer.weight) for layer in network.modules() if isinstance(layer, tables)}
+    outer |= {id(parameter) for parameter in head.parameters()}
+    outer |= {id(matrix) for matrix in matrices if matrix.dim() > 2}
+    groups = [
+        {"name": HIDDEN, "params": [matrix for matrix in matrices if id(matrix) not in outer]},
+        {"name": OUTER, "params": [matrix for matrix in matrices if id(matrix) in outer]},
+        {"name": VECTORS, "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class AdamW(torch.optim.AdamW):
+    """Fused AdamW (Loshchilov & Hutter 2019) with the decay rates of Vaswani et al. (2017).
+
+    Args:
+        params: the parameter groups.
+        lr: the peak learning rate.
+        betas: decay rates of the first and second moments.
+        weight_decay: decoupled weight decay of matrices; biases and norms do not decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = BETAS,
+        weight_decay: float = 0.01,
+    ) -> None:
+        check_rate("lr", lr)
+        check_decay(weight_decay)
+        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) for hidden matrices, and AdamW for all other parameters.
+
+    Muon orthogonalizes the update of each matrix. Updates are scaled to the root mean square of AdamW updates, so that
+    both can share a learning rate (Liu et al. 2025, 2.2).
+
+    Args:
+        params: the parameter groups, see `parameter_groups`.
+        lr: the peak learning rate.
+        muon_lr: the peak learning rate of the hidden matrices; None for `lr`.
+        momentum: the momentum of Muon.
+        betas: decay rates of the first and second moments of AdamW.
+        weight_decay: decoupled weight decay of matrices; biases and norms do not decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        muon_lr: float | None = None,
+        momentum: float = 0.9,
+        betas: tuple[float, float] = BETAS,
+        weight_decay: float = 0.01,
+    ) -> None:
+        check_rate("lr", lr)
+        if muon_lr is not None:
+            check_rate("muon_lr", muon_lr)
+        check_decay(weight_decay)
+        groups = list(params)
+        hidden = [group for group in groups if group["name"] == HIDDEN]
+        others = [group for group in groups if group["name"] != HIDDEN]
+        self.parts: list[Optimizer] = []
+        if hidden:
+            muon_lr = lr if muon_lr is None else muon_lr
+            settings = {"lr": muon_lr, "momentum": momentum, "weight_decay": weight_decay}
+            self.parts.append(torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw", **settings))
+        if others:
+            self.parts.append(AdamW(others, lr, betas, weight_decay))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        loss = None if closure is None else closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        # Loading replaces the dictionaries of the parts' groups.
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raise UserError unless a learning rate is positive and finite."""
+    if not 0 < rate < math.inf:
+        rule = "finite" if rate == math.inf else "above 0"
+        raise UserError(f"{name} must be {rule}, but is {rate}; try 0.001")
+
+
+def check_decay(weight_decay: float) -> None:
+    """Raise UserError unless a weight decay is non-negative and finite."""
+    if not 0 <= weight_decay < math.inf:
+        rule = "finite" if weight_decay == math.inf else "at least 0"
+        raise UserError(f"weight_decay must be {rule}, but is {weight_decay}; try 0")
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """Learning-rate schedule: a warm-up, then a decay until `trainer.max_steps`.
+
+    Args:
+        warmup_steps: number of steps in which the learning rate rises linearly from 0 to its peak; with "one_cycle", by
+            half a cosine from 1/25 of the peak.
+        decay: "linear" to 0 (Bergsma et al. 2025), "cosine" and "one_cycle" (Smith & Topin 2018) to 0 by half a cosine,
+            or "inverse_sqrt" as 1 / sqrt(step) (Vaswani et al. 2017, 5.3).
+
+    Raises:
+        UserError: if warmup_steps is negative.
+    """
+
+    warmup_steps: int = 0
+    decay: Literal["linear", "cosine", "inverse_sqrt", "one_cycle"] = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise UserError(f"warmup_steps must be at least 0, but is {self.warmup_steps}; try 0")
+
+    def check_max_steps(self, max_steps: int) -> None:
+        """Raise UserError if max_steps is below 1, as in a run without an end, since the schedule depends on it."""
+        if max_steps < 1:
+            raise UserError(
+                "trainer.max_steps must be at least 1, since the learning rate is scheduled over it, "
+                f"but is {max_steps}; try {max(1000, 10 * self.warmup_steps)}"
+            )
+
+    @property
+    def needs_max_steps(self) -> bool:
+        """Return whether the learning rate depends on the total number of steps."""
+        return self.decay != "inverse_sqrt"
+
+    def scale(self, step: int, max_steps: int) -> float:
+        """Return the learning rate as a fraction of the peak.
+
+        Args:
+            step: the step, counted from 0.
+            max_steps: the total number of steps.
+        """
+        if step < self.warmup_steps:
+            risen = (step + 1) / self.warmup_steps
+            return 1 - 0.96 * _half_cosine(risen) if self.decay == "one_cycle" else risen
+        if self.decay == "inverse_sqrt":
+            return math.sqrt(max(1, self.warmup_steps) / max(1, step))
+        progress = min(1.0, (step - self.warmup_steps) / (max_steps - self.warmup_steps))
+        return 1 - progress if self.decay == "linear" else _half_cosine(progress)
+
+    def scheduler(self, optimizer: Optimizer, max_steps: int) -> LambdaLR:
+        """Return the scheduler of an optimizer for a run of max_steps steps."""
+        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up
+        return LambdaLR(optimizer, lambda step: self.scale(step, max_steps))
+
+
+def _half_cosine(progress: float) -> float:
+    """Return half a cosine, from 1 at progress 0 to 0 at progress 1."""
+    return 0.5 * (1 + math.cos(math.pi * progress))

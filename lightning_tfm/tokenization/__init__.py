@@ -1,0 +1,26 @@
+"""Tokenizers, which map texts to ids and back."""
+
+from lightning_tfm.tokenization.subwords import SubwordTokenizer, read_tokenizer
+from lightning_tfm.tokenization.symbols import SymbolTokenizer
+from lightning_tfm.tokenization.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, UNKNOWN, UNKNOWN_ID, Ids, Tokenizer
+from lightning_tfm.tokenization.training import build_vocab, tokenizer_from_dict, train_tokenizer, train_word_tokenizer
+from lightning_tfm.tokenization.words import WordTokenizer
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "NUM_SPECIAL",
+    "PAD",
+    "UNKNOWN",
+    "UNKNOWN_ID",
+    "Ids",
+    "SubwordTokenizer",
+    "SymbolTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "build_vocab",
+    "read_tokenizer",
+    "tokenizer_from_dict",
+    "train_tokenizer",
+    "train_word_tokenizer",
+]

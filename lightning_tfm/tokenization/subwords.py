@@ -1,0 +1,62 @@
+"""Tokenizer of byte-level subwords."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_special
+
+
+class SubwordTokenizer(Tokenizer):
+    """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), which can write any text.
+
+    Its ids are the ids of the model plus NUM_SPECIAL.
+
+    Args:
+        model: a Hugging Face tokenizer as JSON, the content of a `tokenizer.json`.
+    """
+
+    unknown_id, is_word_based = None, True
+
+    def __init__(self, model: str) -> None:
+        from tokenizers import Tokenizer as Model
+
+        self.model = Model.from_str(model)
+        self.model.no_truncation()  # a loaded tokenizer may be configured for the inputs of one model
+        self.model.no_padding()
+        self.vocab_size = NUM_SPECIAL + self.model.get_vocab_size()
+
+    def split(self, text: str) -> list[str]:
+        return [text[begin:end] for begin, end in self.model.encode(text, add_special_tokens=False).offsets]
+
+    def encode(self, text: str) -> list[int]:
+        return [id + NUM_SPECIAL for id in self.model.encode(text, add_special_tokens=False).ids]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode several sources on all cores."""
+        encodings = self.model.encode_batch(texts, add_special_tokens=False)
+        return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
+
+    def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.encode_all(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.model.decode([id - NUM_SPECIAL for id in strip_special(ids)]).removeprefix(" ")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "subwords", "model": self.model.to_str()}
+
+
+def read_tokenizer(path: Path) -> SubwordTokenizer:
+    """Load the tokenizer of a Hugging Face tokenizer.json.
+
+    Raises:
+        UserError: if the file cannot be read as one.
+    """
+    try:
+        return SubwordTokenizer(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{str(path)!r} must be a Hugging Face tokenizer.json, but is not: {error}") from None

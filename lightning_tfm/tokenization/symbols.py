@@ -1,0 +1,88 @@
+"""Tokenizer of characters or of words between separators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, UNKNOWN, Tokenizer, strip_special
+
+
+class SymbolTokenizer(Tokenizer):
+    """Tokenizer with a fixed vocabulary of symbols: characters, or the strings between separators.
+
+    Args:
+        symbols: the distinct symbols, in the order of their ids; the first has id 3. UNKNOWN, as the first symbol,
+            stands for all symbols outside the vocabulary; without it, they raise an error.
+        separator: separator of the symbols of a text: `""` for characters, `" "` for words.
+        target_separator: separator of the symbols of a target; None for `separator`.
+        feature_separator: separator of the features that may follow a source after a tab and become symbols in
+            brackets; None if there are no features.
+
+    Raises:
+        ValueError: if symbols are not distinct.
+    """
+
+    def __init__(
+        self,
+        symbols: Iterable[str],
+        separator: str = "",
+        target_separator: str | None = None,
+        feature_separator: str | None = None,
+    ) -> None:
+        self.symbols = tuple(symbols)
+        self.separator = separator
+        self.target_separator = separator if target_separator is None else target_separator
+        self.feature_separator = feature_separator
+        self._ids = {symbol: id for id, symbol in enumerate(self.symbols, start=NUM_SPECIAL)}
+        if len(self._ids) != len(self.symbols):
+            raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
+        self.vocab_size = NUM_SPECIAL + len(self.symbols)
+        self.unknown_id = self._ids.get(UNKNOWN)
+        self.is_word_based = self.target_separator != "" or " " in self._ids
+
+    def split(self, text: str) -> list[str]:
+        if self.feature_separator is None:
+            return split_symbols(text, self.separator)
+        text, _, features = text.partition("\t")
+        symbols = split_symbols(features, self.feature_separator) if features else []
+        return split_symbols(text, self.separator) + [f"[{feature}]" for feature in symbols]
+
+    def split_target(self, text: str) -> list[str]:
+        return split_symbols(text, self.target_separator)
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text, self.split(text))
+
+    def encode_target(self, text: str) -> list[int]:
+        return self._encode(text, self.split_target(text))
+
+    def _encode(self, text: str, symbols: list[str]) -> list[int]:
+        if self.unknown_id is not None:
+            return [self._ids.get(symbol, self.unknown_id) for symbol in symbols]
+        try:
+            return [self._ids[symbol] for symbol in symbols]
+        except KeyError as error:
+            symbol = error.args[0]
+            kind = "word" if self.separator else "character"
+            position = symbols.index(symbol) + 1
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {shown!r})") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))
+
+    def to_dict(self) -> dict[str, Any]:
+        separators = {"separator": self.separator, "target_separator": self.target_separator}
+        return {
+            "type": "symbols",
+            "symbols": list(self.symbols),
+            **separators,
+            "feature_separator": self.feature_separator,
+        }
+
+
+def split_symbols(text: str, separator: str) -> list[str]:
+    """Split a text at a separator; `""` splits into characters, a whitespace separator at any whitespace."""
+    return list(text) if separator == "" else text.split(None if separator.isspace() else separator)

@@ -1,0 +1,82 @@
+"""Base class of tokenizers, and the special ids."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+PAD, BOS, EOS = 0, 1, 2
+"""Ids of padding, beginning of sequence and end of sequence, the same in every vocabulary."""
+
+NUM_SPECIAL = 3
+"""Number of special ids; the ids of symbols follow them."""
+
+Ids = list[int] | list[tuple[int, ...]]
+"""Ids of a text: one id per token, or a tuple per token for tokenizers with several ids per token."""
+
+UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
+"""Symbol for unknown symbols, the first of a vocabulary that accepts them, and its id."""
+
+
+class Tokenizer(ABC):
+    """Base class of tokenizers, which map texts to ids, without BOS and EOS, and back.
+
+    Attributes:
+        vocab_size: number of ids, including PAD, BOS and EOS.
+        ids_per_token: number of ids per token of a source.
+        unknown_id: id of all symbols outside the vocabulary; None if they raise an error or do not exist.
+        is_word_based: whether targets consist of words, so that word-level metrics (BLEU) are meaningful.
+    """
+
+    vocab_size: int
+    ids_per_token = 1
+    unknown_id: int | None
+    is_word_based: bool
+
+    @abstractmethod
+    def split(self, text: str) -> list[str]:
+        """Split a source into the symbols that its ids stand for, including symbols outside the vocabulary."""
+
+    @abstractmethod
+    def encode(self, text: str) -> Ids:
+        """Encode a source.
+
+        Raises:
+            UserError: if a symbol is outside the vocabulary and the tokenizer has no unknown id; the message names the
+                symbol and its position, counted from 1.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode the ids of a target, without PAD and BOS, up to EOS."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint, from which `tokenizer_from_dict` restores the tokenizer."""
+
+    def split_target(self, text: str) -> list[str]:
+        """Split a target into the symbols that its ids stand for."""
+        return self.split(text)
+
+    def encode_target(self, text: str) -> list[int]:
+        """Encode a target.
+
+        Raises:
+            UserError: see `encode`.
+        """
+        return self.encode(text)
+
+    def encode_all(self, texts: Sequence[str]) -> list[Ids]:
+        """Encode several sources."""
+        return [self.encode(text) for text in texts]
+
+    def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode several targets."""
+        return [self.encode_target(text) for text in texts]
+
+
+def strip_special(ids: Iterable[int]) -> list[int]:
+    """Return the ids before the first EOS, without special ids."""
+    return [id for id in itertools.takewhile(lambda id: id != EOS, ids) if id >= NUM_SPECIAL]

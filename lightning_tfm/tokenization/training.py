@@ -1,0 +1,98 @@
+"""Functions that train a tokenizer on texts and restore it from a checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.tokenization.subwords import SubwordTokenizer
+from lightning_tfm.tokenization.symbols import SymbolTokenizer, split_symbols
+from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, UNKNOWN, Tokenizer
+from lightning_tfm.tokenization.words import WordTokenizer
+
+
+def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
+    """Train a tokenizer on texts; its vocabulary holds the most frequent tokens.
+
+    Args:
+        texts: the texts.
+        tokens: "character", "word" (between spaces) or "subword".
+        vocab_size: maximum number of ids.
+
+    Raises:
+        UserError: if vocab_size is below the minimum for these tokens.
+    """
+    if tokens == "subword":
+        return _train_subwords(texts, vocab_size)
+    separator = {"character": "", "word": " "}[tokens]
+    symbols = (symbol for text in texts for symbol in split_symbols(text, separator))
+    return SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], separator)
+
+
+def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
+    """Train a tokenizer of lower-case words on texts; its vocabulary holds the most frequent words.
+
+    Args:
+        texts: the texts.
+        vocab_size: maximum number of ids, n-grams not included.
+        num_ngrams: number of additional ids for n-grams.
+
+    Raises:
+        UserError: if vocab_size is below its minimum.
+    """
+    split = WordTokenizer(()).split
+    return WordTokenizer(build_vocab((word for text in texts for word in split(text)), vocab_size), num_ngrams)
+
+
+def build_vocab(symbols: Iterable[str], vocab_size: int) -> list[str]:
+    """Return the most frequent symbols in descending order, as many as fit beside PAD, BOS, EOS and UNKNOWN.
+
+    Args:
+        symbols: all occurrences of symbols.
+        vocab_size: maximum number of ids, including these four.
+
+    Raises:
+        UserError: if no symbol fits.
+    """
+    if vocab_size <= NUM_SPECIAL + 1:
+        raise UserError(
+            f"vocab_size must be above {NUM_SPECIAL + 1}, the number of special ids (padding, begin, end and unknown), "
+            f"but is {vocab_size}; try 1000"
+        )
+    counts = Counter(symbols)
+    counts.pop(UNKNOWN, None)
+    ordered = sorted(counts.items(), key=lambda count: (-count[1], count[0]))
+    return [symbol for symbol, _ in ordered[: vocab_size - NUM_SPECIAL - 1]]
+
+
+def _train_subwords(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+    """Train a byte-pair encoding, which merges the most frequent pairs until there are vocab_size ids."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < NUM_SPECIAL + len(alphabet):
+        raise UserError(
+            f"vocab_size must be at least {NUM_SPECIAL + len(alphabet)}, since every byte has an id, "
+            f"but is {vocab_size}; try 6000"
+        )
+    model = Model(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - NUM_SPECIAL, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    model.train_from_iterator(texts, trainer)
+    return SubwordTokenizer(model.to_str())
+
+
+TYPES: dict[str, type[Tokenizer]] = {"symbols": SymbolTokenizer, "words": WordTokenizer, "subwords": SubwordTokenizer}
+"""Tokenizer classes by the `type` entry of `Tokenizer.to_dict`."""
+
+
+def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer described by the values of `Tokenizer.to_dict`."""
+    settings = {name: value for name, value in values.items() if name != "type"}
+    return TYPES[values["type"]](**settings)

@@ -1,0 +1,82 @@
+"""Tokenizer of words and punctuation marks, with character n-grams."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lightning_tfm.tokenization.tokenizer import PAD, UNKNOWN, UNKNOWN_ID, Ids, Tokenizer, strip_special
+
+
+class WordTokenizer(Tokenizer):
+    """Tokenizer of lower-case words and punctuation marks, for texts that a model reads but does not write.
+
+    Combining marks, and the joiners of Indic and Persian words and of emoji, belong to the character before them, so
+    that words of all scripts stay whole.
+
+    With n-grams, a word has several ids, whether or not the vocabulary contains it: its own, and those of its first
+    MAX_NGRAMS character n-grams of the lengths NGRAMS, padded with PAD. An unknown word thus shares n-grams with known
+    words, as `unwatchable` shares `watch` (Bojanowski et al. 2017, 3.2).
+
+    Args:
+        words: the vocabulary; other words are unknown.
+        num_ngrams: number of ids that n-grams share by their hashes; 0 for no n-grams.
+    """
+
+    unknown_id, is_word_based = UNKNOWN_ID, True
+
+    NGRAMS, MAX_NGRAMS = (3, 4, 5), 32
+
+    def __init__(self, words: Iterable[str], num_ngrams: int = 0) -> None:
+        self.words = tuple(words)
+        self.num_ngrams = num_ngrams
+        self._ids = {word: id for id, word in enumerate(self.words, start=UNKNOWN_ID + 1)}
+        self._first_ngram = UNKNOWN_ID + 1 + len(self.words)
+        self.vocab_size = self._first_ngram + num_ngrams
+        self.ids_per_token = 1 + self.MAX_NGRAMS if num_ngrams else 1
+        self._spelled: dict[str, tuple[int, ...]] = {}  # cached results of `_spell`
+
+    def split(self, text: str) -> list[str]:
+        return _word_pattern().findall(re.sub(r"<br\s*/?>", " ", text).lower())
+
+    def encode(self, text: str) -> Ids:
+        words = self.split(text)
+        if not self.num_ngrams:
+            return [self._ids.get(word, UNKNOWN_ID) for word in words]
+        for word in words:
+            if word not in self._spelled:
+                self._spelled[word] = self._spell(word)
+        return [self._spelled[word] for word in words]
+
+    def _spell(self, word: str) -> tuple[int, ...]:
+        """Return the ids of a word and of its n-grams, with `<` and `>` around the word."""
+        marked = f"<{word}>"
+        ngrams = [marked[i : i + n] for n in self.NGRAMS for i in range(len(marked) - n + 1)][: self.MAX_NGRAMS]
+        ids = [self._first_ngram + zlib.crc32(ngram.encode()) % self.num_ngrams for ngram in ngrams]
+        return self._ids.get(word, UNKNOWN_ID), *ids, *[PAD] * (self.MAX_NGRAMS - len(ids))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join((UNKNOWN, *self.words)[id - UNKNOWN_ID] for id in strip_special(ids))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "words", "words": list(self.words), "num_ngrams": self.num_ngrams}
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word or of another symbol.
+
+    Python's `\\w` excludes Unicode marks (categories Mn, Mc and Me). These, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
+    and the skin tones of emoji extend the character before them.
+    """
+    planes = itertools.chain(range(0x300, 0x20000), range(0xE0000, 0xE1000))  # no other code points are marks
+    marks = [code for code in planes if unicodedata.category(chr(code)).startswith("M")]
+    runs = [[*run] for _, run in itertools.groupby(enumerate(marks), lambda mark: mark[1] - mark[0])]
+    ranges = "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+    extend = rf"(?:(?=[^\0-\u02ff])[{ranges}\u200c\u200d\U0001f3fb-\U0001f3ff])"  # lookahead: fast on Latin text
+    return re.compile(rf"[\w']+(?:{extend}+[\w']*)*|[^\w\s]{extend}*(?:(?<=\u200d)[^\w\s]{extend}*)*")
