@@ -12,7 +12,7 @@ import torch
 import wandb
 
 from datamodules import Copy, Date, ToyTranslation
-from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Network, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from runs import fit, run
 
@@ -26,6 +26,7 @@ NETWORKS = {
     "gpt": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
     "gpt_no_bias": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, bias=False),
     "gpt_rotary": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="rotary"),
+    "linear_transformer": lambda: LinearTransformer(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
     "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
 }
 DATA = {

@@ -261,6 +261,8 @@ TASKS = {
     "translation_attention_lstm": ("Seq2SeqModule", "AttentionLSTM", {"d_model": 16}),
     "spelling_gpt": ("Seq2SeqModule", "GPT", SMALL),
     "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16, "positions": "rotary"}),
+    "text_linear_transformer": ("LanguageModel", "LinearTransformer", SMALL | {"max_length": 16}),
+    "masked_encoder": ("MaskedLanguageModel", "MaskedEncoder", SMALL | {"max_length": 16}),
     "reviews_classifier": (
         "Classifier",
         "EncoderClassifier",
@@ -292,9 +294,10 @@ def write_task(name, folder):
             "Tsv",
             files | {"target_separator": " ", "max_source_length": 16, "max_target_length": 16, "batch_size": 20},
         )
-    elif name.startswith("text"):
+    elif name.startswith(("text", "masked")):
         (folder / "text.txt").write_text(TEXT)
         data = "Text", {"path": str(folder / "text.txt"), "max_length": 16, "batch_size": 8}
+        own = {"mask_fraction": 0.5} if name.startswith("masked") else {}
     else:
         table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
         data = "Sentiment", {"train": [table], "num_ngrams": 50, "max_length": 16, "batch_size": 20}

@@ -52,12 +52,14 @@ def metrics_of(folder):
 def test_it_learns_and_says_what_it_reached(trained, task):
     rows = list(csv.DictReader((trained / "metrics.csv").read_text().splitlines()))
     losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
-    assert losses[-1] < 0.9 * losses[0]
+    # In so few steps, a masked language model learns only how frequent each character is.
+    assert losses[-1] < (0.99 if task.startswith("masked") else 0.9) * losses[0]
     assert all(float(row["tokens_per_second"]) > 0 for row in rows if row["tokens_per_second"])
     expected = {
         "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf"},
         "spelling": {"loss", "perplexity", "token_accuracy", "exact_match"},
         "text": {"loss", "loss_per_character", "perplexity"},
+        "masked": {"loss", "perplexity", "accuracy"},
         "reviews": {"loss", "accuracy", "f1"},
     }
     summary = metrics_of(trained)
@@ -148,7 +150,9 @@ def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
     network, ids = module.network, module.tokenizer.encode("ein Hund")
     symbols = [module.tokenizer.decode([number]) for number in ids]
     found = module.attention({"ids": ids})
-    assert [look.layer for look in found] == [f"layers.{i}.self_attention" for i in range(len(network.layers))]
+    assert [look.layer for look in found] == [
+        name for name, layer in network.named_modules() if isinstance(layer, Attention)
+    ]
     for look in found:
         assert look.queries == look.keys == symbols
         assert look.weights.triu(1).eq(0).all()
@@ -163,6 +167,7 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
         "translation": ["der Hund schläft", "ein Kind"],
         "spelling": ["abc", "e"],
         "text": ["der", "ein Hu"],
+        "masked": ["de[MASK] Hund", "[MASK]"],
         "reviews": ["GREAT! film", "the plot is Awful"],
     }[task.partition("_")[0]]
     checkpoint = trained / "checkpoints/best.ckpt"
@@ -197,7 +202,7 @@ def encoded(checkpoint, text):
 
 
 def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_path, capsys):
-    asked = "schl\u00e4ft \ud55c"
+    asked = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
     checkpoint, told = trained / "checkpoints/best.ckpt", []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, asked)
@@ -212,10 +217,10 @@ def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_p
 def test_a_blank_line_is_explained(task, trained, monkeypatch, tmp_path, capsys):
     """A language model continues whatever stands in a line, blanks included; the other tasks have no question there."""
     blanks = [b"", b"\r"] if task.startswith("text") else [b"", b"\r", b"  ", b"\t", " \t\u3000".encode()]
-    question = b"the film" if task.startswith("reviews") else b"e"
+    question = {"reviews": b"the film", "masked": b"e[MASK]"}.get(task.partition("_")[0], b"e")
     (tmp_path / "asked").write_bytes(b"\n".join([question, *blanks, question]) + b"\n")
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers", "--max-tokens=3"]
-    files = files[:-1] if task.startswith("reviews") else files
+    files = files[:-1] if task.startswith(("reviews", "masked")) else files
     assert in_process(monkeypatch, "generate", trained / "checkpoints/best.ckpt", *files) == 1
     notes = [f"lightning-tfm: line {number}: it is empty" for number, _ in enumerate(blanks, start=2)]
     assert [line for line in capsys.readouterr().err.splitlines() if "unknown" not in line] == notes
@@ -305,7 +310,7 @@ def test_the_report_shows_it(task, trained, monkeypatch, tmp_path, capsys):
     assert "val/loss" in html
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
     assert shown["attention"]
-    if task.startswith("text"):
+    if task.startswith(("text", "masked")):
         assert shown["attention"][0]["title"][:30] in TEXT
     else:
         assert lines_of(trained)[0]["source"][:5] in html

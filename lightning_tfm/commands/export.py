@@ -76,8 +76,12 @@ def _parse(arguments: list[str]) -> Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
-    parser.add_argument("--format", choices=sorted(FILES), default="safetensors", help="default: safetensors")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: beside the checkpoint")
+    parser.add_argument(
+        "--format", choices=sorted(FILES), default="safetensors", help="format of the export (default: safetensors)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="folder to write (default: beside the checkpoint)"
+    )
     parser.add_trust_package()
     return parser.parse_args(arguments)
 
@@ -135,8 +139,8 @@ def _exported(module: TaskModule) -> torch.export.ExportedProgram:
     """
     if not module.network.is_traceable:
         raise UserError(
-            f"--format must be safetensors for {type(module.network).__name__}, whose decoder loops over its steps: "
-            "torch would trace one number of them"
+            f"--format must be safetensors for {type(module.network).__name__}, whose forward loops over the tokens: "
+            "torch would trace a single length"
         )
     inputs = example_inputs(module, 2, min(5, _longest(module)))
     rows = torch.export.Dim("rows", min=1)

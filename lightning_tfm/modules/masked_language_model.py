@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
@@ -43,6 +44,7 @@ class MaskedLanguageModel(TaskModule):
         mask_fraction: the fraction of tokens that are masked.
     """
 
+    network: MaskedEncoder
     datamodule_class = TextDataModule
     step_arguments = ("mask_fraction",)
 
@@ -95,7 +97,7 @@ class MaskedLanguageModel(TaskModule):
         source, target = self._masked(text, torch.stack(draws, dim=1).to(text.device))
         logits, tokens = self.network(source), (target != PAD).sum()
         nll = token_nll(logits, target)
-        metrics = self.metrics[prefix]
+        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
         metrics["loss"].update(nll, tokens)
         metrics["perplexity"].update(nll, tokens)
         metrics["accuracy"].update(((logits.argmax(-1) == target) & (target != PAD)).sum(), tokens)
@@ -112,14 +114,14 @@ class MaskedLanguageModel(TaskModule):
         self._evaluate(batch, "test")
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        parts = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
-        if len(parts) == 1:
+        if not line.strip():
+            raise UserError("it is empty")
+        first, *rest = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
+        if not rest:
             raise UserError(f"it must have a masked token, written as {MASK_SYMBOL}, but has none")
-        ids = parts[0]
-        for part in parts[1:]:
-            ids = [*ids, MASK, *part]
+        ids = first + [number for part in rest for number in (MASK, *part)]
         self.network.check_lengths(len(ids))
-        return ids, ""
+        return ids, self.unknown_note(ids)
 
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         """Return each text with the most probable tokens at its masks."""

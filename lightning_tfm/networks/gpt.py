@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,8 @@ class GPT(CausalNetwork):
         text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which lack them.
         positions: "learned" vectors, as in GPT-2, or "rotary" (Su et al. 2021), which encode distances.
     """
+
+    special_bias: Tensor | None
 
     def __init__(
         self,
@@ -90,12 +93,12 @@ class GPT(CausalNetwork):
         self.norm = nn.LayerNorm(d_model, bias=bias)
         self.head = Linear(d_model, vocab_size, bias=False)
         self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
-        bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
-        self.register_buffer("special_bias", bias, persistent=False)
+        special_bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
+        self.register_buffer("special_bias", special_bias, persistent=False)
         self.apply(self._initialise)
         # Scaled so that the residual sum of 2 x num_layers sub-layers keeps its variance (GPT-2, 2.3).
-        for layer in self.layers:
-            for last in (layer.self_attention.out_proj, layer.feed_forward[2]):
+        for layer in cast(Iterable[TransformerLayer], self.layers):
+            for last in (layer.self_attention.out_proj, cast(Linear, layer.feed_forward[2])):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
 
     @staticmethod
@@ -143,7 +146,7 @@ class GPT(CausalNetwork):
         )
         theirs = model.transformer
 
-        def copy(ours: nn.Module, their: nn.Module, transposed: bool = False) -> None:
+        def copy(ours: Any, their: Any, transposed: bool = False) -> None:
             ours.weight.copy_(their.weight.T if transposed else their.weight)
             if getattr(ours, "bias", None) is not None:
                 ours.bias.copy_(their.bias)
@@ -152,7 +155,7 @@ class GPT(CausalNetwork):
             gpt.embedding.weight[num_special:] = theirs.wte.weight
             copy(gpt.positions, theirs.wpe)
             copy(gpt.norm, theirs.ln_f)
-            for layer, block in zip(gpt.layers, theirs.h, strict=True):
+            for layer, block in zip(cast(Iterable[TransformerLayer], gpt.layers), cast(Any, theirs.h), strict=True):
                 copy(layer.add_self.norm, block.ln_1)
                 copy(layer.add_feed_forward.norm, block.ln_2)
                 # Conv1D in Hugging Face, with weights (in, out)
@@ -190,12 +193,6 @@ class GPT(CausalNetwork):
             x, _ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
         return self._logits(x[:, S:])  # (B, T, V)
 
-    def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""
-        S = source.size(1)
-        parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
-        return {name: part / part.sum(-1, keepdim=True).clamp(min=1e-9) for name, part in parts.items()}
-
     def encode(self, source: Tensor) -> State:
         S = source.size(1)
         self.check_lengths(S, 0)
@@ -232,7 +229,10 @@ class GPT(CausalNetwork):
             model_type = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("model_type")
             if model_type != "gpt2":
                 raise ValueError(f"it holds a model of type {model_type}")
-            model, loaded = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+            model, loaded = cast(
+                tuple[GPT2LMHeadModel, dict[str, Any]],
+                GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True),
+            )
             if loaded["missing_keys"]:  # transformers would initialize them at random
                 raise ValueError(f"it lacks {sorted(loaded['missing_keys'])[0]}")
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers import AddNorm, Attention, Dropout, FeedForward, Linear, check_num_heads, split_heads
 from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
 from lightning_tfm.tokenization import PAD
@@ -32,8 +33,10 @@ class LinearAttention(Attention):
 
     def _project(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return phi(q), phi(k) and v, (B, H, T, D/H) each; phi(k) is 0 at padding."""
-        query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
-        return F.elu(query) + 1, (F.elu(key) + 1) * real[:, None, :, None], value
+        query, key, value = self.qkv_proj(x).chunk(3, dim=-1)
+        features = F.elu(query) + 1, (F.elu(key) + 1) * real.unsqueeze(-1), value  # (B, T, D) each
+        query, key, value = (split_heads(part, 1, self.num_heads)[0] for part in features)
+        return query, key, value
 
     def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Attend from each token to itself and those before it.
@@ -56,15 +59,20 @@ class LinearAttention(Attention):
             weights = (q @ k.transpose(-2, -1)).tril()  # (B, H, C, C)
             total = weights.sum(-1) + (q @ keys.unsqueeze(-1)).squeeze(-1)
             context = weights @ v + q @ key_values
-            contexts.append(context / total.clamp(min=1e-6).unsqueeze(-1))
+            context = context / total.clamp(min=1e-6).unsqueeze(-1)  # (B, H, C, D/H)
+            contexts.append(context.transpose(1, 2).flatten(2))  # (B, C, D)
             key_values = key_values + k.transpose(-2, -1) @ v
             keys = keys + k.sum(2)
-        context = torch.cat(contexts, dim=2) if contexts else value
-        return self.out_proj(context.transpose(1, 2).flatten(2)), (key_values, keys)
+        return self.out_proj(torch.cat(contexts, dim=1)), (key_values, keys)
 
     def weights(self, x: Tensor, real: Tensor, state: State | None = None) -> Tensor:
-        """Return the weights (B, H, T, T) of a call without a state, which no longer holds single keys."""
-        assert state is None
+        """Return the weights (B, H, T, T) of a call without a state.
+
+        Raises:
+            UserError: if there is a state, which holds sums over the earlier keys, and not the keys.
+        """
+        if state is not None:
+            raise UserError("attention weights of linear attention can be recorded in forward, not in decode_step")
         query, key, _ = self._project(x, real)
         weights = (query @ key.transpose(-2, -1)).tril()
         return weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
@@ -99,6 +107,8 @@ class LinearTransformer(CausalNetwork):
         max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
             null.
     """
+
+    is_traceable = False  # forward is a Python loop over chunks
 
     def __init__(
         self,

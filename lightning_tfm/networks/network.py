@@ -12,7 +12,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Attention
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
-State = Tensor | tuple["State", ...]
+State = Tensor | tuple[Any, ...]
 """State of a decoder between two steps: nested tuples of tensors whose first dimension is the batch."""
 
 
@@ -218,3 +218,9 @@ class CausalNetwork(Seq2SeqNetwork):
 
     def max_target_length(self, target_length: int) -> int | None:
         return target_length
+
+    def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
+        """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""
+        S = source.size(1)
+        parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
+        return {name: part / part.sum(-1, keepdim=True).clamp(min=1e-9) for name, part in parts.items()}
