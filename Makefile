@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all test-browser reproduce bench lint
+.PHONY: install train test test-all test-browser reproduce bench lint docs
 
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint,docs]'
 	@touch $@
 
 # Trains on dates as people write them, then answers three of them.
@@ -46,3 +46,8 @@ $(INSTALLED)-bench: $(INSTALLED)
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# The documentation, in docs/_build/html. A warning is an error.
+docs: install
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from operator import attrgetter
+from typing import Any, cast
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import DateTimeFormat, DateTimePattern, get_date_format, parse_pattern
@@ -80,7 +81,7 @@ class Date(GeneratedDataModule):
             except (UnknownLocaleError, ValueError):
                 raise UserError(f"locales must be known to babel, but {name!r} is not; try en or de_AT") from None
             for format in FORMATS:
-                pattern = get_date_format(format, locale) if format.isalpha() else parse_pattern(format)
+                pattern = get_date_format(cast(Any, format), locale) if format.isalpha() else parse_pattern(format)
                 category = format if len(locales) == 1 else f"{name} {format}"
                 self.patterns.append(Pattern(pattern, locale, category))
         if not 1000 <= first_year <= last_year <= 9998 or last_year - first_year >= 99:
@@ -150,7 +151,8 @@ class Pattern:
 
     def __init__(self, pattern: DateTimePattern, locale: Locale, category: str) -> None:
         # Literal text and fields alternate: text, field, text, ..., text.
-        self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", pattern.format)]
+        format = cast(str, pattern.format)  # babel declares another type
+        self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", format)]
         self.locale = locale
         self.category = category
         self._said: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow

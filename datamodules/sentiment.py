@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import IO, Literal, cast
 
 from lightning_tfm.data import (
     Download,
@@ -161,7 +161,7 @@ def shared_out(texts: list[Pair], splits: Set[str], val_fraction: float, test_fr
     Raises:
         UserError: if a split would be empty.
     """
-    parts: dict[str, list[Pair]] = {"train": []} | {split: [] for split in splits}
+    parts: dict[str, list[Pair]] = {split: [] for split in ("train", *splits)}
     for text in texts:
         u = stable_hash(f"test {text.source}") / 2**64
         split = "test" if u < test_fraction else "val" if u < test_fraction + val_fraction else "train"
@@ -313,7 +313,7 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
     try:
         with tarfile.open(archive) as tar:
             files = {
-                member.name: tar.extractfile(member).read() if member.isreg() else None
+                member.name: cast(IO[bytes], tar.extractfile(member)).read() if member.isreg() else None
                 for member in tar
                 if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }

@@ -202,7 +202,8 @@ class ToyTranslation(GeneratedDataModule):
 
 def spelled_plainly(german: str) -> str:
     """Return a text without capitals and umlauts: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
-    return german.lower().translate(str.maketrans({"ä": "a", "ö": "o", "ü": "u", "ß": "ss"}))
+    plain: dict[str, str | int | None] = {"ä": "a", "ö": "o", "ü": "u", "ß": "ss"}
+    return german.lower().translate(str.maketrans(plain))
 
 
 def original_sentences() -> list[Pair]:
@@ -236,7 +237,7 @@ def _noun_phrase(
     Returns:
         The German words, the English words, and whether the noun is plural.
     """
-    of_determiner, of_adjective, of_noun = meanings
+    of_determiner, of_adjective, of_noun = tuple(meanings)
     noun = draw.choice([noun for noun in NOUNS if noun.kind in kinds])
     plural = noun.german_plural != "" and draw.random() < 0.3
     german: Words = []

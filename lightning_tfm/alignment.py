@@ -45,6 +45,13 @@ class AlignmentScore(Metric):
     """
 
     full_state_update = False
+    right: Tensor
+    surely_right: Tensor
+    found: Tensor
+    sure: Tensor
+    linked: Tensor
+    symbols: Tensor
+    entropies: Tensor
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

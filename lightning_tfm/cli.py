@@ -17,7 +17,7 @@ from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.callbacks import WeightAveraging as AnyAveraging
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -55,7 +55,7 @@ CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.Wandb
 class ConfigFile(ActionConfigFile):
     """The `--config` option: reports mistakes in a YAML file by file and line."""
 
-    def __call__(self, parser: LightningArgumentParser, cfg: Namespace, values: str, option_string: str | None = None):
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
             values = str(find_experiment(values))
         if os.path.isfile(values):  # a pipe could not be read twice
@@ -98,7 +98,7 @@ class TfmCLI(LightningCLI):
             help=TRUST_HELP,
         )
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
             super().parse_arguments(parser, args)
         except (ArgumentError, TypeError, ValueError) as error:
@@ -213,7 +213,7 @@ class TfmCLI(LightningCLI):
         self.datamodule.training_batches(0, self.trainer.world_size)
         if path is None:
             self.model.load_pretrained()
-        if not isinstance(logger, CSVLogger) or rank_zero_only.rank:
+        if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
         self.lock = lock_run(Path(logger.log_dir))  # held until the command ends
         reopen_metrics(logger, None if path is None else read(path)["global_step"])

@@ -25,7 +25,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # as on the command line
+# As on the command line.
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # type: ignore[type-var]  # unbound
 
 
 def read_yaml(path: Path, setting: str) -> dict[str, Any]:
@@ -64,6 +65,9 @@ def _located(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     """Return the line of an error, from 1, and a description of the problem."""
     if isinstance(error, yaml.reader.ReaderError):
         return text.count("\n", 0, error.position) + 1, f"it has a character {chr(error.character)!r}; delete that"
+    assert isinstance(error, yaml.MarkedYAMLError)  # PyYAML raises no others
+    assert error.problem_mark is not None
+    assert error.problem is not None
     line, problem = error.problem_mark.line, error.problem
     if error.context is not None:
         begun = error.context_mark.line if error.context_mark else line

@@ -40,8 +40,8 @@ def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> Non
         if name.startswith("test/") and not is_per_category(name):  # shown by the report
             table.add_row(name.removeprefix("test/"), f"{value:.4f}")
     console.print(table)
-    lines = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    lines = [line for name, _, line in lines if name == "test"]
+    tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
+    lines = [line for name, _, line in tested if name == "test"]
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:ANSWERS]:
         console.print(Text.assemble("right  ", _short(line["source"]), " → ", (line["prediction"], "green")))

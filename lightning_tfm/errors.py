@@ -172,7 +172,7 @@ def _mismatch(text: str) -> str | None:
         )
         if value is None and indentation >= depth:  # otherwise, the value of a setting above
             value = re.search(r"Given value: (.*)$", line)
-        if kinds and value:
+        if kinds and value and value.lastindex:
             return f"must be {' or '.join(kinds)}, but is {value[value.lastindex] or 'empty'}"
     return None
 
@@ -228,7 +228,7 @@ def _nearest(name: str, names: list[str]) -> str:
 def _type_of(owner: type, argument: str) -> Any:
     """Return the type of a constructor's argument; None if it has none, or one that only type checkers can import."""
     try:
-        return get_type_hints(owner.__init__).get(argument)
+        return get_type_hints(owner.__init__).get(argument)  # type: ignore[misc]  # only its annotations are read
     except NameError:
         return None
 

@@ -62,7 +62,7 @@ def _import_class(
         trust_packages: the packages that are trusted.
     """
     name = str(name)
-    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in map(vars(package).get, package.__all__)}
+    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in map(vars(package).__getitem__, package.__all__)}
     cls = known.get(name) or import_trusted(name, trust_packages, f"the checkpoint {str(path)!r}")
     if not (inspect.isclass(cls) and issubclass(cls, base)) or inspect.isabstract(cls):
         raise UserError(f"{str(path)!r} must name a class that derives from {base.__name__}, but names {name!r}")

@@ -44,6 +44,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         settings: further arguments of Lightning's WandbLogger, except `log_model`.
     """
 
+    _experiment: Any
+
     def __init__(self, log_best: bool = False, **settings: Any) -> None:
         if settings.get("log_model"):
             raise UserError("log_model must be false, but is true; log_best keeps the best checkpoint")
@@ -55,7 +57,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @property
     def experiment(self) -> Any:
         """Return the run of W&B; a dummy in all processes but the first, and if W&B fails to start."""
-        if self._experiment is None and rank_zero_only.rank == 0:
+        if self._experiment is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
             for mode in (self._mode, lambda: "offline"):
                 try:
                     import wandb
@@ -122,11 +124,13 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             _warn(f"has what was logged so far; upload it with: wandb sync {pattern}")
 
     @rank_zero_only
-    def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
+    def log_table(  # type: ignore[override]  # without data frames, as MediaLogger
+        self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None
+    ) -> None:
         self._try(partial(super().log_table, step=step), key, columns, data)
 
     @rank_zero_only
-    def log_image(self, key: str, images: list[Any], step: int | None = None, **settings: list[Any]) -> None:
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **settings: Any) -> None:
         self._try(partial(super().log_image, step=step, **settings), key, images)
 
     @rank_zero_only
@@ -231,5 +235,5 @@ def _answers(address: str) -> bool:
 
 
 def _warn(text: str) -> None:
-    if rank_zero_only.rank == 0:
+    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
         print(f"lightning-tfm: W&B {text}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,8 @@ class Mean(Metric):
     """
 
     full_state_update = False
+    total: Tensor
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,11 +117,12 @@ class SequenceMetrics(nn.ModuleDict):
         """
         tokens = (batch.target_out != PAD).sum()
         nll = token_nll(logits, batch.target_out)
-        self["loss"].update(nll, tokens)
-        self["perplexity"].update(nll, tokens)
+        metrics = cast(Mapping[str, Metric], self)
+        metrics["loss"].update(nll, tokens)
+        metrics["perplexity"].update(nll, tokens)
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
-        self["token_accuracy"].update(right.sum(), tokens)
-        self["exact_match"].update(exact.sum(), len(exact))
+        metrics["token_accuracy"].update(right.sum(), tokens)
+        metrics["exact_match"].update(exact.sum(), len(exact))
 
 
 class CorpusScores:
@@ -144,7 +147,10 @@ class CorpusScores:
 
         lines, self.lines = all_gather_list(self.lines), []
         outputs, references = (list(side) for side in zip(*lines, strict=True))
-        known = {"bleu": lambda: BLEU(force=True), "chrf": CHRF}  # force: no warning about separated full stops
+        known: dict[str, Callable[[], Any]] = {
+            "bleu": lambda: BLEU(force=True),  # no warning about separated full stops
+            "chrf": CHRF,
+        }
         metrics = {name: known[name]() for name in self.names}
         scores = {name: metric.corpus_score(outputs, [references]).score for name, metric in metrics.items()}
         self.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}

@@ -37,7 +37,7 @@ def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]
     outer = {id(layer.weight) for layer in network.modules() if isinstance(layer, tables)}
     outer |= {id(parameter) for parameter in head.parameters()}
     outer |= {id(matrix) for matrix in matrices if matrix.dim() > 2}
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"name": HIDDEN, "params": [matrix for matrix in matrices if id(matrix) not in outer]},
         {"name": OUTER, "params": [matrix for matrix in matrices if id(matrix) in outer]},
         {"name": VECTORS, "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -101,13 +101,13 @@ class Muon(Optimizer):
         self.parts: list[Optimizer] = []
         if hidden:
             muon_lr = lr if muon_lr is None else muon_lr
-            settings = {"lr": muon_lr, "momentum": momentum, "weight_decay": weight_decay}
+            settings: dict[str, Any] = {"lr": muon_lr, "momentum": momentum, "weight_decay": weight_decay}
             self.parts.append(torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw", **settings))
         if others:
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]  # two overloads
         loss = None if closure is None else closure()
         for part in self.parts:
             part.step()

@@ -119,8 +119,8 @@ def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
     """
     pictures = []
     for path in paths:
-        with Image.open(path) as picture:
-            pictures.append(picture.convert("RGB"))
+        with Image.open(path) as file:
+            pictures.append(file.convert("RGB"))
         pictures[-1].thumbnail((LARGEST, LARGEST))
     size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
     padded = []

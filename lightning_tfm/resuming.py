@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger
@@ -102,6 +103,7 @@ def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
     for row in read_metrics(kept):
         row_step = int(row.pop("step"))
         if row_step < step:
-            logger.log_metrics({name: value for name, value in row.items() if value}, row_step)
+            values: dict[str, Any] = {name: value for name, value in row.items() if value}  # as they were written
+            logger.log_metrics(values, row_step)
     logger.save()
     kept.unlink()

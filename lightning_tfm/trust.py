@@ -78,7 +78,7 @@ def trusted() -> dict[str, type]:
     classes = {}
     for package, names in {**{name: import_module(name).__all__ for name in EXPORTED}, **CLASSES}.items():
         for name in names:
-            cls = getattr(import_module(package), name)
+            cls: type = getattr(import_module(package), name)
             parts = cls.__module__.split(".")
             for module in (package, *(".".join(parts[:length]) for length in range(1, len(parts) + 1))):
                 if getattr(sys.modules[module], name, None) is cls:
@@ -86,7 +86,7 @@ def trusted() -> dict[str, type]:
     return classes
 
 
-def import_policy(trust_packages: Sequence[str]) -> dict[str, list[str]]:
+def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
     """Return the settings of jsonargparse that let a configuration name only trusted classes and packages.
 
     An entry of jsonargparse's lists also matches all names that it prefixes, so the attributes of a class are denied by
@@ -122,7 +122,7 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
                 callables = True  # the code of the package decides how its settings are used
             elif path not in trusted():
                 raise UserError(untrusted(path, key))
-            elif issubclass(trusted()[path], Callable) and not callables:
+            elif issubclass(trusted()[path], Callable) and not callables:  # type: ignore[arg-type]  # an ABC
                 raise UserError(
                     f"{key} must not be a callable class, but is {path!r}; "
                     "use a function of a package that --trust-package names"

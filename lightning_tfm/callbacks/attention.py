@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -18,6 +17,7 @@ from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions, attention_maps
 from lightning_tfm.loggers import media_loggers
 from lightning_tfm.modules.task import AttentionExample, TaskModule
+from lightning_tfm.networks import Seq2SeqNetwork
 
 
 class AttentionLogger(Callback):
@@ -38,7 +38,7 @@ class AttentionLogger(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Mapping[str, Any],
+        outputs: Any,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
@@ -50,9 +50,10 @@ class AttentionLogger(Callback):
             return
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
         gold = gold_links(pairs, batch)
-        with attention_maps(pl_module.network) as maps:
-            pl_module.network(batch.source, batch.target_in)
-        for layer, weights in pl_module.network.source_attention(maps, batch.source).items():
+        network = cast(Seq2SeqNetwork, pl_module.network)  # which PairDataset is for
+        with attention_maps(network) as maps:
+            network(batch.source, batch.target_in)
+        for layer, weights in network.source_attention(maps, batch.source).items():
             if layer not in self.scores:
                 self.scores[layer] = AlignmentScore(weights.size(1)).to(pl_module.device)
             self.scores[layer].update(weights, gold, batch)
@@ -75,10 +76,11 @@ class AttentionLogger(Callback):
 
         (folder / "attention").mkdir(exist_ok=True)
         tested = [(row, line) for name, row, line in predictions.lines if name == "test"]
-        examples = pl_module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
+        module = cast(TaskModule, pl_module)
+        examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")  # matplotlib draws a box instead
-            pictures = self._draw(pl_module, examples, folder / "attention")
+            pictures = self._draw(module, examples, folder / "attention")
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
@@ -98,7 +100,7 @@ class AttentionLogger(Callback):
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if name.endswith(("positions", "rotary")) and hasattr(module.network, "max_length"):
-                encodings = layer(torch.arange(module.network.max_length, device=module.device))
+                encodings = layer(torch.arange(cast(int, module.network.max_length), device=module.device))
                 if isinstance(layer, RotaryPositions):
                     encodings = torch.cat((encodings.real, encodings.imag), dim=-1)[0]  # cosines, then sines
                 draw_positions(encodings).savefig(path := folder / f"{name}.png", dpi=100)

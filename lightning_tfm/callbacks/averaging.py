@@ -42,6 +42,7 @@ class WeightAveraging(callbacks.WeightAveraging):
         self._device = trainer.strategy.root_device  # the module is moved there only later
         super().setup(trainer, pl_module, stage)  # copies the module before it is converted to half precision
         if stage == "fit" and trainer.precision == "64-true":
+            assert self._average_model is not None
             self._average_model.double()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -53,6 +54,7 @@ class WeightAveraging(callbacks.WeightAveraging):
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]
+            assert self._average_model is not None
             values = [parameter.data for parameter in self._average_model.module.parameters()]
         else:
             values, self._trained = self._trained, None

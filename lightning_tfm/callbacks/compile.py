@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from lightning import Callback, LightningModule, Trainer
+from torch import nn
 
 
 class Compile(Callback):
@@ -20,4 +23,4 @@ class Compile(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            pl_module.network.compile(backend=self.backend)
+            cast(nn.Module, pl_module.network).compile(backend=self.backend)

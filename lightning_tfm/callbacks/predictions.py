@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -14,7 +14,7 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.modules.task import Evaluation, test_prefix
+from lightning_tfm.modules.task import Prediction, TaskModule, test_prefix
 
 SAMPLES = 16
 """Number of validation examples whose predictions are logged, the first ones of the split."""
@@ -40,8 +40,8 @@ class Predictions(Callback):
     """
 
     def __init__(self) -> None:
-        self.samples: list[tuple[int, dict[str, Any]]] = []  # of the validation: row, prediction
-        self.lines: list[tuple[str, int, dict[str, Any]]] = []  # of the test: name of the set, row, prediction
+        self.samples: list[tuple[int, Prediction]] = []  # of the validation: row, prediction
+        self.lines: list[tuple[str, int, Prediction]] = []  # of the test: name of the set, row, prediction
         self.has_trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,7 +51,7 @@ class Predictions(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Evaluation | None,
+        outputs: Any,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
@@ -82,7 +82,7 @@ class Predictions(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Evaluation | None,
+        outputs: Any,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
@@ -116,7 +116,7 @@ class Predictions(Callback):
         folder = Path(trainer.log_dir)  # log_dir broadcasts: every process must read it
         if not trainer.is_global_zero:
             return
-        for name, figure in pl_module.figures([line for *_, line in self.lines]).items():
+        for name, figure in cast(TaskModule, pl_module).figures([line for *_, line in self.lines]).items():
             figure.savefig(folder / f"{name}.png", dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(f"test/{name}", [str(folder / f"{name}.png")], trainer.global_step)

@@ -32,5 +32,5 @@ class ProgressBar(TQDMProgressBar):
             self.shown = {name: f"{metrics[name].item():.4g}" for name in METRICS if name in metrics}
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float | dict]:
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         return dict(self.shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -33,7 +34,7 @@ class Telemetry(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
-        if any(isinstance(module, torch.nn.RNNBase) for module in pl_module.network.modules()):
+        if any(isinstance(module, torch.nn.RNNBase) for module in cast(Network, pl_module.network).modules()):
             self.peak = None  # torch does not count the FLOPs of these kernels
         self.flops_per_token: float | None = None
         self._begin(trainer.global_step)
@@ -56,7 +57,7 @@ class Telemetry(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.peak and self.flops_per_token is None:
             # The module seeds dropout after this hook, so the random numbers drawn here do not change the run.
-            self.flops_per_token = step_flops(pl_module.network, batch) / int(batch.tokens)
+            self.flops_per_token = step_flops(cast(Network, pl_module.network), batch) / int(batch.tokens)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Batch, batch_idx: int
@@ -64,12 +65,14 @@ class Telemetry(Callback):
         self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
+        assert self.begun is not None
         tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # synchronizes with the device
         speed = tokens / (self.seconds + time.perf_counter() - self.begun)
         told = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":
             told["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
         if self.peak:
+            assert self.flops_per_token is not None
             told["mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
         pl_module.log_dict(told)
         self._begin(trainer.global_step)

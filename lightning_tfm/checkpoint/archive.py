@@ -10,7 +10,7 @@ import hashlib
 import os
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -38,7 +38,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
     try:
         with atomic_write(path) as file:
             writer = _ChecksumWriter(file)
-            torch.save(content, writer)
+            torch.save(content, cast(IO[bytes], writer))
             writer.close()
     except BaseException as error:
         failure = writer.failure if writer and writer.failure else error  # torch hides the error of its file

@@ -95,7 +95,9 @@ class VerifiedCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         write(checkpoint, path)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool = True) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
         return read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -7,9 +7,10 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import torch
 from tqdm import tqdm
@@ -105,7 +106,7 @@ def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 def _open(path: Path, mode: str) -> TextIO:
     try:
         if mode == "w":
-            return path.open(mode, encoding="utf-8")
+            return path.open("w", encoding="utf-8")
         # Bytes that are not UTF-8 become surrogates, which `TaskModule.predict_batches` reports.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
@@ -122,7 +123,7 @@ def _input(options: Namespace, files: ExitStack, one_by_one: bool) -> tuple[Iter
         return _lines(files.enter_context(_open(options.input, "r"))), batch_size
     if sys.stdin is None:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
-    sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+    cast(TextIOWrapper, sys.stdin).reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     return _lines(sys.stdin), 1 if sys.stdin.isatty() else batch_size
 
 
@@ -130,7 +131,7 @@ def _lines(file: TextIO) -> Iterator[str]:
     return (line.rstrip("\r\n") for line in file)
 
 
-def _bar(options: Namespace) -> tqdm:
+def _bar(options: Namespace) -> tqdm[Any]:
     """Return a progress bar, shown for a file or a pipe whose outputs are not written to the terminal."""
     is_long = options.input or not (options.texts or sys.stdin.isatty())
     shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))

@@ -61,7 +61,9 @@ def _parse(arguments: list[str]) -> Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, as runs/date_gpt/version_0")
-    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
+    parser.add_argument(
+        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="file to write (default: report.html)"
+    )
     parser.add_trust_package()
     options = parser.parse_args(arguments)
     for run in options.runs:

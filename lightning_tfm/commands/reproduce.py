@@ -126,7 +126,11 @@ def _parse(arguments: list[str]) -> Namespace:
     )
     parser.add_argument("--seeds", default=SEEDS, metavar="SEEDS", help=f"as 7, 1..5 or 1,4,9 (default: {SEEDS})")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
+        "--output",
+        type=Path,
+        default=Path("runs/reproduce"),
+        metavar="DIR",
+        help="folder of the runs and results (default: runs/reproduce)",
     )
     parser.add_trust_package()
     options = parser.parse_args(arguments)
@@ -281,10 +285,11 @@ def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
     for claim in experiment.claims:
         values = [_value(run, claim.metric) for run in runs]
         mean = low = high = None
-        if None not in values:
-            mean = statistics.fmean(values)
-            if len(values) > 1:
-                reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            mean = statistics.fmean(known)
+            if len(known) > 1:
+                reach = student_t(0.95, len(known) - 1) * statistics.stdev(known) / math.sqrt(len(known))
                 low, high = mean - reach, mean + reach
         tolerance = claim.tolerance(len(runs))
         holds = mean is not None and abs(mean - claim.value) <= tolerance + 1e-9
@@ -300,7 +305,7 @@ def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
         experiments: the experiments.
         runs: their runs so far, by the name of the experiment.
     """
-    lines = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
+    lines: list[tuple[str, ...]] = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
     for experiment in experiments:
         summaries = [run.summary for run in runs[experiment.name] if run.summary is not None]
         if not runs[experiment.name]:

@@ -42,7 +42,9 @@ def runs(arguments: list[str]) -> int:
         description="List the runs below a folder: name, state, result and training time.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="default: runs")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="the folder to list (default: runs)"
+    )
     folder = Path(parser.parse_args(arguments).folder)
     if not folder.is_dir():
         raise UserError(f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; try runs")

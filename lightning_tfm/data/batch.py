@@ -41,11 +41,13 @@ class Batch(NamedTuple):
 class Examples(Protocol):
     """Protocol of encoded datasets that cut a batch by one index operation, `examples[rows]`."""
 
-    lengths: Tensor
-    """Length of each row in tokens, (N); samplers put rows of similar length into one batch."""
+    @property
+    def lengths(self) -> Tensor:
+        """Length of each row in tokens, (N); samplers put rows of similar length into one batch."""
 
-    fingerprint: str
-    """Hash of the data; equal data have equal fingerprints."""
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the data; equal data have equal fingerprints."""
 
     def __len__(self) -> int: ...
 

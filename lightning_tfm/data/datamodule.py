@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
@@ -30,6 +31,10 @@ class TaskDataModule(LightningDataModule, ABC):
         seed: seed of generated data and of the order of the training batches.
         test_sets: names of the test splits; the first is "test".
     """
+
+    holds: ClassVar[str]
+    max_source_length: int
+    max_target_length: int
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class TaskDataModule(LightningDataModule, ABC):
         self.num_workers = num_workers
         self.seed = seed
         self.test_sets = test_sets
-        self.datasets: dict[str, Examples] = {}
+        self.datasets: Mapping[str, Examples] = {}
 
     @abstractmethod
     def examples(self, split: str) -> Examples:
@@ -122,19 +127,19 @@ class TaskDataModule(LightningDataModule, ABC):
             num_batches = len(stream.batches(0))
         return ResumableDataLoader(self.datasets["train"], stream, num_batches, **self._loader_settings())
 
-    def _evaluation_loader(self, split: str) -> DataLoader:
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         examples, (rank, world_size) = self.datasets[split], self._place()
         if len(examples) < world_size:
             raise UserError(
                 f"{split} must hold at least one example for each of {world_size} processes, but holds {len(examples)}"
             )
         batches = EvaluationSampler(examples.lengths, self.eval_batch_size, rank, world_size)
-        return DataLoader(examples, sampler=batches, **self._loader_settings())
+        return DataLoader(cast(Dataset[Any], examples), sampler=batches, **self._loader_settings())
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[Any]:
         return self._evaluation_loader("val")
 
-    def test_dataloader(self) -> list[DataLoader]:
+    def test_dataloader(self) -> list[DataLoader[Any]]:
         return [self._evaluation_loader(split) for split in self.test_sets]
 
 

@@ -48,7 +48,7 @@ class LabelledBatch(NamedTuple):
         return (self.words != PAD).sum()
 
 
-class LabelledDataset(Dataset):
+class LabelledDataset(Dataset[LabelledBatch]):
     """Dataset of encoded texts: `dataset[rows]` is a LabelledBatch.
 
     Args:
@@ -74,7 +74,7 @@ class LabelledDataset(Dataset):
         read = [row[-max_length:] for row in ids]
         self.spelled = None
         if tokenizer.ids_per_token > 1:  # store them once per word, not per occurrence
-            numbers = {(PAD,) * tokenizer.ids_per_token: PAD}
+            numbers: dict[int | tuple[int, ...], int] = {(PAD,) * tokenizer.ids_per_token: PAD}
             read = [[numbers.setdefault(token, len(numbers)) for token in row] for row in read]
             self.spelled = torch.tensor([*numbers])  # (words, G)
         self.ids, self.lengths = pad_sequences(read)

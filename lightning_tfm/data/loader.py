@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.samplers import TrainingSampler
 from lightning_tfm.errors import UserError
 
 
-class ResumableDataLoader(DataLoader):
+class ResumableDataLoader(DataLoader[Any]):
     """Data loader of the training batches of a run, resumable at any batch.
 
     Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
@@ -29,8 +29,11 @@ class ResumableDataLoader(DataLoader):
         error-prone at the end of an epoch.
     """
 
+    dataset: Any  # Examples
+    sampler: TrainingSampler
+
     def __init__(self, examples: Examples, stream: TrainingSampler, num_batches: int, **settings: Any) -> None:
-        super().__init__(examples, sampler=stream, **settings)
+        super().__init__(cast(Dataset[Any], examples), sampler=stream, **settings)
         self.num_batches = num_batches
         self.position = 0  # batches yielded since the run began
 
@@ -42,7 +45,7 @@ class ResumableDataLoader(DataLoader):
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[NamedTuple]:
+    def __iter__(self) -> Iterator[NamedTuple]:  # type: ignore[override]  # torch names its own class of iterators
         self.sampler.start = self.position
         for batch in super().__iter__():
             self.position += 1

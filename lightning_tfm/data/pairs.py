@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
     category: str | None = None
 
 
-class PairDataset(Dataset):
+class PairDataset(Dataset[Batch]):
     """Dataset of encoded pairs: `dataset[rows]` is a Batch, cut by one index operation."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
@@ -80,6 +80,7 @@ class PairDataModule(TaskDataModule, ABC):
     """
 
     holds = "pairs of source and target"
+    datasets: Mapping[str, PairDataset]
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class GeneratedDataModule(PairDataModule):
         pairs: list[Pair] = []
         seen: set[str] = set()
         misses = 0
-        hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()
+        hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
         with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
                 if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):

@@ -34,10 +34,10 @@ class TrainingSampler(Sampler[Tensor], ABC):
         self.start = 0
 
     @abstractmethod
-    def _epoch(self, number: int, generator: torch.Generator) -> Sequence[Tensor]:
+    def _epoch(self, number: int, generator: torch.Generator) -> Tensor | Sequence[Tensor]:
         """Return the batches of an epoch, each with the rows of all processes."""
 
-    def batches(self, number: int) -> Sequence[Tensor]:
+    def batches(self, number: int) -> Tensor | Sequence[Tensor]:
         """Return the batches of epoch `number` in order, each with the rows of all processes."""
         return self._epoch(number, torch.Generator().manual_seed(stable_hash(f"{self.seed} {number}") >> 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -16,7 +17,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD, Tokenizer
 
 
-class TextDataset(Dataset):
+class TextDataset(Dataset[Batch]):
     """Dataset of windows of a text: `dataset[rows]` is a Batch without sources, whose targets are the next tokens.
 
     Args:
@@ -69,6 +70,7 @@ class TextDataModule(TaskDataModule):
     """
 
     holds = "a text"
+    datasets: Mapping[str, TextDataset]
 
     def __init__(
         self,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Attention(nn.Module, ABC):
     over_memory: ClassVar[bool] = True
 
     @abstractmethod
-    def weights(self, *args: object, **kwargs: object) -> Tensor:
+    def weights(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the attention weights (B, H, T, S) that `forward` uses for the same arguments."""
 
 
@@ -60,7 +60,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     calls: dict[str, list[Tensor]] = defaultdict(list)
     maps: dict[str, Tensor] = {}
 
-    def hook_for(name: str):
+    def hook_for(name: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any], Any], None]:
         return lambda layer, args, kwargs, _: calls[name].append(layer.weights(*args, **kwargs))
 
     handles = [

@@ -24,6 +24,8 @@ class SinusoidalPositions(nn.Module):
         d_model: width D.
     """
 
+    table: Tensor
+
     def __init__(self, max_length: int, d_model: int) -> None:
         super().__init__()
         position = torch.arange(max_length).unsqueeze(1)
@@ -56,6 +58,9 @@ class RotaryPositions(nn.Module):
     Raises:
         UserError: if d_head is odd.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, max_length: int, d_head: int) -> None:
         super().__init__()

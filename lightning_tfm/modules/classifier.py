@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.attention_maps import AttentionMap, text_attention
@@ -47,6 +48,7 @@ class Classifier(TaskModule):
         label_smoothing: label smoothing of the training loss.
     """
 
+    network: EncoderClassifier
     datamodule_class = LabelledDataModule
 
     def __init__(
@@ -79,7 +81,7 @@ class Classifier(TaskModule):
 
     @classmethod
     def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
-        return super().from_data(data, network, labels=data.labels, **settings)
+        return super().from_data(data, network, labels=cast(LabelledDataModule, data).labels, **settings)
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -98,6 +100,7 @@ class Classifier(TaskModule):
     def _count(self, dataset: LabelledDataset) -> None:
         """Count the features of the training data, from which a NaiveBayes classifies."""
         naive_bayes = self.network.naive_bayes
+        assert naive_bayes is not None
         for buffer in naive_bayes.buffers():
             buffer.zero_()
         for rows in torch.arange(len(dataset)).split(1024):
@@ -112,7 +115,7 @@ class Classifier(TaskModule):
     def _evaluate(self, batch: LabelledBatch, prefix: str, dataset: LabelledDataset) -> Evaluation:
         logits = at_least_float32(self.network(batch.text))
         nll = F.cross_entropy(logits, batch.label, reduction="none")
-        metrics = self.metrics[prefix]
+        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
         metrics["loss"].update(nll.sum(), len(nll))
         for name in ("accuracy", "f1"):
             metrics[name].update(logits, batch.label)

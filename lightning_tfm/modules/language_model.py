@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
@@ -34,6 +35,7 @@ class LanguageModel(TaskModule):
             the data's tokenizer must be that of the folder.
     """
 
+    network: CausalNetwork
     datamodule_class = TextDataModule
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
     outputs_are_long = True
@@ -70,7 +72,7 @@ class LanguageModel(TaskModule):
 
     def _evaluate(self, batch: Batch, prefix: str, dataset: TextDataset) -> None:
         nll, tokens = token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
-        metrics = self.metrics[prefix]
+        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
         metrics["loss"].update(nll, tokens)
         metrics["perplexity"].update(nll, tokens)
         metrics["loss_per_character"].update(nll / dataset.characters_per_token, tokens)

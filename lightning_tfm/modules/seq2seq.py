@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import AttentionMap, attention_weights
 from lightning_tfm.data import Batch, Pair, PairDataModule, PairDataset, TaskDataModule, pad_sequences
@@ -43,6 +44,7 @@ class Seq2SeqModule(TaskModule):
         beam_size: the number of beams in the test; validation is greedy.
     """
 
+    network: Seq2SeqNetwork
     datamodule_class = PairDataModule
     decoding_options = ("beam_size", "temperature", "top_k", "top_p", "max_tokens")
 
@@ -102,7 +104,7 @@ class Seq2SeqModule(TaskModule):
         return self.accumulate_loss(loss, (batch.target_out != PAD).sum())
 
     def _evaluate(self, batch: Batch, prefix: str, dataset: PairDataset, beam_size: int) -> Evaluation:
-        metrics = self.metrics[prefix]
+        metrics = cast(SequenceMetrics, self.metrics[prefix])
         logits = self.network(batch.source, batch.target_in)
         state = self.network.encode(batch.source)
         if beam_size > 1:
@@ -117,7 +119,7 @@ class Seq2SeqModule(TaskModule):
         if self.text_metrics:
             self.scores[prefix].count(texts, references)
         self.log_dict(
-            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
+            {f"{prefix}/{name}": metric for name, metric in cast(Mapping[str, Metric], metrics).items()},
             add_dataloader_idx=False,
             batch_size=batch.source.size(0),
         )

@@ -15,12 +15,13 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO
-from lightning_tfm.data import Examples, Pair, TaskDataModule, normalize_text, stable_hash
+from lightning_tfm.data import Pair, TaskDataModule, normalize_text, stable_hash
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.networks import Network
@@ -312,9 +313,7 @@ class TaskModule(LightningModule, ABC):
         """
         return []
 
-    def attention_examples(
-        self, dataset: Examples, predictions: Sequence[tuple[int, Prediction]]
-    ) -> list[AttentionExample]:
+    def attention_examples(self, dataset: Any, predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
         """Return the examples of the test whose attention is drawn: the first ones, and those of the largest loss.
 
         Args:
@@ -363,7 +362,7 @@ class TaskModule(LightningModule, ABC):
         self.network.check_lengths(data.max_source_length, data.max_target_length)
         data.check_processes(world_size)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
         if "mixed" in self.trainer.precision:
             unfuse(optimizer)
@@ -409,6 +408,7 @@ class TaskModule(LightningModule, ABC):
         """
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.step_sums)  # Lightning's all_reduce adds a barrier
+        assert isinstance(self.step_sums, Tensor)  # a batch was added
         loss, tokens = self.step_sums
         self.step_sums = 0
         loss = loss / tokens

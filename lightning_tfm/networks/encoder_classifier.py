@@ -94,7 +94,7 @@ class EncoderClassifier(TextNetwork):
         )
 
     @classmethod
-    def data_settings(cls, data: LabelledData) -> dict[str, Any]:
+    def data_settings(cls, data: LabelledData) -> dict[str, Any]:  # type: ignore[override]  # it needs classes
         return super().data_settings(data) | {"num_classes": data.num_classes}
 
     def forward(self, text: Tensor) -> Tensor:

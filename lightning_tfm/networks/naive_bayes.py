@@ -23,6 +23,9 @@ class NaiveBayes(nn.Module):
         num_classes: number of classes.
     """
 
+    counts: Tensor
+    texts: Tensor
+
     def __init__(self, vocab_size: int, num_bigram_buckets: int, num_classes: int) -> None:
         super().__init__()
         self.vocab_size, self.num_bigram_buckets = vocab_size, num_bigram_buckets

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,8 @@ class Transformer(Seq2SeqNetwork):
         for layer in self.encoder:
             x, _ = layer(x, mask)
         memory = self.encoder_norm(x)
-        return tuple(layer.cross_attention.project_memory(memory) for layer in self.decoder), mask
+        layers = cast(Iterable[TransformerLayer], self.decoder)
+        return tuple(layer.cross_attention.project_memory(memory) for layer in layers), mask
 
     def _embed_target(self, target: Tensor, start: int) -> Tensor:
         positions = torch.arange(start, start + target.size(1), device=target.device)

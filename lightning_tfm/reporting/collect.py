@@ -214,8 +214,8 @@ def _attention(
         layers = sorted(module.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
         yield _told(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
     for content in [] if predictions else examples:
-        layers = [_layer(layer.cropped()) for layer in module.attention(content)]
-        yield {"title": _short(str(content.get("text", ""))), "layers": layers}
+        drawn = [_layer(layer.cropped()) for layer in module.attention(content)]
+        yield {"title": _short(str(content.get("text", ""))), "layers": drawn}
 
 
 def _short(text: str) -> str:

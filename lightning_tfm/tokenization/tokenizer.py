@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 PAD, BOS, EOS = 0, 1, 2
 """Ids of padding, beginning of sequence and end of sequence, the same in every vocabulary."""
@@ -66,9 +66,9 @@ class Tokenizer(ABC):
         Raises:
             UserError: see `encode`.
         """
-        return self.encode(text)
+        return cast(list[int], self.encode(text))  # only sources have several ids per token
 
-    def encode_all(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_all(self, texts: Sequence[str]) -> Sequence[Ids]:
         """Encode several sources."""
         return [self.encode(text) for text in texts]
 
