@@ -67,7 +67,7 @@ def cells(row: Row) -> list[str]:
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
-PUBLISHED = ("results.json", "RESULTS.md", "results.png", "../README.md")
+PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 
 UNTIMED = ("tokenizers", "sacrebleu")
 """Packages that no benchmark uses."""
@@ -112,54 +112,40 @@ def table_lines(header: Sequence[str], body: list[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in body)]
 
 
-def with_table(readme: str, rows: list[Row]) -> str:
-    """Return a README whose table in the section on speed is replaced by all rows with a measured target.
-
-    Args:
-        readme: the text of the README.
-        rows: all rows.
-    """
-    before, heading, rest = readme.partition("\n## Speed\n")
-    section, following, after = rest.partition("\n## ")
-    lines = section.splitlines()
-    places = [place for place, line in enumerate(lines) if line.startswith("|")]
-    lines[places[0] : places[-1] + 1] = table_lines(COLUMNS, [cells(row) for row in rows if row.held is not None])
-    return before + heading + "\n".join(lines) + "\n" + following + after
-
-
 def plot(rows: list[Row], path: Path) -> None:
-    """Plot the ratios with their intervals and targets on a logarithmic axis."""
+    """Plot the ratios of all rows with a target, with their intervals, on a logarithmic axis."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row.ratio is not None and row.unit != "ms a step"][::-1]  # where more is better
+    # "ms a step" is the one ratio where less is better
+    rows = [row for row in rows if row.held is not None and row.ratio is not None and row.unit != "ms a step"][::-1]
     figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
     for place, row in enumerate(rows):
-        colour = "tab:orange" if row.held is False else "tab:blue"
-        axes.plot([row.low, row.high], [place, place], color=colour, linewidth=3)
-        axes.plot(row.ratio, place, "o", color=colour)
-        if row.target:
-            axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
+        color = "tab:orange" if row.held is False else "tab:blue"
+        axes.plot([row.low, row.high], [place, place], color=color, linewidth=3)
+        axes.plot(row.ratio, place, "o", color=color)
+        axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    names = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     figure.supxlabel("ours / peer (dot: ratio, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
-    """Put the rows of a benchmark into results.json, and write RESULTS.md, results.png and README's table from it.
+    """Put the rows of a benchmark into results.json, and write RESULTS.md and results.png from it.
 
     The rows of the other benchmarks are kept, unless they were measured with other versions.
 
     Args:
         rows: all rows of one benchmark.
-        folder: the folder of results.json, below that of README.md.
+        folder: the folder of results.json.
     """
     versions = {name: number for name, number in provenance.versions().items() if name not in UNTIMED}
     versions |= {peer: version(peer) for peer in ("transformers", "yoyodyne")}
@@ -172,8 +158,6 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
     results = {"versions": versions, "rows": [row.as_dict() for row in rows]}
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "RESULTS.md", markdown(results))
-    readme = folder.parent / "README.md"
-    write_text(readme, with_table(readme.read_text(encoding="utf-8"), rows))
     plot(rows, folder / "results.png")
 
 
@@ -226,7 +210,7 @@ def main() -> None:
             publish(measured)
             rows += measured
     Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
-    print("written: results.json, RESULTS.md and results.png in benchmarks/, and the table of README.md")
+    print("written: results.json, RESULTS.md and results.png in benchmarks/")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import matplotlib
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps
-from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, publish, state
+from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from datamodules import Text
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
@@ -117,16 +118,12 @@ def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monke
 
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    (tmp_path / "README.md").write_text("# A\n\n## Speed\n\nHow.\n\n| old |\n|---|\n\nMore.\n\n## B\n\n| of B |\n")
 
     def published(name, *values):
         rows = [measure.absolute_row(f"{name} {place}", "s", "≤ 4 s", [v]) for place, v in enumerate(values)]
         publish([replace(row, benchmark=name, commit="abc1234") for row in rows], folder)
         results = json.loads((folder / "results.json").read_text())
         assert (folder / "RESULTS.md").read_text() == markdown(results)
-        lines = "\n".join(readme_table([measure.Row(**row) for row in results["rows"]]))
-        text = f"# A\n\n## Speed\n\nHow.\n\n{lines}\n\nMore.\n\n## B\n\n| of B |\n"
-        assert (tmp_path / "README.md").read_text() == text
         return [(row["name"], row["ours"]) for row in results["rows"]]
 
     published("saving", 3.0)
@@ -148,21 +145,20 @@ def test_a_row_knows_the_commit_it_was_measured_at():
     assert commit.startswith(state().removesuffix("+"))
 
 
-def readme_table(rows):
-    """README's table by its rule: every row with a target that was measured, whether it is held or not."""
-    shown = [cells(row) for row in rows if row.target and row.status == "measured"]
-    header, *body = ("| " + " | ".join(line) + " |" for line in (COLUMNS, *shown))
-    return [header, "|" + "---|" * len(COLUMNS), *body]
-
-
 def test_what_is_published_is_what_was_measured():
-    """RESULTS.md shows all rows of results.json, and README those with a target."""
     results = json.loads((FOLDER / "results.json").read_text())
     assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
-    readme = (FOLDER.parent / "README.md").read_text()
-    section = readme.partition("\n## Speed\n")[2].partition("\n## ")[0]
-    shown = [line for line in section.splitlines() if line.startswith("|")]
-    assert shown == readme_table([measure.Row(**row) for row in results["rows"]])
+
+
+def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
+    """Whether the target is held or not; a peer whose figure is scaled is marked."""
+    labels = []
+    monkeypatch.setattr(matplotlib.axes.Axes, "set_yticks", lambda axes, ticks, names, **_: labels.extend(names))
+    rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
+    plot(rows, tmp_path / "plot.png")
+    asked = [row for row in rows if row.target.endswith("x") and row.target[0] == "\N{GREATER-THAN OR EQUAL TO}"]
+    shown = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in asked if row.ratio]
+    assert labels == shown[::-1]
 
 
 SHORTENED = {
