@@ -46,6 +46,8 @@ $(INSTALLED)-bench: $(INSTALLED)
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
+	$(BIN)/proselint check README.md CONTRIBUTING.md CHANGELOG.md benchmarks/README.md docs/*.md docs/*/*.md
 	$(BIN)/mypy
 
 # The documentation, in docs/_build/html. A warning is an error.

@@ -156,7 +156,8 @@ def shared_out(texts: list[Pair], splits: Set[str], val_fraction: float, test_fr
     Args:
         texts: all texts.
         splits: the splits to draw, of "val" and "test".
-        val_fraction, test_fraction: fractions of all texts.
+        val_fraction: the fraction of all texts for "val".
+        test_fraction: the fraction of all texts for "test".
 
     Raises:
         UserError: if a split would be empty.

@@ -71,7 +71,6 @@ def git() -> dict[str, Any]:
         `commit`, and `dirty`, whether files differ from it; both None outside a repository. If dirty, also `diff` and
         `untracked`, the names of the untracked files.
     """
-
     try:
         commit = run_git("rev-parse", "HEAD").strip()
         status = run_git("status", "--porcelain", "--untracked-files=all").splitlines()

@@ -69,9 +69,9 @@ class WordTokenizer(Tokenizer):
 
 @functools.cache
 def _word_pattern() -> re.Pattern[str]:
-    """Return the pattern of a word or of another symbol.
+    r"""Return the pattern of a word or of another symbol.
 
-    Python's `\\w` excludes Unicode marks (categories Mn, Mc and Me). These, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
+    Python's `\w` excludes Unicode marks (categories Mn, Mc and Me). These, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
     and the skin tones of emoji extend the character before them.
     """
     planes = itertools.chain(range(0x300, 0x20000), range(0xE0000, 0xE1000))  # no other code points are marks
