@@ -10,8 +10,15 @@ if TYPE_CHECKING:
     from lightning_tfm.decoding import DecodingOptions
     from lightning_tfm.errors import UserError
     from lightning_tfm.loading import load
-    from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
-    from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+    from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
+    from lightning_tfm.networks import (
+        GPT,
+        AttentionLSTM,
+        EncoderClassifier,
+        LinearTransformer,
+        MaskedEncoder,
+        Transformer,
+    )
     from lightning_tfm.optimizers import AdamW, LRSchedule, Muon
 
 __all__ = [
@@ -25,6 +32,9 @@ __all__ = [
     "LRSchedule",
     "LabelledDataModule",
     "LanguageModel",
+    "LinearTransformer",
+    "MaskedEncoder",
+    "MaskedLanguageModel",
     "Muon",
     "Pair",
     "PairDataModule",

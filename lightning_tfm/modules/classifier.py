@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.attention_maps import AttentionMap, text_attention
-from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset, TaskDataModule, pad_sequences
+from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset, pad_sequences
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, at_least_float32
@@ -26,7 +26,7 @@ from lightning_tfm.modules.task import (
     make_prediction,
     strip_fields,
 )
-from lightning_tfm.networks import EncoderClassifier, Network
+from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import Ids, Tokenizer
 
@@ -80,8 +80,8 @@ class Classifier(TaskModule):
         self.metrics = nn.ModuleDict()
 
     @classmethod
-    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
-        return super().from_data(data, network, labels=cast(LabelledDataModule, data).labels, **settings)
+    def data_settings(cls, data: LabelledDataModule) -> dict[str, Any]:
+        return super().data_settings(data) | {"labels": data.labels}
 
     def setup(self, stage: str) -> None:
         super().setup(stage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import AttentionMap, attention_weights
-from lightning_tfm.data import Batch, Pair, PairDataModule, PairDataset, TaskDataModule, pad_sequences
+from lightning_tfm.data import Batch, Pair, PairDataModule, PairDataset, pad_sequences
 from lightning_tfm.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
@@ -23,7 +23,7 @@ from lightning_tfm.modules.task import (
     strip_fields,
     test_prefix,
 )
-from lightning_tfm.networks import Network, Seq2SeqNetwork
+from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer
 
@@ -87,8 +87,8 @@ class Seq2SeqModule(TaskModule):
         self.scores: dict[str, CorpusScores] = {}
 
     @classmethod
-    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
-        return super().from_data(data, network, max_target_length=data.max_target_length, **settings)
+    def data_settings(cls, data: PairDataModule) -> dict[str, Any]:
+        return super().data_settings(data) | {"max_target_length": data.max_target_length}
 
     def setup(self, stage: str) -> None:
         super().setup(stage)

@@ -192,15 +192,31 @@ class TaskModule(LightningModule, ABC):
         )
 
     @classmethod
-    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
-        """Construct a module with the tokenizer of a data module, and all else that it must know of the data.
+    def data_settings(cls, data: Any) -> dict[str, Any]:
+        """Return the arguments of the constructor that depend on the data.
 
         Args:
-            data: the data.
-            network: the network.
-            settings: further arguments of the constructor.
+            data: a data module of `datamodule_class`.
         """
-        return cls(network, data.tokenizer, **settings)
+        return {"tokenizer": data.tokenizer}
+
+    @classmethod
+    def from_data(cls, data: TaskDataModule, network: Network, **settings: Any) -> Self:
+        """Construct a module that fits a data module.
+
+        Args:
+            data: the data module.
+            network: the network.
+            settings: arguments of the constructor; they take precedence over `data_settings`.
+
+        Raises:
+            UserError: if the module cannot be trained on the data.
+        """
+        if not isinstance(data, cls.datamodule_class):
+            raise UserError(
+                f"{cls.__name__} learns from {cls.datamodule_class.holds}, but {type(data).__name__} holds {data.holds}"
+            )
+        return cls(network, **(cls.data_settings(data) | settings))
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

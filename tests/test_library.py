@@ -1,0 +1,100 @@
+"""The package as a library: Lightning's own Trainer, without the command line."""
+
+from __future__ import annotations
+
+import lightning
+import pytest
+
+import lightning_tfm
+from corpora import TEXT, reviews, write_lines
+from datamodules import Copy, Date, Sentiment, Text
+from lightning_tfm import (
+    GPT,
+    AttentionLSTM,
+    Classifier,
+    EncoderClassifier,
+    LanguageModel,
+    LinearTransformer,
+    LRSchedule,
+    MaskedEncoder,
+    MaskedLanguageModel,
+    Seq2SeqModule,
+    Transformer,
+    UserError,
+)
+from lightning_tfm.checkpoint import verify_checksum
+from runs import in_process
+
+SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
+SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
+
+
+def text(folder):
+    (folder / "text.txt").write_text(TEXT)
+    return Text(str(folder / "text.txt"), max_length=16, batch_size=8)
+
+
+def labelled(folder):
+    return Sentiment([write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))], max_length=16, batch_size=20)
+
+
+TASKS = {
+    "transformer": (Seq2SeqModule, lambda data: Transformer.from_data(data, d_ff=32, **SMALL), lambda _: Date(**SIZES)),
+    "gpt": (Seq2SeqModule, lambda data: GPT.from_data(data, **SMALL), lambda _: Date(**SIZES)),
+    "attention_lstm": (Seq2SeqModule, lambda data: AttentionLSTM.from_data(data, d_model=16), lambda _: Date(**SIZES)),
+    "text": (LanguageModel, lambda data: LinearTransformer.from_data(data, **SMALL), text),
+    "masked": (MaskedLanguageModel, lambda data: MaskedEncoder.from_data(data, **SMALL), text),
+    "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labelled),
+}
+"""By name: the module, its network and its data."""
+
+LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_trained_by_lightnings_trainer_is_as_good_as_one_of_the_command(name, monkeypatch, tmp_path, capsys):
+    cls, make_network, make_data = TASKS[name]
+    monkeypatch.chdir(tmp_path)
+    lightning.seed_everything(1)
+    data = make_data(tmp_path)
+    module = cls.from_data(data, make_network(data), lr_schedule=LRSchedule(warmup_steps=2))
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_steps=4, **quiet)
+    trainer.fit(module, data)
+    (metrics,) = trainer.test(module, data, verbose=False)
+    assert metrics["test/loss"] > 0
+    line = LINES.get(name, "Thursday, May 3, 1979")
+    (answer,) = module.predict([line])
+    path = trainer.checkpoint_callback.best_model_path
+    assert verify_checksum(path)
+    assert lightning_tfm.load(path).predict([line]) == [answer]
+    capsys.readouterr()
+    assert in_process(monkeypatch, "generate", path, line) == 0
+    assert capsys.readouterr().out.startswith(answer.text)
+
+
+def test_a_run_of_lightnings_trainer_resumes_bit_for_bit(tmp_path):
+    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+    def train(name, steps, path=None):
+        lightning.seed_everything(1)
+        data = Copy(**SIZES)
+        network = Transformer.from_data(data, d_ff=32, dropout=0.1, **SMALL)
+        module = Seq2SeqModule.from_data(data, network, lr_schedule=LRSchedule(warmup_steps=2))
+        trainer = lightning.Trainer(max_steps=steps, default_root_dir=tmp_path / name, **quiet)
+        trainer.fit(module, data, ckpt_path=path, weights_only=True)
+        return module, trainer.checkpoint_callback.best_model_path
+
+    whole, _ = train("whole", 8)
+    _, path = train("first", 4)
+    resumed, _ = train("resumed", 8, path)
+    for name, weight in whole.state_dict().items():
+        assert weight.equal(resumed.state_dict()[name]), name
+
+
+def test_a_module_refuses_data_of_another_task(tmp_path):
+    data = Copy(**SIZES)
+    with pytest.raises(UserError, match="Classifier learns from texts with labels, but Copy holds pairs of source"):
+        Classifier.from_data(data, None)
+    with pytest.raises(UserError, match="Seq2SeqModule learns from pairs of source and target, but Text holds a text"):
+        Seq2SeqModule.from_data(text(tmp_path), None)
