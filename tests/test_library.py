@@ -80,7 +80,7 @@ def test_a_run_of_lightnings_trainer_resumes_bit_for_bit(tmp_path):
         lightning.seed_everything(1)
         data = Copy(**SIZES)
         network = Transformer.from_data(data, d_ff=32, dropout=0.1, **SMALL)
-        module = Seq2SeqModule.from_data(data, network, lr_schedule=LRSchedule(warmup_steps=2))
+        module = Seq2SeqModule.from_data(data, network, lr_schedule=LRSchedule(2, decay="inverse_sqrt"))
         trainer = lightning.Trainer(max_steps=steps, default_root_dir=tmp_path / name, **quiet)
         trainer.fit(module, data, ckpt_path=path, weights_only=True)
         return module, trainer.checkpoint_callback.best_model_path
