@@ -1,4 +1,4 @@
-"""Small data of the kinds that are read from files, drawn."""
+"""Small randomly drawn corpora of the kinds that are read from files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = {
 
 
 def sentences(number, seed=0, longest=9):
-    """German and English, word for word."""
+    """Return pairs of a random German sentence and its word-for-word English translation."""
     draw = random.Random(seed)
     rows = [draw.choices(list(WORDS), k=draw.randint(1, longest)) for _ in range(number)]
     return [(" ".join(row), " ".join(WORDS[word] for word in row)) for row in rows]
@@ -37,22 +37,22 @@ def reviews(number=120, seed=0):
 
 
 TEXT = "\n".join(german for german, _ in sentences(160, seed=1))[:3001]
-"""Some 3,000 characters."""
+"""About 3,000 characters of German."""
 
 
-def as_files(folder, texts, part=""):
-    """Labelled texts as files in folders of their labels."""
+def write_label_folders(folder, texts, part=""):
+    """Write each labeled text to a file in the folder of its label."""
     for number, (label, text) in enumerate(texts):
         path = folder / part / label / f"{number}_7.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
-def as_imdb(folder, train, test):
-    """Labelled texts as IMDB's archive holds them, with what lies beside them there; returns the folder and it."""
-    as_files(folder / "imdb", train, "train")
-    as_files(folder / "imdb", test, "test")
-    as_files(folder / "imdb", [("unsup", "no label")], "train")
+def write_imdb(folder, train, test):
+    """Write labeled texts in the layout of the IMDB archive; return the folder and the archive."""
+    write_label_folders(folder / "imdb", train, "train")
+    write_label_folders(folder / "imdb", test, "test")
+    write_label_folders(folder / "imdb", [("unsup", "no label")], "train")
     beside = ["imdbEr.txt", "imdb.vocab", "README", "train/urls_pos.txt", "train/labeledBow.feat", "test/urls_neg.txt"]
     for name in beside:
         (folder / "imdb" / name).write_text("http://www.imdb.com/title/tt0064354/usercomments")

@@ -1,14 +1,14 @@
-"""Runs commands of `lightning-tfm` in an interpreter that lacks what macOS and Windows lack.
+"""Run `lightning-tfm` commands in an interpreter that hides what macOS and Windows lack.
 
-Only the imports of `lightning_tfm`, `datamodules` and `benchmarks` see what is hidden: Python, torch and Lightning
-have code of their own for each system, which they choose by the system that they really run on. Hidden are
+Names are hidden only from imports in `lightning_tfm`, `datamodules` and `benchmarks`: Python, torch and Lightning have
+platform-specific code, which they select by the actual platform. The following are hidden or raise an error:
 
-- the modules that Windows lacks;
-- the functions and signals that macOS or Windows lack;
-- /proc, from `pathlib`;
-- a folder as a file to open, a relative path to another drive, `ctypes.CDLL(None)`, which fail on Windows.
+- modules that Windows lacks;
+- functions and signals that macOS or Windows lacks;
+- `/proc`, for `pathlib`;
+- opening a folder as a file, relative paths to another drive and `ctypes.CDLL(None)`, which fail on Windows.
 
-Files that are opened as text without an encoding fail, too: Windows has another default than UTF-8.
+Opening a text file without an encoding also raises an error, because the default on Windows is not UTF-8.
 
     python -X warn_default_encoding tests/elsewhere.py '[["fit", "--config", "copy_gpt.yaml"]]'
 """
@@ -40,17 +40,17 @@ setgroups setpgid setpriority setregid setresgid setresuid setreuid setsid setui
 tcsetpgrp ttyname uname wait wait3 wait4 waitid WEXITSTATUS WIFEXITED WIFSIGNALED WNOHANG WTERMSIG writev
 O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NOATIME O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_SYNC O_TMPFILE
 """
-"""Names of `os` that Linux has, but Windows or macOS lacks."""
+"""Names of `os` that exist on Linux, but not on Windows or macOS."""
 
 SIGNAL = """
 SIGABRT SIGFPE SIGILL SIGINT SIGSEGV SIGTERM SIG_DFL SIG_IGN
 Handlers Signals default_int_handler getsignal raise_signal set_wakeup_fd signal strsignal valid_signals
 """
-"""Names of `signal` that Windows has."""
+"""Names of `signal` that exist on Windows."""
 
 
-class Elsewhere(ModuleType):
-    """A module without some of its names, and with others in their place."""
+class RestrictedModule(ModuleType):
+    """A proxy of a module that hides some names and replaces others."""
 
     def __init__(self, module, hidden=(), **changed):
         super().__init__(module.__name__)
@@ -78,15 +78,15 @@ def load_library(name):
 
 
 def hide():
-    """Let our packages see what is left; it must be called before they are imported."""
+    """Hide the names from our packages, which must not have been imported yet."""
     import ctypes
     import signal
 
     changed = {
-        "ctypes": Elsewhere(ctypes, CDLL=load_library),
-        "os": Elsewhere(os, OS.split(), open=open_file, path=Elsewhere(os.path, relpath=relpath)),
-        "signal": Elsewhere(signal, set(dir(signal)) - set(SIGNAL.split())),
-        "sys": Elsewhere(sys, platform="win32"),
+        "ctypes": RestrictedModule(ctypes, CDLL=load_library),
+        "os": RestrictedModule(os, OS.split(), open=open_file, path=RestrictedModule(os.path, relpath=relpath)),
+        "signal": RestrictedModule(signal, set(dir(signal)) - set(SIGNAL.split())),
+        "sys": RestrictedModule(sys, platform="win32"),
     }
     import_module = builtins.__import__
 

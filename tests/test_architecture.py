@@ -1,4 +1,4 @@
-"""The house: who may import whom."""
+"""The layers of the package: which module may import which."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = [
     {"lightning_tfm.commands", "lightning_tfm.cli"},
     {"lightning_tfm.__main__"},
 ]
-"""From the bottom up: a layer imports the layers below it and its own package."""
+"""From the lowest up: a module imports from lower layers and from its own package only."""
 
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
@@ -51,13 +51,13 @@ def layer_of(name):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_what_lies_below_it(path):
+def test_modules_import_only_from_lower_layers(path):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     if name == "lightning_tfm":
-        return  # exports names of all layers
+        return  # it exports names of all layers
     for other in imported(path):
         if name.startswith("lightning_tfm"):
-            assert not other.startswith("datamodules"), "the YAML joins them"
+            assert not other.startswith("datamodules"), "only the YAML combines the two packages"
             own = ".".join(name.split(".")[:2])
             if layer_of(other) is not None and not other.startswith(own):
                 assert layer_of(other) < layer_of(name), f"{name} imports {other}"

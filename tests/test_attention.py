@@ -1,4 +1,4 @@
-"""Attention: what is drawn is what was computed, and scores equal their definitions."""
+"""Attention maps: alignment scores equal their definitions, and figures show the computed weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def attention(network, tokenizer, pair):
     return Seq2SeqModule(network, tokenizer, 10).attention(pair._asdict())
 
 
-def written_out(weights, pairs, split):
-    """The three scores by the letter of their definitions, pair by pair and link by link."""
+def scores_by_definition(weights, pairs, split):
+    """Compute accuracy, alignment error rate and entropy of each head by definition, link by link."""
     heads = weights.size(1)
     scores = []
     for head in range(heads):
@@ -64,7 +64,7 @@ def test_alignment_scores_equal_their_definitions(make_data):
         every += [weights[row : row + 1] for row in range(len(rows))]
         shown += pairs
     widest = [torch.nn.functional.pad(w, (0, 40 - w.size(3), 0, 40 - w.size(2))) for w in every]
-    expected = written_out(torch.cat(widest), shown, split)
+    expected = scores_by_definition(torch.cat(widest), shown, split)
     ours = score.compute()
     for head, (accuracy, error, entropy) in enumerate(expected):
         assert ours["accuracy"][head].item() == pytest.approx(accuracy)
@@ -78,7 +78,7 @@ def test_perfect_attention_scores_perfectly():
     batch = PairDataset(pairs, tokenizer)[torch.arange(2)]
     gold = gold_links(pairs, batch)
     weights = gold.float()
-    weights[..., -1] += weights.sum(-1).eq(0)  # where there is nothing to look at, it looks at the end
+    weights[..., -1] += weights.sum(-1).eq(0)  # targets without a link attend to EOS
     score = AlignmentScore(1)
     score.update(weights.unsqueeze(1), gold, batch)
     assert {name: value.item() for name, value in score.compute().items()} == {
@@ -92,7 +92,7 @@ def test_perfect_attention_scores_perfectly():
     assert uniform.compute()["entropy"].item() == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
 
 
-def test_to_look_at_the_end_is_to_link_with_nothing():
+def test_attending_to_eos_links_with_nothing():
     tokenizer = SymbolTokenizer("ab")
     pairs = [Pair("ab", "a", ((0, 0),))]
     batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
@@ -104,39 +104,39 @@ def test_to_look_at_the_end_is_to_link_with_nothing():
     assert score.found.item() == 0
 
 
-def said(pair, digits):
-    """What of the source is linked with these digits of the target."""
+def linked_characters(pair, digits):
+    """Return the source characters that are linked with these digits of the target."""
     links = {digit: {i for i, j in pair.alignment if j == digit} for digit in digits}
     for digit, places in links.items():
-        if len(places) == 1:  # a number, digit by digit, of which the leading 0 may not be written
+        if len(places) == 1:  # numbers are linked digit by digit; the source may omit a leading 0
             (place,) = places
             assert pair.source[place] == pair.target[digit] or pair.target[digit] == "0", pair
     return "".join(pair.source[i] for i in sorted(set().union(*links.values())))
 
 
-def test_dates_are_linked_with_the_characters_that_say_them():
-    """What is linked with the digits of the day is the day, in all formats; so with month and year."""
+def test_dates_are_aligned_with_the_characters_that_express_them():
+    """The characters linked with the digits of day, month and year express these, in every format."""
     kinds = set()
     for pair in DATA["date"](train_size=2_000).pairs("train"):
         day = date.fromisoformat(pair.target)
         kinds.add(pair.category)
 
-        assert int(said(pair, (8, 9))) == day.day, pair
-        assert said(pair, (0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
-        month = said(pair, (5, 6))
+        assert int(linked_characters(pair, (8, 9))) == day.day, pair
+        assert linked_characters(pair, (0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
+        month = linked_characters(pair, (5, 6))
         names = (calendar.month_name[day.month], calendar.month_abbr[day.month])
         assert month in names or int(month) == day.month, pair
         assert not {j for _, j in pair.alignment} & {4, 7}
     assert len(kinds) == 10
 
 
-def test_every_generated_pair_has_a_kind_and_an_alignment(make_data):
+def test_every_generated_pair_has_a_category_and_an_alignment(make_data):
     for pair in make_data().pairs("val"):
         assert pair.category
         assert pair.alignment
 
 
-def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
+def test_source_attention_is_a_distribution_over_real_tokens(network, batch):
     source, target_in = batch
     with attention_maps(network) as maps:
         network(source, target_in)
@@ -148,7 +148,7 @@ def test_attention_over_the_source_is_a_distribution_over_it(network, batch):
         assert weights.masked_select((source == PAD)[:, None, None].expand_as(weights)).eq(0).all()
 
 
-def test_looks_are_labelled_by_what_stands_there(network):
+def test_attention_maps_are_labeled_with_their_tokens(network):
     tokenizer = SymbolTokenizer("abcdefgh")
     pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
     found = attention(network, tokenizer, pair)
@@ -168,8 +168,8 @@ def test_looks_are_labelled_by_what_stands_there(network):
 
 @pytest.mark.parametrize("size", [3, 11, 40])
 @pytest.mark.parametrize("heads", [1, 4])
-def test_a_long_title_lies_within_its_picture(heads, size):
-    """Above the panels, and not over its edges."""
+def test_a_long_title_fits_into_its_figure(heads, size):
+    """It overlaps neither the panels nor the edges of the figure."""
     title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
     symbols = ["Sofa"] * size
     figure = draw_attention(torch.ones(heads, size, size) / size, symbols, symbols, title)
@@ -181,8 +181,8 @@ def test_a_long_title_lies_within_its_picture(heads, size):
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
 
 
-def test_where_source_and_target_are_one_long_sequence_the_target_is_shown():
-    """What is cut are the rows that read the source."""
+def test_cropping_a_long_joint_sequence_keeps_the_target():
+    """The rows of the source are cropped instead."""
     tokenizer = SymbolTokenizer("abcdefgh")
     source, target = "abcdefgh" * 7, "hgfedcba"
     pair = Pair(source, target, tuple((7 - i, i) for i in range(8)))
@@ -203,7 +203,7 @@ def test_positions_are_drawn():
 
 @pytest.mark.parametrize("size", [2, 20, 21, 200])
 def test_a_confusion_matrix_of_any_size_can_be_drawn(size):
-    """Numbers are written where there is room for them, the picture grows no further, and the names are right."""
+    """Counts are written only where they fit, the size of the figure is limited, and ticks have the right labels."""
     labels = [f"label {n}" for n in range(size)]
     figure = draw_confusion(labels, {(labels[0], labels[1]): 5, (labels[1], labels[1]): 2_000})
     axes = figure.axes[0]

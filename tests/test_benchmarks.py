@@ -1,4 +1,4 @@
-"""What the benchmarks rest on: both sides do the same, and figures are what they say. Nothing is timed."""
+"""Foundations of the benchmarks: both sides do the same work, and figures are computed correctly. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 from lightning_tfm.tokenization import PAD
 
 
-def test_the_interval_covers_the_median_as_often_as_it_says():
+def test_the_interval_covers_the_median_at_its_nominal_rate():
     draw = random.Random(0)
-    for count, wanted in ((8, 0.9297), (20, 0.9586)):  # by the binomial distribution
+    for count, wanted in ((8, 0.9297), (20, 0.9586)):  # from the binomial distribution
         covered = 0
         for _ in range(4000):
             low, high = measure.interval([draw.gauss(0, 1) for _ in range(count)])
@@ -37,11 +37,11 @@ def test_the_interval_covers_the_median_as_often_as_it_says():
         assert covered / 4000 == pytest.approx(wanted, abs=0.015)
 
 
-def test_few_values_have_their_range_as_interval():
+def test_the_interval_of_few_values_is_their_range():
     assert measure.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def test_a_row_holds_where_its_median_reaches_the_target():
+def test_a_row_holds_if_its_median_reaches_the_target():
     rounds = [(2.0, 1.0), (3.0, 1.0), (4.0, 1.0)]
     row = measure.ratio_row("ours / peer", "tokens/s", "≥ 3 x", rounds)
     assert (row.ratio, row.low, row.high, row.held) == (3.0, 2.0, 4.0, True)
@@ -49,14 +49,14 @@ def test_a_row_holds_where_its_median_reaches_the_target():
     assert measure.absolute_row("ours", "s", "≤ 4 s", [5.0, 4.0, 1.0]).held
 
 
-def test_a_row_that_was_not_measured_says_so():
+def test_unmeasured_rows_are_marked():
     row = measure.Row("on a GPU", "tokens/s", "≥ 1 x")
     assert row.as_dict()["status"] == "not measured"
     assert "not measured" in cells(row)
     assert row.as_dict()["ratio"] is None
 
 
-def test_expected_time_counts_the_seconds_of_missing_seeds():
+def test_expected_time_includes_seeds_that_miss_the_goal():
     seconds, reached = [2.0] * 6 + [3.0] * 2, [True] * 6 + [False] * 2
     row = measure.until_row("until 1.0", "≥ 4 x", seconds, reached, peer=[12.0] * 8)
     assert (row.ours, row.peer, row.ratio, row.held) == (3.0, 12.0, 4.0, True)
@@ -68,25 +68,25 @@ def test_expected_time_counts_the_seconds_of_missing_seeds():
     assert (12 / alone.high, 12 / alone.low) == pytest.approx((row.low, row.high))
 
 
-def test_a_goal_that_no_seed_reaches_takes_forever():
+def test_a_goal_that_no_seed_reaches_has_infinite_expected_time():
     row = measure.until_row("until 1.0", "≥ 1 x", [2.0] * 8, [False] * 8, peer=[8.0] * 8)
     assert (row.ratio, row.low, row.held) == (0.0, 0.0, False)
     assert 0 < row.high < 4
     row = measure.until_row("until 1.0", "≤ 4 s", [2.0] * 8, [False] * 8)
     assert (row.ours, row.high, row.held) == (math.inf, math.inf, False)
-    assert row.as_dict()["ours"] is None  # JSON knows no infinity
+    assert row.as_dict()["ours"] is None  # JSON has no infinity
     assert cells(measure.Row(**row.as_dict()))[5].endswith("to never")
 
 
 def test_the_share_of_seeds_is_bounded_by_clopper_and_pearson():
-    """With times that are all the same, the interval is the share's alone; bounds from the paper's equations."""
+    """With equal times, only the share varies; the bounds follow from the equations of the paper."""
     for k, bounds in ((8, (0.05 ** (1 / 8), 1.0)), (6, (0.4003, 0.9536)), (0, (0.0, 1 - 0.05 ** (1 / 8)))):
         row = measure.until_row("until 1.0", "", [1.0] * 8, [True] * k + [False] * (8 - k), peer=[1.0] * 8)
         assert (row.low, row.high) == pytest.approx(bounds, abs=2e-3)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.95, 0.75, 0.5])
-def test_the_interval_covers_the_expected_time_as_often_as_it_says(share, monkeypatch):
+def test_the_interval_covers_the_expected_time_at_its_nominal_rate(share, monkeypatch):
     monkeypatch.setattr(measure, "DRAWS", 2000)
     draw, covered = random.Random(0), 0
     for _ in range(500):
@@ -96,7 +96,7 @@ def test_the_interval_covers_the_expected_time_as_often_as_it_says(share, monkey
     assert covered / 500 >= 0.9
 
 
-def test_the_report_holds_every_row_and_counts_those_with_a_target():
+def test_the_report_lists_every_row_and_counts_the_targets_held():
     rows = [
         measure.ratio_row("a / b", "tokens/s", "≥ 1.5 x", [(3.0, 2.0)], checked="logits"),
         measure.absolute_row("c", "s", "≤ 4 s", [math.inf]),
@@ -112,8 +112,8 @@ def test_the_report_holds_every_row_and_counts_those_with_a_target():
     assert "| on a GPU |  |  | tokens/s | not measured |  | ≥ 1 x |  | a CPU |  | abc1234 | no GPU |" in report
 
 
-def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.__main__.version", lambda peer: "1")  # peers and plots are for `make bench`
+def test_repeating_a_benchmark_replaces_only_its_own_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.__main__.version", lambda peer: "1")  # peers and plots need `make bench`
     monkeypatch.setattr("benchmarks.__main__.plot", lambda rows, path: None)
 
     folder = tmp_path / "benchmarks"
@@ -131,7 +131,7 @@ def test_a_benchmark_that_is_measured_anew_replaces_its_own_rows(tmp_path, monke
     assert published("copying", 5.0) == [("copying 0", 5.0), ("saving 0", 3.0)]
     path = folder / "results.json"
     path.write_text(path.read_text().replace('"torch": "', '"torch": "1'))
-    assert published("saving", 4.0) == [("saving 0", 4.0)], "those of other versions are dropped"
+    assert published("saving", 4.0) == [("saving 0", 4.0)], "rows of other versions are dropped"
 
 
 def test_rows_show_the_machine_they_were_measured_on():
@@ -140,18 +140,18 @@ def test_rows_show_the_machine_they_were_measured_on():
     assert f"{os.cpu_count()} cores" in machine()
 
 
-def test_a_row_knows_the_commit_it_was_measured_at():
+def test_rows_record_the_commit_they_were_measured_at():
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=FOLDER, capture_output=True, text=True).stdout
     assert commit.startswith(state().removesuffix("+"))
 
 
-def test_what_is_published_is_what_was_measured():
+def test_published_results_match_the_measurements():
     results = json.loads((FOLDER / "results.json").read_text())
     assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
 
 
 def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
-    """Whether the target is held or not; a peer whose figure is scaled is marked."""
+    """Whether the target is held or not; rows with an extrapolated figure of the peer are marked."""
     labels = []
     monkeypatch.setattr(matplotlib.axes.Axes, "set_yticks", lambda axes, ticks, names, **_: labels.extend(names))
     rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
@@ -167,10 +167,10 @@ SHORTENED = {
     decoding.key_value_cache,
     decoding.batched_dates,
 }
-"""Benchmarks that do less of the peer's work than they report."""
+"""Benchmarks that run less of the peer's work than they report."""
 
 
-def test_rows_say_where_the_peers_work_is_shortened(monkeypatch):
+def test_rows_note_shortened_work_of_the_peer(monkeypatch):
     rows = [row for benchmark in SHORTENED for row in measured_as(benchmark, False, monkeypatch)[0]]
     assert len(rows) == 5
     for row in rows:
@@ -187,12 +187,12 @@ def test_only_these_benchmarks_are_shortened(monkeypatch):
         assert asks == (benchmark in SHORTENED), benchmark.__name__
     for benchmark in SHORTENED:
         short, whole = (measured_as(benchmark, full, monkeypatch) for full in (False, True))
-        assert short[1] != whole[1], "the same work is measured"
+        assert short[1] != whole[1], "the full run measures more work"
         assert not any(row.extrapolated for row in whole[0])
 
 
 def measured_as(benchmark, full, monkeypatch):
-    """Return the rows of a benchmark, the sides that it would have measured, and how it would have trained ours."""
+    """Return the rows of a benchmark, the sides it would measure, and the arguments of our trainings."""
     sides, trainings = [], []
 
     def compare(ours, peer, same):
@@ -217,7 +217,7 @@ def measured_as(benchmark, full, monkeypatch):
     return list(benchmark(full)), sides, trainings
 
 
-def test_same_data_is_claimed_where_it_is_checked(monkeypatch):
+def test_same_data_is_claimed_only_if_it_is_checked(monkeypatch):
     benchmarks = convergence.dates_against_tutorial, convergence.dates_against_yoyodyne, convergence.shakespeare
     for benchmark in benchmarks:
         for full in (False, True):
@@ -227,7 +227,7 @@ def test_same_data_is_claimed_where_it_is_checked(monkeypatch):
 
 
 def test_shakespeare_is_scored_on_the_last_tenth(monkeypatch):
-    """As nanoGPT does it, whatever part the experiment sets aside for a test."""
+    """This is the split of nanoGPT, independent of the test part of the experiment."""
     _, _, trainings = measured_as(convergence.shakespeare, False, monkeypatch)
     assert all("--data.init_args.test_fraction=0" in arguments for arguments, _ in trainings)
     command = []
@@ -236,12 +236,12 @@ def test_shakespeare_is_scored_on_the_last_tenth(monkeypatch):
     data = convergence.shakespeare_data()
     assert [len(data.datasets[split].ids) for split in ("train", "val")] == [1800, 200]
     monkeypatch.setattr(convergence.subprocess, "run", lambda arguments, **_: command.extend(arguments))
-    with pytest.raises(StopIteration):  # it leaves no summary
+    with pytest.raises(StopIteration):  # there is no summary to read
         convergence.trained("shakespeare_gpt", 1, "--data.init_args.test_fraction=0")
     assert command[-1] == "--data.init_args.test_fraction=0"
 
 
-def test_trainings_take_turns_to_be_first():
+def test_each_side_trains_first_in_every_other_round():
     order = []
     ours = lambda: order.append("ours") or measure.Block(1.0, 2.0)  # noqa: E731
     peer = lambda: order.append("peer") or measure.Block(1.0, 3.0)  # noqa: E731
@@ -250,7 +250,7 @@ def test_trainings_take_turns_to_be_first():
     assert {(a.seconds, b.seconds) for a, b in pairs} == {(2.0, 3.0)}
 
 
-def test_what_is_measured_stays_on_the_same_cores():
+def test_measurements_are_pinned_to_the_same_cores():
     before = os.sched_getaffinity(0)
     with measure.pinned() as is_pinned:
         assert is_pinned
@@ -259,7 +259,7 @@ def test_what_is_measured_stays_on_the_same_cores():
 
 
 @pytest.mark.parametrize("pins", [True, False])
-def test_rows_say_where_a_system_cannot_pin(pins, monkeypatch):
+def test_rows_note_systems_that_cannot_pin(pins, monkeypatch):
     def a_benchmark(full):
         yield measure.absolute_row("speed", "s", "", [1.0], note="of one thread")
         yield measure.absolute_row("memory", "MB", "", [1.0])
@@ -287,14 +287,14 @@ def test_memory_of_saving_is_measured_on_linux_only(monkeypatch):
     assert (row.status, row.note) == ("not measured", "measured on Linux only")
 
 
-def test_a_recorded_run_takes_as_long_as_the_machine_is_slow(monkeypatch):
+def test_a_recorded_run_is_scaled_by_the_speed_of_the_machine(monkeypatch):
     recorded = {"seconds": 100.0, "samples_per_second": 50.0, "exact_match": 0.9}
     monkeypatch.setattr(convergence, "recorded_tutorial", lambda: recorded)
-    blocks = [measure.Block(30.0, 1.0), measure.Block(30.0, 2.0)]  # 20 samples a second
+    blocks = [measure.Block(30.0, 1.0), measure.Block(30.0, 2.0)]  # 20 samples per second
     assert convergence.scaled(blocks) == (0.9, 250.0)
 
 
-def test_a_run_must_learn_what_its_peer_learns(monkeypatch):
+def test_training_on_other_data_than_the_peer_is_refused(monkeypatch):
     class Other:
         fingerprint = "other"
 
@@ -306,8 +306,8 @@ def test_a_run_must_learn_what_its_peer_learns(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "batch_size"), [("post", 2), ("pre", 2), ("GPT", 12)])
-def test_limits_are_of_the_model_that_is_trained(model, batch_size):
-    """Products and calls alone: the first of all linear layers, the second with almost no arithmetic."""
+def test_limits_are_measured_on_the_trained_model(model, batch_size):
+    """Products run all linear layers, and calls run the same operations with almost no arithmetic."""
     whole = GPT(**steps.GPT_SIZE, bias=False) if model == "GPT" else Transformer(**steps.COPY, norm=model)
     products = limits.build_limit(model, "products", batch_size)
     calls = limits.build_limit(model, "calls", batch_size)
@@ -316,7 +316,7 @@ def test_limits_are_of_the_model_that_is_trained(model, batch_size):
     assert products.work().amount == calls.work().amount > 0
 
 
-def test_products_are_those_of_every_linear_layer():
+def test_matrix_products_are_those_of_every_linear_layer():
     network = Transformer(**steps.COPY)
     batch = steps.copy_batches(2, like_lengths=False)[0]
     step = limits.products_of(network, batch)
@@ -331,7 +331,7 @@ def test_products_are_those_of_every_linear_layer():
     assert products.get_total_flops() == expected
 
 
-def test_two_sides_are_measured_in_processes_of_their_own():
+def test_sides_are_measured_in_separate_processes():
     rounds, checked = measure.compare(
         measure.Side(build_number, {"number": 3}), measure.Side(build_number, {"number": 2}), differ, rounds=2
     )
@@ -350,13 +350,13 @@ def differ(ours, peer):
 
 
 @pytest.mark.parametrize(("norm", "peer"), [("post", peers.TutorialTransformer), ("pre", peers.TorchTransformer)])
-def test_transformers_of_both_sides_are_the_same_function(norm, peer):
-    """With our weights and without dropout, the peer gives our logits, also for sources that are padded."""
+def test_transformers_of_both_sides_compute_the_same_function(norm, peer):
+    """With our weights and without dropout, the peer computes our logits, including for padded sources."""
     torch.manual_seed(0)
     ours, theirs = Transformer(**steps.COPY, norm=norm).eval(), peer(**steps.COPY).eval()
     assert steps.parameters_of(ours) == steps.parameters_of(theirs)
     with torch.no_grad():
-        for parameter in ours.parameters():  # no bias is 0, no norm the identity
+        for parameter in ours.parameters():  # so that no bias is 0 and no norm is the identity
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     theirs.take_weights_of(ours)
     batch = steps.copy_batches(8, like_lengths=False)[0]
@@ -382,7 +382,7 @@ def test_nanogpt_with_our_weights_gives_our_logits(bias):
     torch.testing.assert_close(theirs.next_logits(tokens), expected[:, -1])
 
 
-def test_the_dates_of_both_sides_are_the_same():
+def test_both_sides_read_the_same_dates():
     pairs = steps.Date(train_size=40, val_size=1, test_size=1, batch_size=1).pairs("train")
     source, target = next(iter(steps.tutorial_dates(pairs)))
     assert source.shape[0] == 32
@@ -392,12 +392,12 @@ def test_the_dates_of_both_sides_are_the_same():
     assert peers.TutorialDateLSTM()(source).shape == (32, 10, 128)
 
 
-def test_lengths_vary_as_the_target_asks():
+def test_lengths_vary_as_the_target_requires():
     facts = [framework.build_lengths(pool).facts for pool in (16, 1)]
     framework.vary(*facts)
 
 
-def test_sampling_with_the_cache_gives_the_tokens_of_recomputing():
+def test_sampling_with_the_cache_equals_recomputing():
     arguments = {"max_length": decoding.SAMPLED + 2, "whole": False}
     ours, peer = (decoding.build_sampler(side, **arguments).facts for side in ("ours", "recomputed"))
     decoding.same_tokens(ours, peer)
@@ -409,13 +409,13 @@ def test_sampling_with_the_cache_gives_the_tokens_of_recomputing():
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_zeroes_with_its_probability_and_keeps_the_mean(p):
     torch.manual_seed(0)
-    dropout, x = Dropout(p), torch.ones(1001, 999)  # no multiple of the four values that are drawn together
+    dropout, x = Dropout(p), torch.ones(1001, 999)  # not a multiple of the four values drawn together
     y = dropout(x)
     zeroed = (y == 0).double().mean().item()
     deviation = math.sqrt(p * (1 - p) / x.numel())
     assert zeroed == pytest.approx(p, abs=5 * deviation)
     assert y.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4)
-    # neighbours, which share 64 random bits, are independent
+    # neighbors, which share 64 random bits, are independent
     together = ((y[:, 1:] == 0) & (y[:, :-1] == 0)).double().mean().item()
     assert together == pytest.approx(p * p, abs=5 * math.sqrt(p * p * (1 - p * p) / y[:, 1:].numel()) + 1e-3)
     torch.manual_seed(0)
@@ -434,29 +434,31 @@ def test_gpt2_steps_of_both_sides_have_the_same_losses():
     assert ours.work().amount == 2 * 2 * 16
 
 
-def test_flops_of_a_token_are_those_of_its_products():
-    """Two operations for each weight that a token meets and each pair of positions, three passes."""
+def test_flops_per_token_are_those_of_the_matrix_products():
+    """Two operations for each weight and each pair of positions, in three passes."""
     network = GPT(**TINY, bias=False)
     D, T, layers = 32, 16, 2
-    linear = sum(m.weight.numel() for m in network.modules() if isinstance(m, torch.nn.Linear))  # the head is tied
+    linear = sum(
+        m.weight.numel() for m in network.modules() if isinstance(m, torch.nn.Linear)
+    )  # the head is tied to the embedding
     attention = layers * 2 * T * D  # scores and contexts
     norms = (2 * layers + 1) * D
     flops = gpu.flops_per_token(TINY, steps.parameters_of(network))
     assert flops == 6 * (linear + attention + norms)
 
 
-def test_a_text_is_learned_to_a_goal_and_scored_whole(tmp_path):
+def test_a_text_is_trained_to_a_goal_and_scored_in_full(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 60)
     size = {"d_model": 32, "num_heads": 2, "num_layers": 1, "max_length": 16}
     arguments = {"path": path, "device": "cpu", "size": size, "most_steps": 40, "every": 20}
-    assert gpu.build_shakespeare(**arguments, goal=3.3).work().amount <= 3.3  # ln 30 is 3.4
+    assert gpu.build_shakespeare(**arguments, goal=3.3).work().amount <= 3.3  # uniform over 30 characters: ln 30 = 3.4
     missed = gpu.build_shakespeare(**arguments, goal=0.0).work()
     assert missed.amount > 0.0
     assert 0 < missed.seconds < math.inf
 
 
-def test_the_whole_loss_is_that_of_every_window():
+def test_the_whole_loss_is_the_mean_over_all_windows():
     torch.manual_seed(0)
     network, text = GPT(**TINY, bias=False), torch.randint(3, 70, (16 * 70 + 5,))
     losses = []
@@ -479,14 +481,14 @@ def test_only_states_that_keep_their_shapes_can_be_replayed(network, keeps):
         assert all(a.equal(b) for a, b in zip(target, following, strict=True))
 
 
-def test_with_a_gpu_its_rows_are_of_what_was_measured(monkeypatch, tmp_path):
+def test_gpu_rows_are_computed_from_the_measurements(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu, "compare", lambda ours, peer, same: ([(4e5, 3.2e5)] * measure.ROUNDS, "losses"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
     against, used = gpu.gpt2_124m(False)
     assert (against.ratio, against.held, against.checked, against.note) == (1.25, True, "losses", "a GPU")
-    assert used.ours == pytest.approx(100 * 4e5 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # biases are none
+    assert used.ours == pytest.approx(100 * 4e5 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # without biases
     assert used.held == (used.ours >= 45)
     monkeypatch.setattr(gpu, "peak_flops", lambda device, half: None)
     _, unknown = gpu.gpt2_124m(False)
@@ -502,7 +504,7 @@ def test_with_a_gpu_its_rows_are_of_what_was_measured(monkeypatch, tmp_path):
     assert "1.460, 1.600" in row.note
 
 
-def test_without_a_gpu_its_rows_say_so(monkeypatch):
+def test_gpu_rows_are_marked_unmeasured_without_a_gpu(monkeypatch):
     monkeypatch.setattr(gpu, "has_gpu", lambda: False)
     rows = [row for benchmark in (gpu.gpt2_124m, gpu.tiny_shakespeare, gpu.decoding_graphs) for row in benchmark(False)]
     assert len(rows) == 4
@@ -524,7 +526,7 @@ def test_without_a_gpu_its_rows_say_so(monkeypatch):
         (gpu.same_training, {"parameters": 1, "losses": [1.0]}, {"losses": [1.1]}),
     ],
 )
-def test_a_check_says_what_it_checks_and_refuses_what_differs(same, facts, other):
+def test_checks_describe_themselves_and_refuse_differences(same, facts, other):
     assert same(facts, facts)
     with pytest.raises(AssertionError):
         same(facts, facts | other)

@@ -1,4 +1,4 @@
-"""Data that are read from files: parallel text, tables, plain text, labelled texts."""
+"""Data modules that read files: parallel text, tables, plain text and labeled texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tokenizers
 import torch
 from torch.nn import functional as F
 
-from corpora import TEXT, WORDS, as_files, as_imdb, reviews, sentences, write_lines
+from corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_folders, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, WindowSampler, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
@@ -38,7 +38,7 @@ from lightning_tfm.tokenization import (
 
 @pytest.fixture
 def corpus(tmp_path):
-    """300 and 40 sentences, as two files and as a TSV, plain, packed and in another encoding."""
+    """Write 300 and 40 sentence pairs as two files and as a TSV, plain, compressed and in another encoding."""
     for split, number in (("train", 300), ("val", 40)):
         pairs = sentences(number, seed=len(split))
         german, english = zip(*pairs, strict=True)
@@ -61,7 +61,7 @@ def parallel(corpus, endings=("de", "en"), **settings):
     ("endings", "encoding"),
     [(("de", "en"), "utf-8"), (("de.gz", "en.gz"), "utf-8"), (("tsv",), "utf-8"), (("latin1.tsv",), "latin-1")],
 )
-def test_parallel_text_is_what_the_files_hold(endings, encoding, tokens, corpus):
+def test_parallel_text_equals_the_content_of_its_files(endings, encoding, tokens, corpus):
     data = parallel(corpus, endings, encoding=encoding, tokenizer=tokens)
     data.setup("fit")
     assert [pair[:2] for pair in data.datasets["train"].pairs] == sentences(300, seed=5)
@@ -77,7 +77,7 @@ def test_parallel_text_is_what_the_files_hold(endings, encoding, tokens, corpus)
     assert data.vocab_size == data.tokenizer.vocab_size <= 300
 
 
-def test_without_test_files_the_validation_part_is_tested(corpus):
+def test_validation_data_are_tested_without_test_files(corpus):
     ours, other = parallel(corpus), parallel(corpus, test=[str(corpus / "train.de"), str(corpus / "train.en")])
     for data in (ours, other):
         data.setup("fit")
@@ -85,14 +85,16 @@ def test_without_test_files_the_validation_part_is_tested(corpus):
     assert other.fingerprint["test"] == other.fingerprint["train"]
 
 
-def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
+def test_the_vocabulary_is_built_from_training_data_only(corpus):
     write_lines(corpus / "val.de", ["Zebra", *(german for german, _ in sentences(39))])
     write_lines(corpus / "val.en", ["Zebra", *(english for _, english in sentences(39))])
     for tokens in ("character", "word"):
         data = parallel(corpus, tokenizer=tokens)
         assert UNKNOWN in data.tokenizer.decode(data.tokenizer.encode("Zebra"))
     data = parallel(corpus, tokenizer="subword")
-    assert data.tokenizer.decode(data.tokenizer.encode("Zebra über \u4e2d")) == "Zebra über \u4e2d", "bytes write all"
+    assert data.tokenizer.decode(data.tokenizer.encode("Zebra über \u4e2d")) == "Zebra über \u4e2d", (
+        "every text can be encoded by bytes"
+    )
     few = parallel(corpus, tokenizer="word", vocab_size=8)
     assert few.vocab_size == 8
     counts = [sum(text.split().count(symbol) for pair in sentences(300, seed=5) for text in pair) for symbol in WORDS]
@@ -104,7 +106,7 @@ def test_a_vocabulary_is_learned_from_the_training_part_alone(corpus):
     )
 
 
-def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted(corpus, capsys):
+def test_overlong_pairs_are_refused_or_dropped_and_counted(corpus, capsys):
     with pytest.raises(
         UserError,
         match="max_source_length must be at least 10 for train, but is 8; raise it, or set drop_too_long; the longest",
@@ -116,11 +118,11 @@ def test_pairs_that_are_too_long_are_refused_or_left_out_and_counted(corpus, cap
     data.setup("fit")
     kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
     assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
-    told = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped\n"
-    assert capsys.readouterr().err == told
+    message = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped\n"
+    assert capsys.readouterr().err == message
 
 
-def test_batches_hold_as_many_tokens_as_they_may(corpus):
+def test_batches_use_their_token_budget(corpus):
     data = parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64)
     data.setup("fit")
     dataset = data.datasets["train"]
@@ -145,7 +147,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
-def test_every_stream_is_the_same_from_any_place_and_shared_out_by_any_number(make):
+def test_streams_do_not_depend_on_the_start_or_the_world_size(make):
     whole = [rows.tolist() for rows in itertools.islice(make(), 50)]
     assert whole == [rows.tolist() for rows in itertools.islice(make(), 50)]
     assert whole != [rows.tolist() for rows in itertools.islice(make(seed=1), 50)]
@@ -168,7 +170,7 @@ def test_every_stream_is_the_same_from_any_place_and_shared_out_by_any_number(ma
 # Tables
 
 
-def test_spelling_to_sound(tmp_path):
+def test_targets_are_split_at_their_separator(tmp_path):
     train = write_lines(tmp_path / "train.tsv", ["cat\tK AE T", "hat\tHH AE T", "tee\tT IY"])
     val = write_lines(tmp_path / "val.tsv", ["tea\tT IY", "ox\tAA K S"])
     data = Tsv(train, val, target_separator=" ", batch_size=2)
@@ -186,8 +188,8 @@ def test_spelling_to_sound(tmp_path):
     assert batch.target_out.tolist()[1][2:] == [EOS, PAD]
 
 
-def test_a_target_is_what_can_be_written(tmp_path):
-    """White space between symbols is one space, as in an answer: else no answer would be right."""
+def test_targets_are_normalized_to_decodable_text(tmp_path):
+    """Whitespace between symbols becomes one space, as in predictions, which could not match otherwise."""
     table = write_lines(tmp_path / "table.tsv", ["cat\tK  AE \u00a0T", "hat\tHH AE T"])
     words = write_lines(tmp_path / "words.tsv", ["ein  Hund\ta  dog", "der Hund\tthe dog"])
     for data in (
@@ -198,7 +200,7 @@ def test_a_target_is_what_can_be_written(tmp_path):
             assert data.tokenizer.decode(data.tokenizer.encode_target(pair.target)) == pair.target
 
 
-def test_inflection_has_columns_of_its_own(tmp_path):
+def test_features_are_read_from_their_own_column(tmp_path):
     train = write_lines(tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN"])
     data = Tsv(train, train, features=3, batch_size=2)
     data.setup("fit")
@@ -238,7 +240,7 @@ def test_validation_scores_every_token_once(tokens, tmp_path):
         assert batch.target_in[:, 1:].equal(batch.target_out[:, :-1].where(batch.target_in[:, 1:] != PAD, PAD))
 
 
-def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
+def test_training_windows_are_complete_and_start_anywhere(tmp_path):
     data = Text(text_file(tmp_path), max_length=16, batch_size=4)
     data.setup("fit")
     ids = data.datasets["train"].ids
@@ -249,7 +251,7 @@ def test_training_windows_lie_anywhere_and_are_whole(tmp_path):
             assert target_in.equal(ids[begin : begin + 16])
             assert target_out.equal(ids[begin + 1 : begin + 17])
             begins.add(begin % 16)
-    assert len(begins) > 5, "each pass begins elsewhere"
+    assert len(begins) > 5, "each epoch starts at another offset"
 
 
 @pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3])
@@ -265,7 +267,7 @@ def test_validation_part_is_the_end_of_the_text(val_fraction, test_fraction, tmp
         assert texts["test"] == texts["val"]
 
 
-def test_a_folder_is_one_text(tmp_path):
+def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
@@ -277,8 +279,8 @@ def test_a_folder_is_one_text(tmp_path):
     assert data.fingerprint["test"] != data.fingerprint["val"]
 
 
-def test_the_loss_of_a_language_model_is_of_the_whole_part(tmp_path):
-    """Against the sum over windows, one by one; a character's loss is a token's by how many it stands for."""
+def test_language_model_loss_covers_the_whole_validation_part(tmp_path):
+    """It equals the sum over single windows; the loss per character divides it by the characters per token."""
     from lightning import Trainer
 
     from lightning_tfm.modules import LanguageModel
@@ -309,10 +311,10 @@ def test_the_loss_of_a_language_model_is_of_the_whole_part(tmp_path):
     assert logged["val/loss_per_character"] == pytest.approx(loss * len(ids) / len(data.texts["val"]), rel=1e-4)
 
 
-# Labelled texts
+# Labeled texts
 
 
-def as_archive(path, texts, part="", others=()):
+def write_archive(path, texts, part="", others=()):
     with tarfile.open(path, "w:gz") as tar:
         for number, (label, text) in enumerate(texts):
             content = text.encode()
@@ -325,7 +327,7 @@ def as_archive(path, texts, part="", others=()):
 
 
 def damaged(archive):
-    """In the middle, where the name of a file stands; packed as if it were right."""
+    """Overwrite the header of a file in the middle of an archive, and compress it again."""
     path = Path(archive)
     content = bytearray(gzip.decompress(path.read_bytes()))
     begin = content.index(b"aclImdb", len(content) // 2)
@@ -338,14 +340,14 @@ def sentiment(train, **settings):
     return Sentiment(**{"train": train, "val_fraction": 0.2, "test_fraction": 0.2, "batch_size": 8} | settings)
 
 
-def held(data, splits=("train", "val", "test")):
+def texts_in(data, splits=("train", "val", "test")):
     return sorted((pair.target, pair.source) for split in splits for pair in data.pairs(split))
 
 
-def test_labelled_texts_are_the_same_from_a_folder_an_archive_a_table_and_files(tmp_path):
+def test_labeled_texts_are_equal_from_folders_archives_tables_and_files(tmp_path):
     texts = reviews()
-    as_files(tmp_path / "folder", texts)
-    as_archive(tmp_path / "archive.tar.gz", texts)
+    write_label_folders(tmp_path / "folder", texts)
+    write_archive(tmp_path / "archive.tar.gz", texts)
     write_lines(tmp_path / "table.tsv", map("\t".join, texts))
     for label in ("neg", "pos"):
         write_lines(tmp_path / f"part.{label}", [text for other, text in texts if other == label])
@@ -354,23 +356,23 @@ def test_labelled_texts_are_the_same_from_a_folder_an_archive_a_table_and_files(
     for some in names:
         data = sentiment([str(tmp_path / name) for name in some])
         assert data.labels == ["neg", "pos"]
-        assert held(data) == sorted(texts), some
+        assert texts_in(data) == sorted(texts), some
         data.setup("fit")
-        fingerprints.add(tuple(sorted(held(data, ["test"]))))
-    assert len(fingerprints) == 1, "a text belongs to its part by its hash"
+        fingerprints.add(tuple(sorted(texts_in(data, ["test"]))))
+    assert len(fingerprints) == 1, "the hash of a text determines its split"
 
 
-def test_what_lies_beside_the_labels_folders_is_no_text(tmp_path):
-    as_files(tmp_path / "folder/reviews", reviews())
+def test_files_beside_label_folders_are_ignored(tmp_path):
+    write_label_folders(tmp_path / "folder/reviews", reviews())
     (tmp_path / "folder/reviews/README.txt").write_text("who made this")
     with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "folder/reviews", "reviews")
     for name in ("folder", "folder/reviews", "archive.tar.gz"):
-        assert held(sentiment([str(tmp_path / name)])) == sorted(reviews()), name
+        assert texts_in(sentiment([str(tmp_path / name)])) == sorted(reviews()), name
 
 
 def in_folders(names, number=40):
-    """Names of so many files in each of these folders."""
+    """Return the names of `number` files in each of the folders."""
     return [f"{name}/{n}.txt" for name in names for n in range(number)]
 
 
@@ -426,7 +428,7 @@ REFUSED_LAYOUTS = {
 
 
 def lay_out(form, names, tmp_path):
-    """Write a text into each file; return the folder, or an archive of it with or without the folder's name."""
+    """Write a text into each file; return the folder, or an archive of it with or without a top-level folder."""
     for name in names:
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -442,19 +444,20 @@ def lay_out(form, names, tmp_path):
 @pytest.mark.parametrize(("names", "labels", "left_out"), LAYOUTS.values(), ids=LAYOUTS)
 def test_every_file_is_read_or_counted(names, labels, left_out, form, tmp_path, capsys):
     data = sentiment([str(lay_out(form, names, tmp_path))])
-    told = re.findall(r"(\d+) files of .* are left out because (.*), such as ", capsys.readouterr().err)
-    assert {reason: int(number) for number, reason in told} == left_out
+    reasons = re.findall(r"(\d+) files of .* are left out because (.*), such as ", capsys.readouterr().err)
+    assert {reason: int(number) for number, reason in reasons} == left_out
     assert {*data.labels} == labels
-    read = [text.removeprefix("text of ") for _, text in held(data)]
+    read = [text.removeprefix("text of ") for _, text in texts_in(data)]
     assert len({*read}) == len(read) == len(names) - sum(left_out.values())
     assert all(
-        Path(name).parent.name == label for label, name in zip((label for label, _ in held(data)), read, strict=True)
+        Path(name).parent.name == label
+        for label, name in zip((label for label, _ in texts_in(data)), read, strict=True)
     )
 
 
 @pytest.mark.parametrize("form", ["folder", ".", "top"])
 @pytest.mark.parametrize(("names", "message"), REFUSED_LAYOUTS.values(), ids=REFUSED_LAYOUTS)
-def test_unclear_layout_is_refused(names, message, form, tmp_path):
+def test_ambiguous_layouts_are_refused(names, message, form, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         sentiment([str(lay_out(form, names, tmp_path))])
     assert "\n" not in str(error.value)
@@ -472,21 +475,21 @@ def test_texts_of_other_parts_are_counted(form, tmp_path, capsys):
     assert "80 texts in test/ of train are left out because test names other data" in capsys.readouterr().err
 
 
-def test_folder_of_a_part_may_hold_texts_without_a_label(tmp_path, capsys, monkeypatch):
-    """IMDB's folder train, which has pos, neg and unsup, by several names of it."""
-    folder, _ = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
+def test_a_training_folder_may_contain_unlabeled_texts(tmp_path, capsys, monkeypatch):
+    """IMDB's folder train holds pos, neg and unsup; its path may be written in several ways."""
+    folder, _ = write_imdb(tmp_path, reviews(60), reviews(30, seed=1))
     monkeypatch.chdir(folder / "train")
     for name in (str(folder / "train"), f"{folder}/train/", "."):
         data = sentiment([name], test=[str(folder / "test")], test_fraction=0)
         assert data.labels == ["neg", "pos"]
-        assert held(data, ["train", "val"]) == sorted(reviews(60))
+        assert texts_in(data, ["train", "val"]) == sorted(reviews(60))
         assert "1 files of " in (err := capsys.readouterr().err)
         assert "because they have no label" in err
 
 
-def test_links_are_counted(tmp_path, capsys):
-    """A link to a file of a folder is read as the file; one to a folder, or in an archive, is not followed."""
-    as_files(tmp_path / "folder", reviews())
+def test_links_that_are_not_followed_are_counted(tmp_path, capsys):
+    """Links to files are read; links to folders and links in archives are not followed."""
+    write_label_folders(tmp_path / "folder", reviews())
     (tmp_path / "folder/pos/linked.txt").symlink_to(tmp_path / "folder" / next((tmp_path / "folder/pos").iterdir()))
     (tmp_path / "folder/meh").symlink_to(tmp_path / "folder/neg")
     with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
@@ -494,33 +497,33 @@ def test_links_are_counted(tmp_path, capsys):
     for name, number in (("folder", 1), ("archive.tar.gz", 2)):
         data = sentiment([str(tmp_path / name)])
         assert data.labels == ["neg", "pos"]
-        assert len(held(data)) == len(reviews()) + 2 - number
+        assert len(texts_in(data)) == len(reviews()) + 2 - number
         assert f"{number} files of " in (err := capsys.readouterr().err)
         assert "because links are not followed, such as " in err
 
 
-def test_of_an_archive_that_is_tested_its_test_part_is(tmp_path):
+def test_only_the_test_part_of_a_test_archive_is_tested(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200, seed=2)))]
-    _, archive = as_imdb(tmp_path, reviews(60), reviews(30, seed=1))
-    assert held(sentiment(train, test=[str(archive)]), ["test"]) == sorted(reviews(30, seed=1))
+    _, archive = write_imdb(tmp_path, reviews(60), reviews(30, seed=1))
+    assert texts_in(sentiment(train, test=[str(archive)]), ["test"]) == sorted(reviews(30, seed=1))
 
 
-def test_splits_are_disjoint_whatever_the_seed(tmp_path):
+def test_splits_are_disjoint_for_any_seed(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(400)))]
     data = [sentiment(train, seed=seed) for seed in (0, 1)]
-    assert held(data[0], ["test"]) == held(data[1], ["test"])
+    assert texts_in(data[0], ["test"]) == texts_in(data[1], ["test"])
     parts = [{pair.source for pair in data[0].pairs(split)} for split in ("train", "val", "test")]
     assert all(not ours & theirs for ours, theirs in itertools.combinations(parts, 2))
     assert all(40 < len(data[0].pairs(split)) < 130 for split in ("val", "test"))
 
 
 NUMBERED = [(("neg", "pos")[n % 2], f"text number {n - n % 10 // 9}") for n in range(2_000)]
-"""Labelled texts, of which one in ten comes twice."""
+"""Labeled texts, one in ten of which occurs twice."""
 
 
 @pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3, 0.45])
 @pytest.mark.parametrize("test_fraction", [0.05, 0.1, 0.3, 0.45])
-def test_each_share_is_of_all_texts(val_fraction, test_fraction, tmp_path):
+def test_split_fractions_are_relative_to_all_texts(val_fraction, test_fraction, tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
     data, other_seed = (
         sentiment(train, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed) for seed in (0, 1)
@@ -535,8 +538,8 @@ def test_each_share_is_of_all_texts(val_fraction, test_fraction, tmp_path):
         assert not {*ours} & {*theirs}
 
 
-def test_parts_are_intervals_of_one_hash(tmp_path):
-    """By the definition; a share that is not taken goes to training, and the other part stays what it is."""
+def test_splits_are_intervals_of_one_hash(tmp_path):
+    """An unused interval goes to training and leaves the other split unchanged."""
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, NUMBERED))]
     others = [write_lines(tmp_path / "others.tsv", map("\t".join, reviews(50, seed=1)))]
 
@@ -544,21 +547,21 @@ def test_parts_are_intervals_of_one_hash(tmp_path):
         return sorted(row for row in NUMBERED if begin <= stable_hash(f"test {row[1]}") / 2**64 < end)
 
     data = sentiment(train, val_fraction=0.2, test_fraction=0.3)
-    assert held(data, ["test"]) == interval(0, 0.3)
-    assert held(data, ["val"]) == interval(0.3, 0.5)
-    assert held(data, ["train"]) == interval(0.5, 1)
+    assert texts_in(data, ["test"]) == interval(0, 0.3)
+    assert texts_in(data, ["val"]) == interval(0.3, 0.5)
+    assert texts_in(data, ["train"]) == interval(0.5, 1)
     data = sentiment(train, val_fraction=0.2, test_fraction=0.3, val=others, test=others)
-    assert held(data, ["train"]) == interval(0.5, 1)
+    assert texts_in(data, ["train"]) == interval(0.5, 1)
     data = sentiment(train, val_fraction=0.2, test_fraction=0, test=others)
-    assert held(data, ["val"]) == interval(0, 0.2)
-    as_files(tmp_path / "folder", NUMBERED, "train")
-    as_files(tmp_path / "folder", reviews(50, seed=1), "test")
+    assert texts_in(data, ["val"]) == interval(0, 0.2)
+    write_label_folders(tmp_path / "folder", NUMBERED, "train")
+    write_label_folders(tmp_path / "folder", reviews(50, seed=1), "test")
     data = sentiment([str(tmp_path / "folder")], val_fraction=0.2, test_fraction=0.3)
-    assert held(data, ["val"]) == interval(0.3, 0.5)
-    assert held(data, ["train"]) == sorted(interval(0, 0.3) + interval(0.5, 1))
+    assert texts_in(data, ["val"]) == interval(0.3, 0.5)
+    assert texts_in(data, ["train"]) == sorted(interval(0, 0.3) + interval(0.5, 1))
 
 
-def test_texts_may_have_any_name_but_a_hidden_one(tmp_path):
+def test_text_files_may_have_any_name_except_a_hidden_one(tmp_path):
     texts = reviews()
     for number, (label, text) in enumerate(texts):
         path = tmp_path / "folder" / label / f"{number}{('', '.txt', '.TXT', '.md')[number % 4]}"
@@ -571,56 +574,58 @@ def test_texts_may_have_any_name_but_a_hidden_one(tmp_path):
     with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "folder", "./reviews")
     for name in ("folder", "archive.tar.gz"):
-        assert held(sentiment([str(tmp_path / name)])) == sorted(texts), name
+        assert texts_in(sentiment([str(tmp_path / name)])) == sorted(texts), name
 
 
-def test_a_folder_of_a_test_part_alone_can_be_tested(tmp_path, capsys):
+def test_a_folder_with_only_a_test_part_can_be_tested(tmp_path, capsys):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200)))]
-    as_files(tmp_path / "folder", reviews(30, seed=1), "test")
+    write_label_folders(tmp_path / "folder", reviews(30, seed=1), "test")
     data = sentiment(train, test=[str(tmp_path / "folder")])
-    assert held(data, ["test"]) == sorted(reviews(30, seed=1))
-    left_out = 200 - len(held(data, ["train", "val"]))
+    assert texts_in(data, ["test"]) == sorted(reviews(30, seed=1))
+    left_out = 200 - len(texts_in(data, ["train", "val"]))
     assert capsys.readouterr().err == (
         f"lightning-tfm: {left_out} texts of train are held out by test_fraction; set it to 0 to train on them\n"
     )
 
 
-def test_the_archives_own_test_part_is_tested(tmp_path):
-    for path in as_imdb(tmp_path, reviews(60), reviews(30, seed=1)):
+def test_the_test_part_of_an_archive_is_tested(tmp_path):
+    for path in write_imdb(tmp_path, reviews(60), reviews(30, seed=1)):
         data = sentiment([str(path)])
         assert data.labels == ["neg", "pos"]
-        assert held(data, ["test"]) == sorted(reviews(30, seed=1))
-        assert held(data, ["train", "val"]) == sorted(reviews(60))
+        assert texts_in(data, ["test"]) == sorted(reviews(30, seed=1))
+        assert texts_in(data, ["train", "val"]) == sorted(reviews(60))
 
 
-def test_texts_that_are_tested_later_change_nothing_of_training(tmp_path):
+def test_separate_test_data_do_not_change_the_training_data(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(400)))]
     others = [write_lines(tmp_path / "others.tsv", map("\t".join, reviews(50, seed=1)))]
     before, after = sentiment(train), sentiment(train, test=others)
     assert after.tokenizer.to_dict() == before.tokenizer.to_dict()
-    assert [held(after, [split]) for split in ("train", "val")] == [held(before, [split]) for split in ("train", "val")]
-    assert held(after, ["test"]) == sorted(reviews(50, seed=1))
+    assert [texts_in(after, [split]) for split in ("train", "val")] == [
+        texts_in(before, [split]) for split in ("train", "val")
+    ]
+    assert texts_in(after, ["test"]) == sorted(reviews(50, seed=1))
     assert len(sentiment(train, test=others, test_fraction=0).pairs("train")) > len(before.pairs("train"))
 
 
-def test_nothing_in_an_archive_is_unpacked(tmp_path):
+def test_archives_are_not_unpacked_to_disk(tmp_path):
     evil = [tarfile.TarInfo("../../pos/evil.txt"), tarfile.TarInfo("a/pos/link.txt")]
     evil[0].size = 3
     evil[1].type, evil[1].linkname = tarfile.SYMTYPE, "/etc/passwd"
     folder = tmp_path / "inner/folder"
     folder.mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    data = sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=evil)])
+    data = sentiment([write_archive(folder / "archive.tar.gz", reviews(), others=evil)])
     assert sorted(path for path in tmp_path.rglob("*") if path.name != "archive.tar.gz") == before
-    assert held(data) == sorted(reviews()), "no link is followed, and nothing leads upwards"
+    assert texts_in(data) == sorted(reviews()), "no link is followed, and no path leaves the archive"
     member = tarfile.TarInfo("/tmp/pos/evil.txt")
     member.size = 3
     with pytest.raises(UserError, match="must have the folders of its labels side by side, but has '/tmp/pos' and"):
-        sentiment([as_archive(folder / "archive.tar.gz", reviews(), others=[member])])
+        sentiment([write_archive(folder / "archive.tar.gz", reviews(), others=[member])])
     assert not Path("/tmp/pos").exists()
 
 
-def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
+def test_truncation_keeps_the_end_and_is_counted(tmp_path, capsys):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
     data = sentiment(train, max_length=5, truncate=True)
     data.setup("fit")
@@ -634,7 +639,7 @@ def test_the_end_of_a_long_text_is_kept_and_the_cut_counted(tmp_path, capsys):
         sentiment(train, max_length=5).setup("fit")
 
 
-def test_words_are_read_in_small_letters_apart_from_their_marks():
+def test_words_are_lowercased_and_split_from_punctuation():
     tokenizer = train_word_tokenizer(["It's great<br />GREAT film!", "great"], vocab_size=7)
     assert tokenizer.split("It's great<br />GREAT!") == ["it's", "great", "great", "!"]
     assert tokenizer.vocab_size == 7
@@ -644,15 +649,15 @@ def test_words_are_read_in_small_letters_apart_from_their_marks():
     assert again.encode("Great nonsense") == tokenizer.encode("great NONSENSE") == [4, 3]
 
 
-def test_ngrams_tell_of_words_that_training_has_not_seen():
+def test_ngrams_represent_unseen_words():
     tokenizer = tokenizer_from_dict(train_word_tokenizer(["a watch", "a fuss"], 7, num_ngrams=10_000).to_dict())
     (a, watch, unwatchable), width = tokenizer.encode("a watch unwatchable"), tokenizer.ids_per_token
     assert tokenizer.vocab_size == 7 + 10_000
     assert {len(a), len(watch), len(unwatchable)} == {width}
-    assert (a[0], watch[0], unwatchable[0]) == (4, 6, 3), "the word's own id comes first"
+    assert (a[0], watch[0], unwatchable[0]) == (4, 6, 3), "the id of the word comes first"
     ngrams = [{id for id in word[1:] if id != PAD} for word in (a, watch, unwatchable)]
     assert all(7 <= id < tokenizer.vocab_size for word in ngrams for id in word)
-    # <wat atch> and so on: 5 + 4 + 3 n-grams of <watch>, of which those inside are in both: wat atc tch watc atch watch
+    # <watch> has 5 + 4 + 3 n-grams; those within the word occur in both words: wat atc tch watc atch watch
     assert [len(word) for word in ngrams[:2]] == [1, 12]
     assert len(ngrams[1] & ngrams[2]) == 6
     long = tokenizer.encode("a" * 40)[0]
@@ -663,7 +668,7 @@ def test_ngrams_tell_of_words_that_training_has_not_seen():
         Sentiment(["x.tsv"], num_ngrams=-1)
 
 
-def test_a_batch_of_spelled_words_holds_what_the_tokenizer_says(tmp_path):
+def test_batches_of_ngrams_equal_the_output_of_the_tokenizer(tmp_path):
     table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
     data = Sentiment([table], num_ngrams=50, max_length=16, batch_size=20)
     data.setup("fit")
@@ -693,13 +698,13 @@ SCRIPTS = {
     "Thai": "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22 \u0e01\u0e33\u0e25\u0e31\u0e07 \u0e17\u0e35\u0e48",
     "emoji": "\U0001f469\U0001f3fd\u200d\U0001f4bb \U0001f468\u200d\U0001f469\u200d\U0001f467 1\ufe0f\u20e3",
 }
-"""Words of several scripts, between spaces."""
+"""Words of several scripts, separated by spaces."""
 
 UNICODE = [word for text in SCRIPTS.values() for word in text.split()]
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
-def test_words_keep_their_marks(text):
+def test_words_keep_their_combining_marks(text):
     for form in ("NFC", "NFD"):
         normal = unicodedata.normalize(form, text)
         assert WordTokenizer(()).split(f"({normal}) {normal}!") == [
@@ -711,16 +716,16 @@ def test_words_keep_their_marks(text):
         ]
 
 
-def test_every_mark_extends_a_word():
+def test_every_combining_mark_extends_a_word():
     split = WordTokenizer(()).split
     marks = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("M")]
     assert len(marks) > 2_000
     assert [mark for mark in marks if len(split(f"a{mark}b")) > 1] == []
 
 
-def test_words_of_texts_without_marks():
-    """By a pattern without marks, whose words those of Latin texts have always been."""
-    letters = "".join(map(chr, range(0x300))).replace("\u0130", "")  # which in small letters is an i and a mark
+def test_texts_without_combining_marks_are_split_into_the_same_words():
+    """They are split as by a pattern that does not know combining marks."""
+    letters = "".join(map(chr, range(0x300))).replace("\u0130", "")  # its lower case is an i and a combining mark
     for text in (letters, letters[::-1], " ".join(letters), TEXT, "it's 'tis '' - rock 'n' roll<br />x_1\u00ad\u00bd"):
         assert WordTokenizer(()).split(text) == re.findall(r"[\w']+|[^\w\s]", text.replace("<br />", " ").lower())
 
@@ -736,7 +741,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
-def test_both_forms_of_a_file_give_the_same_ids(make, tmp_path):
+def test_nfc_and_nfd_files_give_the_same_ids(make, tmp_path):
     draw = random.Random(0)
     lines = ["\t".join((draw.choice(UNICODE[:2]), " ".join(draw.choices(UNICODE, k=4)))) for _ in range(200)]
     made = []
@@ -748,24 +753,24 @@ def test_both_forms_of_a_file_give_the_same_ids(make, tmp_path):
     ours, theirs = made
     assert ours.tokenizer.to_dict() == theirs.tokenizer.to_dict()
     assert ours.fingerprint == theirs.fingerprint
-    if not isinstance(ours, Sentiment):  # whose words are not written
+    if not isinstance(ours, Sentiment):  # which does not decode words
         for word in UNICODE:
             word = unicodedata.normalize("NFC", word)
             assert ours.tokenizer.decode(ours.tokenizer.encode_target(word)) == word
 
 
-def test_both_forms_of_a_label_are_one(tmp_path):
-    """As a Mac and others write the names of folders and files."""
+def test_nfc_and_nfd_labels_are_the_same_label(tmp_path):
+    """macOS normalizes file names to NFD, other systems do not."""
     label = UNICODE[0]
     texts = [(label if old == "pos" else old, text) for old, text in reviews()]
     for form in ("NFC", "NFD"):
-        as_files(tmp_path / form, [(unicodedata.normalize(form, label), text) for label, text in texts])
+        write_label_folders(tmp_path / form, [(unicodedata.normalize(form, label), text) for label, text in texts])
         for name in ("neg", label):
             path = tmp_path / f"{form}.{unicodedata.normalize(form, name)}"
             write_lines(path, [text for label, text in texts if label == name])
         for names in ([form], [f"{form}.neg", unicodedata.normalize(form, f"{form}.{label}")]):
             data = sentiment([str(tmp_path / name) for name in names])
-            assert held(data) == sorted(texts)
+            assert texts_in(data) == sorted(texts)
 
 
 # Bad input
@@ -783,7 +788,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_file_that_is_no_text_is_named(content, message, tmp_path):
+def test_a_file_that_is_not_text_is_named_in_the_error(content, message, tmp_path):
     path = tmp_path / "data.txt"
     path.write_bytes(content)
     for make in (
@@ -798,7 +803,7 @@ def test_a_file_that_is_no_text_is_named(content, message, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_packed_file_that_is_cut_is_named(tmp_path):
+def test_a_damaged_gzip_file_is_named_in_the_error(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"text\n" * 100)[:-9])
     with pytest.raises(UserError, match=r"text.gz' cannot be read"):
@@ -808,14 +813,14 @@ def test_a_packed_file_that_is_cut_is_named(tmp_path):
         read_text(path)
 
 
-def test_lines_end_with_line_feeds_alone(tmp_path):
+def test_lines_end_only_at_line_feeds(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
     assert read_lines(path) == ["eins", "zwei\x85\u2028drei\x0cvier"]
     path.write_text("größe", encoding="utf-16")
     assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
     path.write_text("größe", encoding="latin-1")
-    for other in ("utf-9", "hex", "zip", "rot13"):  # of which the last three are of bytes, or of texts only
+    for other in ("utf-9", "hex", "zip", "rot13"):  # the last three are not text encodings
         with pytest.raises(UserError, match=f"encoding must be one of texts that Python knows, but is '{other}'; try"):
             read_text(path, other)
     with pytest.raises(UserError, match="must be in encoding idna, but its line 1 is not"):
@@ -897,7 +902,7 @@ BAD_DATA = {
         r"each text must hold a word, but '<br />' \(pos\) does not; delete it",
     ),
     "a damaged archive": (
-        lambda p: sentiment([damaged(as_archive(p / "a.tar.gz", reviews()))]),
+        lambda p: sentiment([damaged(write_archive(p / "a.tar.gz", reviews()))]),
         "must be an archive of texts, but cannot be read as one: it is damaged",
     ),
     "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
@@ -950,16 +955,16 @@ BAD_DATA = {
     ),
     "a label's folder in another's": (
         lambda p: (
-            as_files(p / "folder", reviews())
-            or as_files(p / "folder", [("old", "text")], "pos")
+            write_label_folders(p / "folder", reviews())
+            or write_label_folders(p / "folder", [("old", "text")], "pos")
             or sentiment([str(p / "folder")])
         ),
         "must have the folders of its labels side by side, but has 'neg' and 'pos/old'; move or remove one",
     ),
     "parts of other names": (
         lambda p: (
-            as_files(p / "folder", reviews(), "train")
-            or as_files(p / "folder", reviews(), "dev")
+            write_label_folders(p / "folder", reviews(), "train")
+            or write_label_folders(p / "folder", reviews(), "dev")
             or sentiment([str(p / "folder")])
         ),
         "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
@@ -980,20 +985,20 @@ BAD_DATA = {
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_DATA.values(), ids=BAD_DATA)
-def test_data_that_cannot_be_used_are_refused_in_one_line(make, message, tmp_path):
+def test_unusable_data_are_refused_in_one_line(make, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         make(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_subwords_are_those_of_a_tokenizer_file(tmp_path):
+def test_a_tokenizer_file_defines_the_subwords(tmp_path):
     subwords = train_tokenizer([TEXT], "subword", 300)
     data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, subwords.to_dict()["model"], "tokenizer.json"))
     assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)
 
 
-def test_what_a_tokenizer_file_does_for_its_own_model_is_left_out(tmp_path):
-    """It cuts, fills up and frames the model's inputs; a text is to be read whole, and as it is."""
+def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
+    """Truncation, padding and special tokens are for the inputs of a model; texts are read in full."""
     subwords = train_tokenizer([TEXT], "subword", 300)
     others = tokenizers.Tokenizer.from_str(subwords.to_dict()["model"])
     others.add_special_tokens(["<s>"])

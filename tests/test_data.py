@@ -1,4 +1,4 @@
-"""Laws that every data module obeys, and each dataset's own."""
+"""Properties of every data module, and those of each generated dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import datetime, json, sys
 import faker.providers.date_time
 from datamodules import Copy, Date, ToyTranslation
 
-class Another(datetime.datetime):  # the clock, as far as faker sees it
+class Another(datetime.datetime):  # the clock that faker reads
     @classmethod
     def now(cls, tz=None):
         return cls(int(sys.argv[1]), 2, 3, tzinfo=tz)
@@ -39,7 +39,7 @@ print(json.dumps(fingerprints))
 """
 
 
-def test_vocabulary_and_lengths_are_known_before_the_data(make_data):
+def test_vocabulary_and_lengths_are_known_before_setup(make_data):
     data = make_data()
     known = data.vocab_size, data.max_source_length, data.max_target_length
     assert data.datasets == {}
@@ -68,7 +68,7 @@ def test_splits_of_different_seeds_are_disjoint_too(make_data):
     assert trained & {pair.source for pair in second.pairs("train")} != trained
 
 
-def test_overlapping_splits_are_noticed(make_data, monkeypatch):
+def test_overlapping_splits_are_refused(make_data, monkeypatch):
     data = make_data()
     training = data.pairs("train")
     monkeypatch.setattr(data, "pairs", lambda split: training)
@@ -76,7 +76,7 @@ def test_overlapping_splits_are_noticed(make_data, monkeypatch):
         data.setup("fit")
 
 
-def test_the_fingerprint_tells_data_apart(make_data):
+def test_fingerprints_distinguish_data(make_data):
     same, again, other = make_data(seed=1), make_data(seed=1), make_data(seed=2)
     for data in (same, again, other):
         data.setup("fit")
@@ -84,7 +84,7 @@ def test_the_fingerprint_tells_data_apart(make_data):
     assert all(same.fingerprint[split] != other.fingerprint[split] for split in same.fingerprint)
 
 
-def test_data_are_the_same_in_every_process_time_zone_and_locale_and_on_every_day():
+def test_data_do_not_depend_on_process_time_zone_locale_or_date():
     answers = []
     for zone, hash_seed, language, year in (
         ("Pacific/Kiritimati", "1", "C", "1999"),
@@ -99,7 +99,7 @@ def test_data_are_the_same_in_every_process_time_zone_and_locale_and_on_every_da
     assert len(answers[0]) == 3
 
 
-def test_batches_are_shifted_once_and_padded_on_the_right(make_data):
+def test_targets_are_shifted_once_and_batches_padded_on_the_right(make_data):
     data = make_data(batch_size=16)
     data.setup("fit")
     for batch in data.train_dataloader():
@@ -112,11 +112,11 @@ def test_batches_are_shifted_once_and_padded_on_the_right(make_data):
             assert target_in[1:] == target_out[:-1]
             assert EOS not in source[:-1] + target_in
         for padded in batch[:3]:
-            assert (padded != PAD).any(0).all()  # not wider than its longest row
+            assert (padded != PAD).any(0).all()  # no wider than the longest row
             assert ((padded != PAD).long().diff(dim=1) <= 0).all()
 
 
-def test_batches_hold_the_pairs(make_data):
+def test_batches_contain_the_pairs(make_data):
     data = make_data()
     data.setup("fit")
     (loader, *_) = data.test_dataloader()
@@ -129,8 +129,8 @@ def test_batches_hold_the_pairs(make_data):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_stream_is_the_same_for_any_workers_and_after_a_resume(num_workers):
-    """Over three passes: read through, and from every place that a run may stop at."""
+def test_the_stream_does_not_depend_on_workers_or_resuming(num_workers):
+    """Three epochs are read in full, and resumed from every step."""
 
     def loader(workers):
         data = Copy(train_size=200, val_size=20, test_size=20, longer_size=20, num_workers=workers)
@@ -152,7 +152,7 @@ def test_the_stream_is_the_same_for_any_workers_and_after_a_resume(num_workers):
         first, second = loader(0), loader(num_workers)
         assert equal(batches[:stop], itertools.islice((batch for _ in range(3) for batch in first), stop))
         second.load_state_dict(first.state_dict())
-        passes = range(stop // 3, 3)  # what is left of this pass, and those after it
+        passes = range(stop // 3, 3)  # the rest of this epoch, and the epochs after it
         assert equal(batches[stop:], [batch for _ in passes for batch in second])
 
 
@@ -164,7 +164,7 @@ def test_the_stream_is_the_same_for_any_workers_and_after_a_resume(num_workers):
         ({"train_size": 201}, "the fingerprint of the training data must be that of the checkpoint"),
     ],
 )
-def test_another_stream_is_no_way_to_go_on(settings, message):
+def test_resuming_with_another_stream_is_refused(settings, message):
     loaders = []
     for changes in ({}, settings):
         data = Copy(**{"train_size": 200, "val_size": 20, "test_size": 20, "longer_size": 20} | changes)
@@ -187,7 +187,7 @@ def test_processes_share_the_same_global_batches(world_size):
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_each_pass_has_an_order_of_its_own_from_the_seed():
+def test_each_epoch_has_its_own_order_determined_by_the_seed():
     def order(seed, number):
         stream = LengthGroupedSampler(torch.arange(64) % 7, 16, seed)
         stream.start = 4 * number
@@ -199,7 +199,7 @@ def test_each_pass_has_an_order_of_its_own_from_the_seed():
     assert order(1, 1) == orders[-1]
 
 
-def test_rows_of_a_batch_have_like_lengths_and_batches_come_in_any_order():
+def test_batches_group_similar_lengths_and_are_shuffled():
     lengths = torch.randint(1, 50, (4096,))
     stream = LengthGroupedSampler(lengths, 32, seed=0)
     batches = [lengths[rows].float() for rows in itertools.islice(stream, stream.batches_per_epoch)]
@@ -211,7 +211,7 @@ def test_rows_of_a_batch_have_like_lengths_and_batches_come_in_any_order():
 @pytest.mark.parametrize("size", [3, 7, 64, 101])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 8])
-def test_evaluation_takes_each_row_once(size, world_size, batch_size):
+def test_evaluation_visits_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
     samplers = [EvaluationSampler(lengths, batch_size, rank, world_size) for rank in range(world_size)]
     batches = [list(sampler) for sampler in samplers]
@@ -221,7 +221,7 @@ def test_evaluation_takes_each_row_once(size, world_size, batch_size):
 
 
 @pytest.mark.parametrize(("text", "separator"), [("3 May", ""), ("ein großer Hund", " ")])
-def test_a_tokenizer_gives_back_what_it_reads(text, separator):
+def test_tokenizers_restore_the_text(text, separator):
     symbols = sorted(set(text.split() if separator else text))
     tokenizer = SymbolTokenizer(symbols, separator)
     ids = tokenizer.encode(text)
@@ -231,7 +231,7 @@ def test_a_tokenizer_gives_back_what_it_reads(text, separator):
     assert tokenizer_from_dict(tokenizer.to_dict()).encode(text) == ids
 
 
-def test_an_unknown_symbol_is_named_with_its_position():
+def test_unknown_symbols_are_reported_with_their_position():
     with pytest.raises(UserError, match=r"no character 'x' \(position 3 of 'abxa'\)"):
         SymbolTokenizer("ab").encode("abxa")
     with pytest.raises(UserError, match=r"no word 'Hund' \(position 2 of 'der Hund'\)"):
@@ -250,12 +250,12 @@ def test_an_unknown_symbol_is_named_with_its_position():
         (lambda: Copy(num_symbols=2, max_length=2).pairs("test"), r"test_size is 10000, but only \d+ distinct"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
 
 
-def test_copy_keeps_its_lengths():
+def test_copy_respects_its_length_ranges():
     data = Copy(
         num_symbols=5, min_length=2, max_length=6, longer_max_length=9, train_size=2000, test_size=200, longer_size=100
     )
@@ -275,7 +275,7 @@ def test_copy_keeps_its_lengths():
 # Dates
 
 
-PYTHON_PATTERNS = {  # independent of babel: what each of its formats is in English, by strptime
+PYTHON_PATTERNS = {  # the formats of babel as English strptime patterns
     "short": "%m/%d/%y",
     "medium": "%b %d, %Y",
     "long": "%B %d, %Y",
@@ -290,7 +290,7 @@ PYTHON_PATTERNS = {  # independent of babel: what each of its formats is in Engl
 
 
 def readings(text):
-    """Every date that an English text can stand for, with the formats it fits."""
+    """Return every date that an English text can express, with the matching formats."""
     found = {}
     for name, pattern in PYTHON_PATTERNS.items():
         try:
@@ -303,12 +303,12 @@ def readings(text):
     return found
 
 
-def test_each_date_is_labelled_with_the_day_it_says():
+def test_each_date_is_labeled_with_the_day_it_expresses():
     data = Date(train_size=5000)
     used = Counter()
     for pair in data.pairs("train"):
         found = readings(pair.source)
-        if "/" in pair.source:  # month first with a short year, day first with a full one
+        if "/" in pair.source:  # the month comes first with a short year, the day with a full one
             wanted = "short" if len(pair.source.split("/")[2]) == 2 else "dd/MM/y"
             found = {day: [wanted] for day, names in found.items() if wanted in names}
         assert [day.isoformat() for day in found] == [pair.target], pair
@@ -317,20 +317,20 @@ def test_each_date_is_labelled_with_the_day_it_says():
     assert min(used.values()) > 200
 
 
-def test_the_year_is_that_of_the_calendar():
-    """30 December 2019 lies in the first week of 2020, and is still in 2019."""
+def test_the_year_is_the_calendar_year():
+    """30 December 2019 is in the first week of 2020, but in the year 2019."""
     texts = Date()._texts(date(2019, 12, 30))
     assert len(texts) == 10
     assert not any("2020" in text or text.endswith("20") for text in texts)
 
 
 def test_english_dates_have_one_reading():
-    english = Date(locales=("en_US",))  # the same formats, but not spared the search
+    english = Date(locales=("en_US",))  # the same formats, but searched for ambiguous texts
     assert english._ambiguous() == set()
     assert english._texts(date(1979, 5, 3)) == Date()._texts(date(1979, 5, 3))
 
 
-def test_texts_with_two_readings_are_left_out():
+def test_ambiguous_dates_are_excluded():
     data = Date(locales=("en", "fr"), first_year=2000, last_year=2010, train_size=2000, val_size=100, test_size=100)
     ambiguous = data._ambiguous()
     assert "01/02/2003" not in ambiguous  # day first in both
@@ -344,7 +344,7 @@ def test_texts_with_two_readings_are_left_out():
     assert not ambiguous & {pair.source for dataset in data.datasets.values() for pair in dataset.pairs}
 
 
-def test_dates_stay_in_their_range_to_its_last_day():
+def test_dates_cover_their_range_to_the_last_day():
     data = Date(first_year=2003, last_year=2003, train_size=4000, val_size=5, test_size=5, batch_size=5)
     days = {pair.target for pair in data.pairs("train")}
     assert min(days) == "2003-01-01"
@@ -356,7 +356,9 @@ def test_dates_of_any_locale_are_in_the_vocabulary(locale):
     data = Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60)
     data.setup("fit")
     assert len(data.datasets["train"]) == 300
-    assert all(normalize_text(pair.source) == pair.source for pair in data.datasets["train"].pairs), "as questions are"
+    assert all(normalize_text(pair.source) == pair.source for pair in data.datasets["train"].pairs), (
+        "prompts are normalized, too"
+    )
 
 
 # Toy translation
@@ -384,7 +386,7 @@ def test_no_two_sentences_are_spelled_alike_without_umlauts(sentences):
             assert translations.setdefault(plain, pair.target) == pair.target, pair.source
 
 
-def test_the_three_original_sentences_are_there(sentences):
+def test_the_three_original_sentences_are_included(sentences):
     pairs = {pair.source: pair.target for dataset in sentences.datasets.values() for pair in dataset.pairs}
     assert pairs["ich mochte ein bier"] == "i want a beer ."
     assert pairs["ich mochte ein cola"] == "i want a coke ."
@@ -398,7 +400,7 @@ KNOWN_BEGINNINGS = {
     "ich kann das": ("i can", {("ich", "i"), ("kann", "can"), ("das", "the")}),
     # kein before an indefinite object
     "ich brauche keine": ("i do not need", {("keine", "not"), ("keine", "do"), ("brauche", "need")}),
-    # the person of the verb tells she from they
+    # the verb distinguishes she from they
     "sie trinkt einen": ("she drinks a", {("sie", "she"), ("trinkt", "drinks")}),
     "sie trinken einen": ("they drink a", {("sie", "they"), ("trinken", "drink")}),
 }
@@ -429,7 +431,7 @@ def test_alignments_cover_every_german_word(sentences):
             assert unaligned <= {"."}, pair
             words = {(german[i], english[j]) for i, j in pair.alignment}
             assert ("nicht" in german) == (("nicht", "not") in words)
-            if german[-1] in infinitives and len(german) > 3:  # sent to the end, and brought back
+            if german[-1] in infinitives and len(german) > 3:  # last in German, but not in English
                 assert pair.alignment[-1][1] < len(english) - 2
 
 
@@ -440,10 +442,10 @@ def test_two_spellings_of_a_sentence_are_in_one_split(sentences):
             assert homes.setdefault(toy_translation.spelled_plainly(pair.source), split) == split, pair.source
 
 
-def test_the_language_has_what_makes_it_hard(sentences):
+def test_the_language_has_reordering_negation_modals_and_inflection(sentences):
     pairs = sentences.datasets["train"].pairs
     crossing = sum(any(a[0] < b[0] and a[1] > b[1] for a in pair.alignment for b in pair.alignment) for pair in pairs)
-    assert crossing / len(pairs) > 0.4  # word for word would not do
+    assert crossing / len(pairs) > 0.4  # a word-for-word translation would be wrong
 
     def share(*words):
         return sum(any(word in pair.source.split() for word in words) for pair in pairs) / len(pairs)

@@ -1,4 +1,4 @@
-"""Decoding over toy step functions, against brute force."""
+"""Decoding with toy step functions, compared with brute force."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SYMBOLS = range(3, VOCAB_SIZE)
 
 
 def table_step(tables):
-    """A step function that looks its logits up by all tokens so far; rows have tables of their own.
+    """Return a step function that looks up logits by all previous tokens, in one table for each row.
 
-    The state is (row's number (B), tokens so far as one number (B)), nested once.
+    The state is (row (B), (previous tokens encoded as one number (B),)).
     """
 
     def step(token, state):
@@ -31,7 +31,7 @@ def table_step(tables):
 
 
 def random_table(seed):
-    """Logits for each history, drawn once."""
+    """Return a function that draws fixed logits for each history."""
 
     def logits(number):
         return torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(1000 * number + seed)) * 2
@@ -44,7 +44,7 @@ def start(batch):
 
 
 def score(table, tokens, length_penalty):
-    """log p / n^length_penalty of a sequence, by the definition."""
+    """Return log p / n^length_penalty of a sequence, by definition."""
     total, number = 0.0, BOS
     for token in tokens:
         logits = table(number).clone()
@@ -54,8 +54,8 @@ def score(table, tokens, length_penalty):
     return total / len(tokens) ** length_penalty
 
 
-def every_sequence(max_length):
-    """All that a search may answer: ended by EOS, or open at max_length."""
+def all_sequences(max_length):
+    """Yield all sequences that a search may return: ended by EOS, or open at max_length."""
     for length in range(max_length):
         for symbols in itertools.product(SYMBOLS, repeat=length):
             yield (*symbols, EOS)
@@ -67,23 +67,23 @@ def without_padding(row):
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
-def test_a_wide_enough_beam_finds_what_brute_force_finds(length_penalty):
+def test_a_wide_beam_equals_brute_force(length_penalty):
     tables = [random_table(seed) for seed in range(8)]
     tokens, scores = beam_search(table_step(tables), start(8), 4, beam_size=3**4, length_penalty=length_penalty)
     for row, table in enumerate(tables):
-        best = max(every_sequence(4), key=lambda sequence: score(table, sequence, length_penalty))
+        best = max(all_sequences(4), key=lambda sequence: score(table, sequence, length_penalty))
         assert without_padding(tokens[row]) == best
         assert scores[row].item() == pytest.approx(score(table, best, length_penalty), abs=1e-4)
 
 
-def test_a_beam_reports_the_score_of_what_it_found():
+def test_beam_search_returns_the_score_of_its_sequence():
     tables = [random_table(seed) for seed in range(20)]
     tokens, scores = beam_search(table_step(tables), start(20), 6, beam_size=2)
     for row, table in enumerate(tables):
         assert scores[row].item() == pytest.approx(score(table, without_padding(tokens[row]), 1.0), abs=1e-4)
 
 
-def test_a_beam_of_a_row_does_not_depend_on_the_other_rows():
+def test_beam_search_rows_are_independent():
     tables = [random_table(seed) for seed in range(6)]
     together, _ = beam_search(table_step(tables), start(6), 6, beam_size=3)
     for row, table in enumerate(tables):
@@ -103,10 +103,10 @@ def test_greedy_takes_the_likeliest_symbol_until_eos():
         assert answers[row, len(expected) :].eq(PAD).all()
 
 
-def test_a_beam_of_one_is_greedy():
+def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
     tables = [random_table(seed) for seed in range(12)]
     tokens, _ = beam_search(table_step(tables), start(12), 7, beam_size=1, length_penalty=0.0)
-    # With no length penalty an answer that ended early can beat the open greedy path, never lose to it.
+    # Without a length penalty, an answer that ended early can beat the open greedy path, but never lose to it.
     for row, answer in enumerate(decode(table_step(tables), start(12), 7)):
         greedy_score = score(tables[row], without_padding(answer), 0.0)
         assert score(tables[row], without_padding(tokens[row]), 0.0) >= greedy_score - 1e-5
@@ -114,7 +114,7 @@ def test_a_beam_of_one_is_greedy():
 
 @pytest.mark.parametrize("search", [decode, lambda *args: beam_search(*args, beam_size=2)[0]])
 def test_decoding_stops_when_every_row_has_ended(search):
-    """Rows that write n symbols and EOS, with n known: the steps are counted."""
+    """Row i emits lengths[i] symbols and EOS, so the number of steps is known."""
     lengths = torch.tensor([1, 4, 0])
     steps = 0
 
@@ -132,11 +132,11 @@ def test_decoding_stops_when_every_row_has_ended(search):
     assert [without_padding(row) for row in answers] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
 
 
-def test_nothing_is_written_where_nothing_is_allowed():
+def test_zero_steps_give_no_tokens():
     assert decode(table_step([random_table(0)]), start(1), 0).shape == (1, 0)
 
 
-def test_padding_and_begin_are_never_chosen():
+def test_pad_and_bos_are_never_generated():
     def step(token, state):
         return torch.tensor([[9.0, 9.0, 0.0, 1.0, 0.0, 0.0]]).expand(len(token), -1), state
 
@@ -155,7 +155,7 @@ def draws(sample_fn, logits, count=20_000):
     return torch.bincount(sample_fn(logits.expand(count, -1)), minlength=logits.size(-1)) / count
 
 
-def test_sampling_draws_by_probability_and_temperature():
+def test_sampling_follows_probability_and_temperature():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     for temperature in (0.5, 1.0, 2.0):
         frequencies = draws(sampler(temperature, generator=torch.Generator().manual_seed(0)), logits)
@@ -171,7 +171,7 @@ def test_top_k_keeps_the_k_likeliest():
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.3, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)])
-def test_top_p_keeps_the_fewest_of_that_probability(top_p, kept):
+def test_top_p_keeps_the_smallest_set_of_that_probability(top_p, kept):
     probabilities = torch.tensor([0.15, 0.5, 0.05, 0.3])
     frequencies = draws(sampler(top_p=top_p), probabilities.log())
     likeliest = probabilities.argsort(descending=True)[:kept]
@@ -188,7 +188,7 @@ def test_equal_seeds_draw_equal_samples():
     assert not (first.shape == other.shape and first.equal(other))
 
 
-def test_every_network_answers_alike_alone_and_in_a_batch(network, batch):
+def test_decoding_does_not_depend_on_the_batch(network, batch):
     source, _ = batch
     together = decode(network.decode_step, network.encode(source), 8)
     beams, _ = beam_search(network.decode_step, network.encode(source), 8, beam_size=3)
@@ -200,7 +200,7 @@ def test_every_network_answers_alike_alone_and_in_a_batch(network, batch):
         assert without_padding(beam[0]) == without_padding(beams[row])
 
 
-def test_select_reaches_every_tensor_of_a_state():
+def test_reorder_state_selects_rows_of_every_tensor():
     state = (torch.arange(4), ((torch.arange(8).view(4, 2),), ()))
     picked = reorder_state(state, torch.tensor([3, 1, 1]))
     assert picked[0].tolist() == [3, 1, 1]

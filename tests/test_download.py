@@ -1,4 +1,4 @@
-"""Files from the internet, from a server on this machine: whole and right, or not used."""
+"""Downloads from a local server: a file is used only if it is complete and its checksum is right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT as any file, and whatever part of it is asked for; fails as the server's `fault` says."""
+    """Serves CONTENT under any path, or the requested range of it; fails by the next of the server's `faults`."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Range")))
@@ -33,19 +33,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if begin >= len(content):
             self.send_error(416)
             return
-        assert "gzip" not in self.headers.get("Accept-Encoding", ""), "a part of what is packed cannot be gone on with"
+        assert "gzip" not in self.headers.get("Accept-Encoding", ""), "a compressed download cannot be resumed"
         self.send_response(206 if begin else 200)
         self.send_header("Content-Length", str(len(content) - begin))
         self.end_headers()
         self.wfile.write(content[begin : len(content) // 2] if fault == "breaks off" else content[begin:])
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server, and a cache of one's own."""
+    """Start a server and use an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LIGHTNING_TFM_DATA", raising=False)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -76,7 +76,7 @@ def test_a_file_is_downloaded_once(server, tmp_path):
     assert resolve_path("folder/file.txt", {"folder/file.txt": file(server)}) == path
 
 
-def test_a_half_download_is_gone_on_with(server, tmp_path):
+def test_an_interrupted_download_is_resumed(server, tmp_path):
     server.faults = ["breaks off"]
     with pytest.raises(
         UserError,
@@ -91,14 +91,14 @@ def test_a_half_download_is_gone_on_with(server, tmp_path):
     assert [path.name for path in cached(tmp_path)] == ["file.txt"]
 
 
-def test_a_server_without_ranges_begins_anew(server):
+def test_a_download_restarts_if_the_server_ignores_ranges(server):
     server.faults = ["breaks off", "no ranges"]
     with pytest.raises(UserError):
         download("file.txt", file(server))
     assert download("file.txt", file(server)).read_bytes() == CONTENT
 
 
-def test_another_file_is_not_used_and_not_kept(server, tmp_path):
+def test_a_file_with_another_checksum_is_neither_used_nor_kept(server, tmp_path):
     server.faults = ["another file"]
     with pytest.raises(
         UserError, match=f"must be the file of SHA-256 {SUM[:20]}..., but is another one, and is not used"
@@ -108,14 +108,14 @@ def test_another_file_is_not_used_and_not_kept(server, tmp_path):
     assert download("file.txt", file(server)).read_bytes() == CONTENT
 
 
-def test_what_was_damaged_in_the_cache_is_downloaded_again(server):
+def test_a_damaged_file_in_the_cache_is_downloaded_again(server):
     path = download("file.txt", file(server))
     path.write_bytes(CONTENT[:-1])
     assert download("file.txt", file(server)).read_bytes() == CONTENT
     assert len(server.asked) == 2
 
 
-def test_a_part_of_another_file_is_not_trusted(server, tmp_path):
+def test_a_partial_download_longer_than_the_file_is_discarded(server, tmp_path):
     folder = download("file.txt", file(server)).parent
     (folder / "file.txt").unlink()
     (folder / "file.txt.part").write_bytes(b"x" * len(CONTENT) + b"x")
@@ -123,8 +123,8 @@ def test_a_part_of_another_file_is_not_trusted(server, tmp_path):
     assert [path.name for path in cached(tmp_path)] == ["file.txt"]
 
 
-def test_what_was_kept_of_another_file_is_given_up(server, tmp_path):
-    """Its mirror may have changed: the rest of a file that is right does not mend it."""
+def test_a_partial_download_of_another_file_is_discarded(server, tmp_path):
+    """The mirror may have changed, so that the rest of the file does not fit what was received."""
     folder = download("file.txt", file(server)).parent
     (folder / "file.txt").unlink()
     (folder / "file.txt.part").write_bytes(b"x" * 1000)
@@ -132,7 +132,7 @@ def test_what_was_kept_of_another_file_is_given_up(server, tmp_path):
     assert [asked for _, asked in server.asked] == [None, "bytes=1000-", None]
 
 
-def test_a_reason_is_told_as_it_is_where_a_part_is_kept(server, tmp_path):
+def test_the_error_is_reported_if_a_partial_download_is_kept(server, tmp_path):
     server.faults = ["breaks off", "missing"]
     with pytest.raises(UserError):
         download("file.txt", file(server))
@@ -142,27 +142,27 @@ def test_a_reason_is_told_as_it_is_where_a_part_is_kept(server, tmp_path):
         download("file.txt", Download("http://127.0.0.1:9/file.txt", SUM))
 
 
-def test_a_cache_that_cannot_be_written_is_named(server, tmp_path):
+def test_an_unwritable_cache_is_reported(server, tmp_path):
     (tmp_path / "cache").write_text("a file, where a folder should be")
     with pytest.raises(UserError, match=r"'file.txt' cannot be kept in '.*cache.*': .*; make room there, or let XDG"):
         download("file.txt", file(server))
 
 
-def test_a_missing_file_is_named(server, tmp_path):
+def test_a_file_missing_on_the_server_is_reported(server, tmp_path):
     server.faults = ["missing"]
     with pytest.raises(UserError, match=r"'file.txt' cannot be downloaded from http.*/origin/file.txt: Not Found. "):
         download("file.txt", file(server))
     assert cached(tmp_path) == []
 
 
-def test_without_a_network_it_says_so(server, tmp_path):
+def test_an_unreachable_server_is_reported(server, tmp_path):
     nobody = Download("http://127.0.0.1:9/file.txt", SUM)
     with pytest.raises(UserError, match=r"the server does not answer. LIGHTNING_TFM_DATA may name a mirror"):
         download("file.txt", nobody)
     assert cached(tmp_path) == []
 
 
-def test_a_mirror_may_be_an_address(server, monkeypatch):
+def test_a_mirror_may_be_a_url(server, monkeypatch):
     monkeypatch.setenv("LIGHTNING_TFM_DATA", f"{server.address}/mirror/")
     assert download("folder/file.txt", Download("http://127.0.0.1:9/file.txt", SUM)).read_bytes() == CONTENT
     assert server.asked == [("/mirror/folder/file.txt", None)]
@@ -179,11 +179,11 @@ def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="but is another one, and is not used"):
         download("folder/file.txt", file(server))
     (tmp_path / "folder/file.txt").unlink()
-    (tmp_path / "file.txt").write_bytes(CONTENT)  # as upstream names it
+    (tmp_path / "file.txt").write_bytes(CONTENT)  # its name upstream
     assert download("folder/file.txt", file(server)) == tmp_path / "file.txt"
     assert server.asked == []
 
 
-def test_a_name_that_is_neither_a_file_nor_known_is_refused(server):
+def test_an_unknown_file_name_is_refused(server):
     with pytest.raises(UserError, match="there is no file 'nothing', nor is it one of known, which can be downloaded"):
         resolve_path("nothing", {"known": file(server)})

@@ -1,4 +1,4 @@
-"""Every YAML, and a run as a user starts it."""
+"""Every experiment, and the commands as users run them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_each_task_is_paired_with_each_model():
     assert {path.stem for path in YAMLS} >= GENERATED
 
 
-def files_instead(data, folder):
-    """Settings that name small files in the place of what is downloaded."""
+def settings_with_small_files(data, folder):
+    """Return settings that replace downloads by small files."""
     if data == "Text":
         (folder / "text.txt").write_text(10 * TEXT)
         settings = {"path": folder / "text.txt", "batch_size": 2, "tokenizer_file": "null", "vocab_size": 300}
@@ -60,7 +60,7 @@ def files_instead(data, folder):
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_experiment_runs(path, monkeypatch, tmp_path):
-    """Training and validation of the YAML as it stands, on fewer pairs and one batch each."""
+    """Train and validate on one batch each, of fewer pairs and otherwise as configured."""
     monkeypatch.chdir(tmp_path)
     tested = []
     monkeypatch.setattr(TaskModule, "on_validation_end", lambda module: tested.append(module))
@@ -68,7 +68,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
         sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
     else:
         config = yaml.safe_load(path.read_text())
-        sizes = files_instead(config["data"]["class_path"], tmp_path)
+        sizes = settings_with_small_files(config["data"]["class_path"], tmp_path)
         if "pretrained" in config["model"]["init_args"]:  # half a gigabyte of weights
             sizes += ["--model.init_args.pretrained=null", "--data.init_args.max_length=64"]
     assert in_process(monkeypatch, "fit", "--config", path, "--trainer.fast_dev_run=true", *sizes) == 0
@@ -81,7 +81,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["run\tV;PST", "it's a\ttab \\t", "plain", "two words", "a 'quote' and $HOME"])
-def test_a_command_that_is_told_can_be_pasted(text):
+def test_quoted_arguments_can_be_pasted_into_a_shell(text):
     quoted = shell_quote(text)
     assert "\t" not in quoted
     shell = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
@@ -90,7 +90,7 @@ def test_a_command_that_is_told_can_be_pasted(text):
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
-    """A short training on dates, by the console script, with nobody logged in to W&B and no input to ask for."""
+    """Train briefly on dates by the console script, without a W&B login and without standard input."""
     folder = tmp_path_factory.mktemp("user")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
@@ -117,7 +117,7 @@ def checkpoint(run_folder):
     return run_folder / "checkpoints/best.ckpt"
 
 
-def test_fit_leaves_a_summary_and_checkpoints(run_folder):
+def test_fit_writes_a_summary_and_checkpoints(run_folder):
     summary = json.loads((run_folder / "summary.json").read_text())
     assert set(summary) == {
         "test",
@@ -149,10 +149,10 @@ def test_fit_leaves_a_summary_and_checkpoints(run_folder):
     assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
+def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
     user = run_folder.parents[2]
     out = (user / "stdout").read_text()
-    assert "\x1b" not in out + (user / "stderr").read_text(), "colours are for terminals"
+    assert "\x1b" not in out + (user / "stderr").read_text(), "colors are for terminals"
     for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
         assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
@@ -174,7 +174,7 @@ def test_a_run_ends_with_what_it_reached_and_what_to_type_next(run_folder):
         assert child.stdout == f"{expected}\n"
 
 
-def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
+def test_a_terminal_shows_progress_bars(checkpoint, tmp_path):
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     script = Path(sys.executable).with_name("lightning-tfm")
     status, printed = in_terminal([script, *map(str, fit("gpt"))], tmp_path, environment)
@@ -182,7 +182,7 @@ def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
     for shown in ("generating train", "training", "60/60", "it/s", "train/loss=", "val/exact_match="):
         assert shown in printed
     config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
-    assert config["trainer"]["enable_progress_bar"] is None, "which is for runs without a terminal, too"
+    assert config["trainer"]["enable_progress_bar"] is None, "the setting does not depend on the terminal"
     assert "Epoch" not in printed
     (tmp_path / "asked").write_text("May 3, 1979\n" * 600)
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
@@ -193,8 +193,8 @@ def test_a_terminal_shows_how_far_it_is(checkpoint, tmp_path):
     assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
 
 
-def test_on_many_cores_nothing_is_said_that_no_user_can_mend(tmp_path):
-    """Lightning would advise workers where there are cores for them, but data in memory need none."""
+def test_no_warning_about_workers_is_printed_on_many_cores(tmp_path):
+    """Lightning would suggest more workers on many cores, but data in memory need none."""
     script = "import os, sys; os.sched_getaffinity = lambda pid: set(range(8)); os.cpu_count = lambda: 8; "
     script += "from lightning_tfm.__main__ import main; sys.exit(main())"
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -204,15 +204,15 @@ def test_on_many_cores_nothing_is_said_that_no_user_can_mend(tmp_path):
     assert child.stderr == ""
 
 
-def test_a_terminal_that_lacks_characters_ends_no_run(tmp_path):
+def test_a_run_works_in_an_ascii_terminal(tmp_path):
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "lightning_tfm", *map(str, fit("gpt"))]
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=200)
     assert child.returncode == 0, child.stderr
-    assert b"\\u2192" in child.stdout, "the arrow before an answer"
+    assert b"\\u2192" in child.stdout, "the arrow before a prediction"
 
 
-def test_a_run_says_where_it_comes_from(run_folder):
+def test_a_run_records_its_provenance(run_folder):
     (start,) = json.loads((run_folder / "provenance.json").read_text())
     assert set(start) == {"time", "step", "command", "git", "versions", "hardware", "data_fingerprint", "wandb"}
     assert start["step"] == 0
@@ -268,19 +268,17 @@ def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path,
     printed = re.search(r"test/exact_match\s+\S\s+([\d.]+)", capsys.readouterr().out)
     exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
     assert float(printed[1]) == pytest.approx(exact_match, abs=1e-6)
-    assert list(tmp_path.iterdir()) == []  # nothing is left where the user works
+    assert list(tmp_path.iterdir()) == []  # no file is left in the current folder
 
 
-def test_a_test_that_wandb_has_offline_ends_with_how_it_is_uploaded(
-    checkpoint, monkeypatch, tmp_path, capsys, new_wandb
-):
+def test_an_offline_wandb_test_prints_the_command_that_uploads_it(checkpoint, monkeypatch, tmp_path, capsys, new_wandb):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["--data.init_args.test_size=100", f"--ckpt_path={checkpoint}"]
     assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
-    told = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert (Path(told[0]).name, told[1]) == ("wandb", "sync")
-    assert list(tmp_path.glob(told[2]))
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (Path(command[0]).name, command[1]) == ("wandb", "sync")
+    assert list(tmp_path.glob(command[2]))
 
 
 ASKED = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
@@ -308,8 +306,8 @@ def test_generate_answers_typed_dates(options, checkpoint, monkeypatch, capsys):
     ids=["bf16", "two_processes"],
 )
 @pytest.mark.parametrize("model", ["transformer", "gpt", "attention_lstm"])
-def test_a_run_by_lightnings_flags(model, settings, tmp_path):
-    """From training to the answer of a typed line: all three models, in half precision, and on two processes."""
+def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, settings, tmp_path):
+    """Training and generation work for all three models, in half precision and with two processes."""
     script = Path(sys.executable).with_name("lightning-tfm")
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
     sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
@@ -333,7 +331,7 @@ def test_a_run_by_lightnings_flags(model, settings, tmp_path):
     assert run.returncode == 1
     empty, *too_long = run.stderr.splitlines()
     assert empty == "lightning-tfm: line 2: it is empty"
-    if model == "attention_lstm":  # has no positions to run out of
+    if model == "attention_lstm":  # it has no maximal number of positions
         assert not too_long
     else:
         assert len(too_long) == 1
@@ -351,7 +349,7 @@ def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
     assert read(folder / "checkpoints/last.ckpt")["global_step"] == 5
 
 
-def test_a_mistake_is_one_line_of_standard_error(tmp_path):
+def test_a_mistake_prints_one_line_to_standard_error(tmp_path):
     script = Path(sys.executable).with_name("lightning-tfm")
     setting = "--model.init_args.network.init_args.max_length=20"
     run = subprocess.run([script, "fit", "--config", COPY, setting], cwd=tmp_path, capture_output=True, text=True)
@@ -359,7 +357,7 @@ def test_a_mistake_is_one_line_of_standard_error(tmp_path):
     assert "has 21 tokens, but the model has max_length 20 positions" in run.stderr
 
 
-def test_generate_ends_quietly_when_nobody_reads_on(checkpoint, tmp_path):
+def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
     (tmp_path / "asked").write_text("31/12/1999\n" * 20_000)
     script = Path(sys.executable).with_name("lightning-tfm")
     command = f"{script} generate {checkpoint} --input asked | head -n 1"
@@ -367,7 +365,7 @@ def test_generate_ends_quietly_when_nobody_reads_on(checkpoint, tmp_path):
     assert (run.stdout, run.stderr) == ("1999-12-31\n", "")
 
 
-def test_a_very_long_line_leaves_the_others_alone(checkpoint, monkeypatch, capsys, tmp_path):
+def test_a_very_long_line_does_not_affect_the_others(checkpoint, monkeypatch, capsys, tmp_path):
     lines = [ASKED[0], "1/" * 20_000, ASKED[1]]
     (tmp_path / "asked").write_text("\n".join(lines))
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 0
@@ -376,7 +374,7 @@ def test_a_very_long_line_leaves_the_others_alone(checkpoint, monkeypatch, capsy
     assert [answers[0], answers[2]] == ANSWERED[:2]
 
 
-def test_generate_names_lines_that_are_no_text(checkpoint, monkeypatch, capsys, tmp_path):
+def test_generate_reports_lines_that_are_not_utf8(checkpoint, monkeypatch, capsys, tmp_path):
     (tmp_path / "asked").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
     out, err = capsys.readouterr()
@@ -384,8 +382,8 @@ def test_generate_names_lines_that_are_no_text(checkpoint, monkeypatch, capsys, 
     assert "line 2: it must be UTF-8, but is not" in err
 
 
-def test_generate_reads_a_line_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
-    """Without the blanks round it; what ends a line is the line feed, so that answers stay side by side."""
+def test_generate_reads_lines_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
+    """Surrounding blanks are stripped, and only line feeds end a line, so that answers stay aligned."""
     (tmp_path / "asked").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
     out, err = capsys.readouterr()
@@ -393,14 +391,14 @@ def test_generate_reads_a_line_as_training_does(checkpoint, monkeypatch, capsys,
     assert r"line 3: the vocabulary has no character '\r' (position 6" in err
 
 
-def test_a_terminal_without_a_character_loses_no_answer(tmp_path_factory, tmp_path):
+def test_generate_loses_no_answer_in_an_ascii_terminal(tmp_path_factory, tmp_path):
     checkpoint = trained_run("translation_transformer", tmp_path_factory) / "checkpoints/best.ckpt"
     command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint, "--max-tokens", "9", "--temperature", "9"]
     asked = [*command, *["der Hund"] * 40]
     run = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split(b"\n")) == 40 + 1
-    assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some bytes that were sampled are no ASCII"
+    assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some sampled bytes are not ASCII"
 
 
 def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
@@ -423,8 +421,8 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
     ]
 
 
-def test_generate_answers_a_file_in_a_file(checkpoint, monkeypatch, tmp_path, capsys):
-    """More lines than one batch has, in order."""
+def test_generate_reads_and_writes_files(checkpoint, monkeypatch, tmp_path, capsys):
+    """Answers of several batches are in the order of the lines."""
     lines = [f"{day:02}/{month:02}/{year}" for year in range(1990, 2010) for month in (1, 11) for day in range(10, 28)]
     (tmp_path / "asked").write_text("\n".join(lines))
     options = ["--input", tmp_path / "asked", "--output", tmp_path / "answered"]
@@ -436,12 +434,12 @@ def test_generate_answers_a_file_in_a_file(checkpoint, monkeypatch, tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
-# A user's mistakes
+# Errors of users
 
 
 @pytest.fixture
 def no_data(monkeypatch):
-    """Fails the test if any data are generated."""
+    """Fail the test if data are generated."""
 
     def generated(self, split):
         raise AssertionError("data were generated")
@@ -450,7 +448,7 @@ def no_data(monkeypatch):
 
 
 def mistake(monkeypatch, capsys, *arguments):
-    """The one line that a mistake is answered with."""
+    """Run a command that fails, and return its error message, which is one line."""
     assert in_process(monkeypatch, *arguments) == 2
     err = capsys.readouterr().err
     (line,) = err.splitlines()
@@ -501,7 +499,7 @@ def mistake(monkeypatch, capsys, *arguments):
         ("trainer:", "trainer: {", "while parsing"),
     ],
 )
-def test_a_mistake_in_a_yaml_is_named_in_one_line(replaced, by, message, no_data, monkeypatch, capsys, tmp_path):
+def test_a_mistake_in_a_yaml_is_reported_in_one_line(replaced, by, message, no_data, monkeypatch, capsys, tmp_path):
     text, count = re.subn(replaced, by, COPY.read_text(), count=1)
     assert count == 1
     path = tmp_path / "mistake.yaml"
@@ -589,7 +587,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ),
     ],
 )
-def test_a_section_of_the_wrong_shape_is_refused(text, message, no_data, monkeypatch, capsys, tmp_path):
+def test_a_malformed_section_is_refused(text, message, no_data, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mistake.yaml").write_text(text)
     arguments = ["fit", "--config", COPY, "--config", "mistake.yaml", "--trainer.max_steps", "3"]
@@ -619,15 +617,17 @@ INVALID = {
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_invalid_yaml_is_named_by_file_and_line(text, monkeypatch, capsys, tmp_path):
+def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("a folder").mkdir()
     Path("a folder/mistake.yaml").write_text(text)
     line, problem = INVALID[text]
-    told = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "a folder/mistake.yaml", "--config", COPY)
+    message = mistake(
+        monkeypatch, capsys, "fit", "--config", COPY, "--config", "a folder/mistake.yaml", "--config", COPY
+    )
     start = f"error: --config must name a valid YAML, but line {line} of 'a folder/mistake.yaml' is not: "
-    assert start in told
-    assert problem in told.partition(start)[2]
+    assert start in message
+    assert problem in message.partition(start)[2]
 
 
 @pytest.mark.parametrize(
@@ -641,14 +641,14 @@ def test_invalid_yaml_is_named_by_file_and_line(text, monkeypatch, capsys, tmp_p
         (b"\xff\xfed\0a\0t\0a\0", "a YAML in UTF-8, but line 1 of 'mistake.yaml' is not"),
     ],
 )
-def test_a_file_without_settings_is_named(data, message, monkeypatch, capsys, tmp_path):
+def test_a_file_without_settings_is_reported(data, message, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mistake.yaml").write_bytes(data)
     assert message in mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
 
 
-def test_a_yaml_may_come_through_a_pipe_or_begin_with_a_mark(tmp_path):
-    """A pipe can be read once only."""
+def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
+    """A pipe can be read only once."""
     (tmp_path / "mark.yaml").write_bytes(b"\xef\xbb\xbf" + COPY.read_bytes())
     script = Path(sys.executable).with_name("lightning-tfm")
     command = f"{script} fit --config mark.yaml --config <(cat {COPY}) --trainer.max_steps=0"
@@ -713,7 +713,9 @@ def test_a_yaml_may_come_through_a_pipe_or_begin_with_a_mark(tmp_path):
         (["generate", COPY, "3 May"], "must be a checkpoint of lightning_tfm"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_named_in_one_line(arguments, message, no_data, monkeypatch, capsys, tmp_path):
+def test_a_mistake_on_the_command_line_is_reported_in_one_line(
+    arguments, message, no_data, monkeypatch, capsys, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     Path("part.yaml").write_text("class_path: datamodules.Copy\ninit_args: {]\n")
     assert message in mistake(monkeypatch, capsys, *arguments)
@@ -738,7 +740,7 @@ def test_a_mistake_on_the_command_line_is_named_in_one_line(arguments, message, 
         (["--beem-size", "3"], "unrecognized arguments: --beem-size 3"),
     ],
 )
-def test_a_mistake_in_generate_is_named_in_one_line(options, message, checkpoint, monkeypatch, capsys, tmp_path):
+def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpoint, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     texts = [] if "--input" in options else ["3 May 1979"]
     assert message in mistake(monkeypatch, capsys, "generate", checkpoint, *texts, *options)
@@ -763,7 +765,7 @@ def test_a_checkpoint_of_another_model_or_vocabulary_is_refused(
     assert message in mistake(monkeypatch, capsys, command, *settings, "--ckpt_path", checkpoint)
 
 
-def test_a_checkpoint_that_does_not_fit_itself_is_refused(checkpoint, monkeypatch, capsys, tmp_path):
+def test_an_inconsistent_checkpoint_is_refused(checkpoint, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     content = read(checkpoint)
     del content["state_dict"]["network.head.bias"]

@@ -1,4 +1,4 @@
-"""A trained network elsewhere: in Python, and in the formats of other programs."""
+"""A trained network outside the commands: in Python and in export formats."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onn
 
 @pytest.fixture(scope="session", params=TASKS)
 def checkpoint(request, tmp_path_factory):
-    """Of a short run of each task and network."""
+    """Return the checkpoint of a short run of each task."""
     return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
 
 
-def test_three_lines_of_python_use_it(checkpoint):
+def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert not trained.network.training
     if isinstance(trained, Seq2SeqModule):
@@ -38,7 +38,7 @@ def test_three_lines_of_python_use_it(checkpoint):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_exported_network_computes_the_same(format, checkpoint, monkeypatch, tmp_path, capsys):
+def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkeypatch, tmp_path, capsys):
     if format == "onnx":
         pytest.importorskip("onnxscript")
     folder = tmp_path / "exported"
@@ -73,7 +73,7 @@ def run_exported(format, folder, config, trained, inputs):
         assert not unexpected
         weights = network.state_dict()
         stored = {weights[name].data_ptr() for name in weights if name not in missing}
-        assert all(weights[name].data_ptr() in stored for name in missing), "only what is tied is stored once"
+        assert all(weights[name].data_ptr() in stored for name in missing), "only tied weights are stored once"
         with torch.no_grad():
             return network(**inputs)
     if format == "torch_export":
@@ -87,8 +87,8 @@ def run_exported(format, folder, config, trained, inputs):
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "language modelling", "classification"])
-def test_a_network_of_few_positions_is_exported(task):
-    """Drawn inputs are no longer than what it can read."""
+def test_a_network_with_few_positions_is_exported(task):
+    """Example inputs are no longer than its number of positions."""
     tokenizer = SymbolTokenizer([UNKNOWN, *"abc"])
     size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1}
     module = {
@@ -100,8 +100,8 @@ def test_a_network_of_few_positions_is_exported(task):
     assert difference(module, lambda inputs: program(**inputs)) < 1e-4
 
 
-def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
-    """As if the format had lost something."""
+def test_an_export_with_other_logits_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
+    """The writer reports a difference, as if the format had lost a weight."""
     from lightning_tfm.commands import export
 
     monkeypatch.setitem(export.WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
@@ -110,11 +110,11 @@ def test_a_network_that_differs_is_not_written(checkpoint, monkeypatch, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_number_or_of_another_shape_differs(checkpoint):
+def test_nan_and_other_shapes_count_as_differences(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert difference(trained, lambda inputs: trained.network(**inputs)) == 0
     assert difference(trained, lambda inputs: trained.network(**inputs)[..., :1]) == math.inf
-    for some in (slice(None), slice(1)):  # all, or a single one
+    for some in (slice(None), slice(1)):  # all logits, or a single one
 
         def broken(inputs, some=some):
             logits = trained.network(**inputs).clone()
@@ -124,12 +124,12 @@ def test_what_is_no_number_or_of_another_shape_differs(checkpoint):
         assert math.isnan(difference(trained, broken))
 
 
-def test_what_is_there_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
+def test_an_existing_folder_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
     assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path) == 2
     assert "--output must be a new folder" in capsys.readouterr().err
 
 
-def test_inputs_are_padded_as_batches_are(checkpoint):
+def test_example_inputs_are_padded_like_batches(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     for ids in example_inputs(trained, 3, 6).values():
         assert ((ids != 0).long().diff(dim=1) <= 0).all()

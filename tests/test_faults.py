@@ -1,4 +1,4 @@
-"""What a run survives, what it refuses, and what it says."""
+"""Fault injection: what a run survives, what it refuses, and the messages it prints."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def last_line(child):
         ("in a training step", 60),
     ],
 )
-def test_a_signal_saves_first_and_says_how_to_go_on(signum, status, moment, call, reference, tmp_path):
+def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, status, moment, call, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=(moment, call, signum))
     assert child.wait() == status, child.err.read_text()
-    told, command = child.err.read_text().splitlines()[-2:]
+    message, command = child.err.read_text().splitlines()[-2:]
     step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
-    assert told == f"lightning-tfm: ended by {signum}, saved after step {step}; resume with:"
+    assert message == f"lightning-tfm: ended by {signum}, saved after step {step}; resume with:"
     if moment == "in a training step":
-        assert step == call, "not a step is lost"
+        assert step == call, "no step is lost"
     assert "Traceback" not in child.err.read_text()
 
     program, *arguments = command.split()
@@ -78,18 +78,18 @@ def test_a_signal_saves_first_and_says_how_to_go_on(signum, status, moment, call
 
 
 @pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_while_testing_ends_at_once(signum, status, tmp_path):
+def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
     assert child.wait() == status
-    told, command = child.err.read_text().splitlines()[-2:]
-    assert told == f"lightning-tfm: ended by {signum}; resume with:"
+    message, command = child.err.read_text().splitlines()[-2:]
+    assert message == f"lightning-tfm: ended by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
     assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 
 def shell_words(command):
-    """The arguments that bash makes of a command."""
+    """Return the arguments into which bash splits a command."""
     shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
     return os.fsdecode(shell.stdout).split("\0")[:-1]
 
@@ -137,7 +137,7 @@ def test_resume_command_with_quoted_paths_resumes(tmp_path):
     ]
 
 
-def test_a_run_that_is_going_on_is_locked(tmp_path):
+def test_an_active_run_is_locked(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **{"trainer.max_steps": 100_000})
     first = start(*arguments, cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
@@ -153,7 +153,7 @@ def test_a_run_that_is_going_on_is_locked(tmp_path):
 
 
 def hold_lock(folder, ready):
-    """Lock a folder, start a process that outlives this one, and wait to be killed."""
+    """Lock a folder, fork a child that outlives this process, and wait to be killed."""
     lock = lock_run(folder)
     child = os.fork()
     if child:
@@ -161,7 +161,7 @@ def hold_lock(folder, ready):
     time.sleep(60)
 
 
-def test_a_killed_process_frees_its_lock_even_if_its_children_live_on(tmp_path):
+def test_a_killed_process_releases_its_lock_even_if_a_child_survives(tmp_path):
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=hold_lock, args=(tmp_path, theirs))
     process.start()
@@ -178,7 +178,7 @@ def test_a_killed_process_frees_its_lock_even_if_its_children_live_on(tmp_path):
 
 
 @pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_stops_no_run(reason, monkeypatch, tmp_path):
+def test_a_file_system_without_locks_is_tolerated(reason, monkeypatch, tmp_path):
     def refuse(file, operation):
         raise OSError(reason, os.strerror(reason))
 
@@ -187,7 +187,7 @@ def test_a_file_system_without_locks_stops_no_run(reason, monkeypatch, tmp_path)
     assert not lock_run(tmp_path).is_locked
 
 
-def test_a_lock_in_a_folder_of_another_user_is_refused(monkeypatch, tmp_path):
+def test_locking_a_folder_without_permission_raises(monkeypatch, tmp_path):
     def refuse(*args):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))
 
@@ -199,7 +199,7 @@ def test_a_lock_in_a_folder_of_another_user_is_refused(monkeypatch, tmp_path):
 # Files
 
 
-def whole_checkpoint(path):
+def write_checkpoint(path):
     content = {
         "state_dict": {"network.weight": torch.randn(40, 30)},
         "hyper_parameters": {"network": {"class_path": "none", "init_args": {}}},
@@ -209,11 +209,11 @@ def whole_checkpoint(path):
     return content
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_checkpoints_are_read_as_written(tmp_path):
     path = tmp_path / "some/where/a.ckpt"
-    content = whole_checkpoint(path)
+    content = write_checkpoint(path)
     equal(read(path), content)
-    equal(torch.load(path, weights_only=True), content)  # any reader of torch's reads it
+    equal(torch.load(path, weights_only=True), content)  # torch can read it, too
     assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
 
 
@@ -221,7 +221,7 @@ BLOCK = 512
 
 
 def damages(data, number):
-    """Yield distinct damaged copies of a file, as disks and killed processes leave them, and their kinds."""
+    """Yield distinct damaged copies of a file, as disks and killed processes leave them, with the kind of damage."""
     draw = random.Random(0)
 
     def flipped(masks):
@@ -231,7 +231,7 @@ def damages(data, number):
         return bytes(damaged)
 
     def pieces(*order):
-        """Cut the file at three random places, and join the pieces of these numbers."""
+        """Cut the file at three random positions, and join the pieces in the given order."""
         ends = [0, *sorted(draw.sample(range(1, len(data)), 3)), len(data)]
         return b"".join(data[ends[number] : ends[number + 1]] for number in order)
 
@@ -261,7 +261,7 @@ def damages(data, number):
 
 def check_damages(number, tmp_path):
     path = tmp_path / "a.ckpt"
-    whole_checkpoint(path)
+    write_checkpoint(path)
     data = path.read_bytes()
     digests, kinds = {hashlib.sha256(data).digest()}, Counter()
     for name, damaged in damages(data, number):
@@ -273,21 +273,21 @@ def check_damages(number, tmp_path):
             read(path)
         digests.add(hashlib.sha256(damaged).digest())
         kinds[name] += 1
-    assert len(digests) == number + 1, "each damage is another one, and none is the file itself"
+    assert len(digests) == number + 1, "all damaged copies differ from each other and from the file"
     print(f"distinct damages recognised: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
 
 
-def test_a_damaged_checkpoint_is_recognised(tmp_path):
+def test_damaged_checkpoints_are_detected(tmp_path):
     check_damages(30, tmp_path)
 
 
 @pytest.mark.slow
-def test_many_damaged_checkpoints_are_recognised(tmp_path):
+def test_many_damaged_checkpoints_are_detected(tmp_path):
     check_damages(3_000, tmp_path)
 
 
-def test_an_average_beside_the_checkpoints_is_left_alone(reference, tmp_path):
-    """It is newer than they are and cannot be resumed from, and its name may resemble theirs."""
+def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_path):
+    """An average is newer, cannot be resumed from, and may have a name like theirs."""
     arguments = fit("gpt", **{"checkpoint.keep_last": 2})
     assert run(*arguments, cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     checkpoints = folder(tmp_path, "gpt") / "checkpoints"
@@ -301,12 +301,12 @@ def test_an_average_beside_the_checkpoints_is_left_alone(reference, tmp_path):
     assert child.wait() == 0, child.err.read_text()
     assert "damaged" not in child.err.read_text()
     assert {mean: mean.read_bytes() for mean in means} == before
-    assert not any(step.exists() for step in steps), "the clean-up leaves the last ones alone"
+    assert not any(step.exists() for step in steps), "old steps are deleted, in spite of the averages"
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
-def test_last_falls_back_to_the_newest_whole_checkpoint(damage, reference, tmp_path):
+def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_path):
     child = run(*fit("attention_lstm"), cwd=tmp_path, sabotage=("in a training step", 29))
     assert child.wait() == -9
     last = folder(tmp_path, "attention_lstm") / "checkpoints/last.ckpt"
@@ -324,7 +324,7 @@ def test_last_falls_back_to_the_newest_whole_checkpoint(damage, reference, tmp_p
     assert_same_run(tmp_path, reference("attention_lstm"), "attention_lstm")
 
 
-def test_last_without_any_whole_checkpoint_is_refused(tmp_path):
+def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 8))
     last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     last.write_bytes(last.read_bytes()[:-1])
@@ -334,7 +334,7 @@ def test_last_without_any_whole_checkpoint_is_refused(tmp_path):
     assert last.exists()
 
 
-def test_a_full_disk_is_told_and_the_checkpoint_before_it_is_kept(reference, tmp_path):
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, tmp_path):
     child = run(*fit("transformer"), cwd=tmp_path, sabotage=("in a training step", 18, "the disk is full"))
     assert child.wait() == 2
     assert re.match(
@@ -350,9 +350,9 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_it_is_kept(reference, tmp
     assert_same_run(tmp_path, reference("transformer"), "transformer")
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"'/sys/a.ckpt' cannot be written: .*; nothing was overwritten"):
-        write({}, "/sys/a.ckpt")  # not even root may write there
+        write({}, "/sys/a.ckpt")  # not even root can write there
     logger = "--trainer.logger={class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: /sys/runs}}"
     child = run(*fit("gpt", logger), cwd=tmp_path)
     assert child.wait() != 0
@@ -367,8 +367,8 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 @pytest.mark.parametrize(("moment", "loss"), [("in the loss", "nan"), ("in a training step", r"[12]\.\d+")])
 @pytest.mark.parametrize("model", NETWORKS)
-def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment, loss, tmp_path):
-    """In the loss and so in the gradients, or in the gradients alone."""
+def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss, tmp_path):
+    """NaN occurs in the loss and thus in the gradients, or in the gradients alone."""
     arguments = fit(model, **{"trainer.log_every_n_steps": 10, "checkpoint.every_n_train_steps": 7})
     child = run(*arguments, cwd=tmp_path, sabotage=(moment, 31, "nan"))
     assert child.wait() == 2
@@ -385,14 +385,14 @@ def test_nan_stops_training_and_the_checkpoints_before_it_are_kept(model, moment
         assert all(weight.isfinite().all() for weight in content["state_dict"].values())
 
 
-def test_a_rate_that_is_too_high_is_told(tmp_path):
+def test_divergence_at_a_high_learning_rate_is_reported(tmp_path):
     arguments = fit("transformer", **{"model.init_args.optimizer.init_args.lr": 1e30})
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
     assert re.search(r"loss and gradients must be finite, but at step \d .*\.lr\)", last_line(child))
 
 
-# Code in data
+# Code injection
 
 
 class Malicious:
@@ -411,7 +411,7 @@ PLANTED = "import pathlib\npathlib.Path('canary').touch()\nclass Evil:\n    pass
 
 
 def checkpoints_with_code(trained):
-    """Checkpoints, whole to their checksum, that name code."""
+    """Yield checkpoints with a valid checksum that name code."""
     content = read(trained)
     yield "a pickle that calls", content | {"extra": Malicious()}
     for path in ("planted.Evil", "os.system", "pathlib.Path", "lightning_tfm.checkpoint.write"):
@@ -432,7 +432,7 @@ def checkpoints_with_code(trained):
 
 @pytest.mark.parametrize("command", ["generate", "test", "fit"])
 @pytest.mark.parametrize("case", range(7))
-def test_a_checkpoint_executes_nothing(case, command, trained, tmp_path):
+def test_a_checkpoint_executes_no_code(case, command, trained, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     name, content = list(checkpoints_with_code(trained))[case]
     write(content, tmp_path / "evil.ckpt")
@@ -471,7 +471,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_a_yaml_imports_nothing_that_is_not_allowed(case, tmp_path):
+def test_a_yaml_imports_no_untrusted_code(case, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     (tmp_path / "evil.yaml").write_text(NAMED[case])
     child = run(
@@ -483,7 +483,7 @@ def test_a_yaml_imports_nothing_that_is_not_allowed(case, tmp_path):
     assert last_line(child).startswith("lightning-tfm: error: ")
 
 
-def test_the_command_line_imports_nothing_that_is_not_allowed(tmp_path):
+def test_the_command_line_imports_no_untrusted_code(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     for option in ("--data=planted.Evil", "--trainer.callbacks=planted.Evil", "--model.init_args.network=planted.Evil"):
         child = run(*fit("gpt", option), cwd=tmp_path)
@@ -493,11 +493,11 @@ def test_the_command_line_imports_nothing_that_is_not_allowed(tmp_path):
         assert not (tmp_path / "canary").exists()
 
 
-def test_what_is_allowed_by_name_is_imported(tmp_path):
+def test_trusted_packages_are_imported(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     child = run(*fit("gpt", "--data=planted.Evil", "--trust-package=planted"), cwd=tmp_path)
-    assert child.wait() == 2, "no data module"
-    assert (tmp_path / "canary").exists(), "what the tests above look for"
+    assert child.wait() == 2, "Evil is not a data module"
+    assert (tmp_path / "canary").exists(), "the tests above look for this file"
     (tmp_path / "mine.py").write_text("import datamodules\nclass Mine(datamodules.Copy):\n    pass\n")
     for count, option in enumerate(("--trust-package=mine", "--trust-package=other,mine")):
         child = run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path)
@@ -509,8 +509,8 @@ def test_what_is_allowed_by_name_is_imported(tmp_path):
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_all_processes_saves_first(signum, status, reference, tmp_path):
-    """As a terminal's Ctrl-C and a scheduler's SIGTERM reach the workers, too."""
+def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference, tmp_path):
+    """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the data loader workers."""
     script = Path(sys.executable).with_name("lightning-tfm")
     command = [script, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -518,14 +518,14 @@ def test_a_signal_to_all_processes_saves_first(signum, status, reference, tmp_pa
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=err, stderr=err, start_new_session=True
         )
-    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # workers of validation are there, too
+    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # so that the validation workers exist, too
         assert process.poll() is None, (tmp_path / "stderr").read_text()
         time.sleep(0.05)
     os.killpg(process.pid, signum)
     assert process.wait(60) == status
-    told = (tmp_path / "stderr").read_text()
-    assert "saved after step" in told
-    assert "Traceback" not in told
+    printed = (tmp_path / "stderr").read_text()
+    assert "saved after step" in printed
+    assert "Traceback" not in printed
 
 
 # W&B
@@ -533,14 +533,14 @@ def test_a_signal_to_all_processes_saves_first(signum, status, reference, tmp_pa
 
 @pytest.fixture
 def server(request):
-    """A server in W&B's place, which answers with a status, or not at all (None)."""
+    """Start a server in place of W&B that responds with a status, or never (None)."""
     closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             if request.param is None:
                 closing.wait(20)
-            with suppress(OSError):  # whoever asked may not have waited
+            with suppress(OSError):  # the client may have given up
                 self.send_response(request.param or 200)
                 self.send_header("Content-Length", "2")
                 self.end_headers()
@@ -567,21 +567,21 @@ def assert_unharmed(child, reference, cwd):
 
 
 @pytest.mark.parametrize("server", [401, 503, None], indirect=True)
-def test_a_server_that_fails_leaves_the_run_as_it_was(server, reference, tmp_path):
+def test_a_failing_wandb_server_does_not_change_the_run(server, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server)
     assert_unharmed(child, reference, tmp_path)
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
-def test_without_a_network_the_run_is_as_it_was(reference, tmp_path):
+def test_a_missing_network_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL="http://wandb.invalid")
     assert_unharmed(child, reference, tmp_path)
     assert "W&B cannot be reached at http://wandb.invalid, so the run is offline" in child.err.read_text()
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
-def test_nobody_is_asked_for_an_account_at_a_terminal(tmp_path):
-    """A question would wait for its answer until the time is out."""
+def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
+    """A prompt would wait for input until the timeout."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"}
     script = Path(sys.executable).with_name("lightning-tfm")
@@ -591,19 +591,19 @@ def test_nobody_is_asked_for_an_account_at_a_terminal(tmp_path):
     assert "The run is saved in" in printed
 
 
-def test_without_an_account_the_run_is_as_it_was(reference, tmp_path):
+def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE=None, HOME=str(tmp_path), NETRC=str(tmp_path / "none"))
     assert_unharmed(child, reference, tmp_path)
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
 @pytest.mark.parametrize("fault", ["W&B dies", "W&B cannot write"])
-def test_a_service_that_fails_leaves_the_run_as_it_was(fault, reference, tmp_path):
+def test_a_failing_wandb_service_does_not_change_the_run(fault, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 20, fault), WANDB_MODE="offline")
     assert_unharmed(child, reference, tmp_path)
 
 
-def test_a_folder_that_wandb_cannot_use_leaves_the_run_as_it_was(reference, tmp_path):
+def test_an_unusable_wandb_folder_does_not_change_the_run(reference, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/wandb").write_text("in its place")
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE="offline")

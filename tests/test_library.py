@@ -1,4 +1,4 @@
-"""The package as a library: Lightning's own Trainer, without the command line."""
+"""The package as a library, with the Trainer of Lightning instead of the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def text(folder):
     return Text(str(folder / "text.txt"), max_length=16, batch_size=8)
 
 
-def labelled(folder):
+def labeled_texts(folder):
     return Sentiment([write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))], max_length=16, batch_size=20)
 
 
@@ -44,15 +44,15 @@ TASKS = {
     "attention_lstm": (Seq2SeqModule, lambda data: AttentionLSTM.from_data(data, d_model=16), lambda _: Date(**SIZES)),
     "text": (LanguageModel, lambda data: LinearTransformer.from_data(data, **SMALL), text),
     "masked": (MaskedLanguageModel, lambda data: MaskedEncoder.from_data(data, **SMALL), text),
-    "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labelled),
+    "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labeled_texts),
 }
-"""By name: the module, its network and its data."""
+"""The module, the network and the data of each task."""
 
 LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_model_trained_by_lightnings_trainer_is_as_good_as_one_of_the_command(name, monkeypatch, tmp_path, capsys):
+def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(name, monkeypatch, tmp_path, capsys):
     cls, make_network, make_data = TASKS[name]
     monkeypatch.chdir(tmp_path)
     lightning.seed_everything(1)
@@ -73,7 +73,7 @@ def test_a_model_trained_by_lightnings_trainer_is_as_good_as_one_of_the_command(
     assert capsys.readouterr().out.startswith(answer.text)
 
 
-def test_a_run_of_lightnings_trainer_resumes_bit_for_bit(tmp_path):
+def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
     quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
     def train(name, steps, path=None):

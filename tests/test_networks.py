@@ -1,4 +1,4 @@
-"""Laws that every network obeys, and each part against an independent answer."""
+"""Properties of every network, and each layer compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lightning_tfm.tokenization import EOS, PAD, UNKNOWN_ID
 
 
 def test_logits_do_not_depend_on_later_inputs(network, batch):
-    """The gradient of step t's logits on the embeddings of later inputs is zero, and on its own it is not."""
+    """The gradient of the logits of step t is zero for the embeddings of later inputs, but not for its own."""
     source, target_in = batch
     T = target_in.size(1)
     embedded = []
@@ -59,8 +59,8 @@ def test_logits_do_not_depend_on_later_inputs(network, batch):
         assert on_inputs[t + 1 :].eq(0).all()
 
 
-def test_padding_changes_nothing(network, batch):
-    """A pair in a padded batch gets the logits that it gets alone."""
+def test_padding_does_not_change_the_logits(network, batch):
+    """A pair has the same logits alone and in a padded batch."""
     source, target_in = batch
     together = network(source, target_in)
     for row in range(len(source)):
@@ -69,7 +69,7 @@ def test_padding_changes_nothing(network, batch):
         torch.testing.assert_close(together[row, :T], alone[0], atol=1e-5, rtol=1e-4)
 
 
-def test_the_source_matters(network, batch):
+def test_logits_depend_on_their_own_source_only(network, batch):
     source, target_in = batch
     other = source.clone()
     other[0, 0] = 3 if source[0, 0] != 3 else 4
@@ -78,7 +78,7 @@ def test_the_source_matters(network, batch):
     assert difference[1:].eq(0).all()
 
 
-def test_step_by_step_equals_all_at_once(network, batch):
+def test_decode_step_equals_forward(network, batch):
     source, target_in = batch
     state = network.encode(source)
     steps = []
@@ -89,7 +89,7 @@ def test_step_by_step_equals_all_at_once(network, batch):
 
 
 def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
-    """What beam search relies on: rows that are selected go on as if they had always been together."""
+    """Beam search relies on this: selected rows continue as if they had always been one batch."""
     source, target_in = batch
     rows = torch.tensor([2, 0, 0, 4])
     state, selected = network.encode(source), network.encode(source[rows])
@@ -101,7 +101,7 @@ def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_one_batch_can_be_learned_by_heart(network, batch):
+def test_one_batch_can_be_overfitted(network, batch):
     source, target_in = batch
     target_out = torch.cat((target_in[:, 1:], target_in.new_full((len(target_in), 1), PAD)), dim=1)
     target_out[torch.arange(len(target_in)), (target_in != PAD).sum(1) - 1] = EOS
@@ -125,7 +125,7 @@ def test_hyper_parameters_build_the_same_network(network, batch):
     assert twin(*batch).equal(network(*batch))
 
 
-def test_dropout_is_on_in_training_only(network, batch):
+def test_dropout_is_active_in_training_only(network, batch):
     assert network(*batch).equal(network(*batch))
     network.train()
     assert not network(*batch).equal(network(*batch))
@@ -149,7 +149,7 @@ EDGES = [
 
 @pytest.mark.parametrize("p", [*EDGES, *torch.linspace(0.01, 0.99, 15).tolist()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dropout_scales_what_it_keeps_by_its_own_probability(p, dtype):
+def test_dropout_scales_by_its_rounded_probability(p, dtype):
     rounded = min(round(p * 2**16), 2**16 - 1) / 2**16
     x = torch.randn(300_001).to(dtype)
     y = Dropout(p)(x)
@@ -162,8 +162,8 @@ def test_dropout_scales_what_it_keeps_by_its_own_probability(p, dtype):
 
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.9])
-def test_dropout_draws_the_same_bits(p):
-    """A resumed run must drop what it would have dropped, so the bits belong to the format."""
+def test_dropout_uses_a_fixed_stream_of_bits(p):
+    """A resumed run must drop the same units, so the stream of bits must not change between versions."""
     x = torch.randn(7, 143)
     torch.manual_seed(1)
     y = Dropout(p)(x)
@@ -174,7 +174,7 @@ def test_dropout_draws_the_same_bits(p):
 
 
 @pytest.mark.parametrize("dropout", [1e-9, 0.999999])
-def test_networks_train_with_dropout_at_its_edges(dropout):
+def test_logits_are_finite_with_extreme_dropout(dropout):
     source, target_in = torch.randint(3, VOCAB_SIZE, (5, 7)), torch.randint(3, VOCAB_SIZE, (5, 6))
     networks = [cls(VOCAB_SIZE, 16, dropout=dropout, max_length=16) for cls in (Transformer, GPT)]
     networks.append(AttentionLSTM(VOCAB_SIZE, 16, dropout=dropout))
@@ -195,14 +195,14 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
     for name, weights in maps.items():
         assert weights.min() >= 0, name
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
-        if weights.size(-1) >= S:  # over the source, or over source and target
+        if weights.size(-1) >= S:  # attention over the source, or over source and target
             assert (
                 weights[..., :S]
                 .movedim(1, 2)[(source == PAD)[:, None, None].expand(-1, weights.size(2), weights.size(1), S)]
                 .eq(0)
                 .all()
             ), name
-        if weights.size(-1) != S and weights.size(-1) == weights.size(-2):  # the decoder over itself
+        if weights.size(-1) != S and weights.size(-1) == weights.size(-2):  # self-attention of the decoder
             assert weights.triu(1).eq(0).all(), name
         assert weights.size(-2) in (S, T, S + T), name
     assert not any(module._forward_hooks for module in network.modules())
@@ -212,8 +212,8 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("d_in", "d_out"), [(384, 1152), (64, 32), (400, 401), (512, 1024)])
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0), ()])
-def test_a_linear_layer_is_torchs_for_one_row_and_many(shape, d_in, d_out, bias, cuts, monkeypatch):
-    """On either kind of processor. Sums in another order: equal to a few units of the last place of what is summed."""
+def test_linear_equals_torch_for_any_number_of_rows(shape, d_in, d_out, bias, cuts, monkeypatch):
+    """On both kinds of processors; sums in another order differ by a few units in the last place."""
     monkeypatch.setattr(Linear, "CUTS", cuts)
     layer, x = Linear(d_in, d_out, bias=bias), torch.randn(*shape, d_in, requires_grad=True)
     theirs = nn.Linear(d_in, d_out, bias=bias)
@@ -229,9 +229,9 @@ def test_a_linear_layer_is_torchs_for_one_row_and_many(shape, d_in, d_out, bias,
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at them itself
-def test_a_compiled_network_is_the_same(network, batch):
-    """Its logits, gradients and attention; `aot_eager` compiles all but the machine code."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch reads them itself
+def test_a_compiled_network_computes_the_same(network, batch):
+    """Logits, gradients and attention are equal; `aot_eager` compiles everything but the machine code."""
     source, target_in = batch
 
     def passes():
@@ -250,7 +250,7 @@ def test_a_compiled_network_is_the_same(network, batch):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_self_attention_weights_are_those_of_the_fused_path(is_causal):
+def test_self_attention_weights_equal_the_fused_path(is_causal):
     layer = SelfAttention(16, 4)
     x = torch.randn(3, 6, 16)
     mask = None if is_causal else torch.rand(3, 1, 6, 6) < 0.7
@@ -261,7 +261,7 @@ def test_self_attention_weights_are_those_of_the_fused_path(is_causal):
     torch.testing.assert_close(layer.out_proj(by_weights.transpose(1, 2).flatten(2)), context)
 
 
-def test_cross_attention_weights_are_those_of_the_fused_path():
+def test_cross_attention_weights_equal_the_fused_path():
     layer = CrossAttention(16, 4)
     x, memory = torch.randn(3, 5, 16), layer.project_memory(torch.randn(3, 6, 16))
     mask = torch.arange(6) < torch.tensor([6, 2, 1])[:, None, None, None]
@@ -352,7 +352,7 @@ def test_sinusoidal_positions_equal_their_formula(d_model):
 
 
 def test_rotary_positions_equal_their_formula():
-    """Each pair of coordinates is turned by p theta; products depend on distances alone."""
+    """Each pair of coordinates is rotated by p theta; dot products depend on distances only."""
     d, positions = 8, torch.tensor([[0, 3, 4], [11, 14, 15]])
     rotary, x = RotaryPositions(16, d), torch.randn(2, 2, 3, d, dtype=torch.float64)
     theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
@@ -383,7 +383,7 @@ def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
 
 def test_lstm_decoder_cell_equals_torch():
     ours, theirs = AttentionLSTM(11, 16), nn.LSTMCell(16 + 32, 16)
-    forget, input, output, candidate = range(4)  # our order of gates; torch's is input, forget, candidate, output
+    forget, input, output, candidate = range(4)  # our order of gates; that of torch is input, forget, candidate, output
     order = [input, forget, candidate, output]
 
     def reordered(weight):
@@ -424,14 +424,14 @@ def test_gpt_equals_hugging_face():
         {"tie_word_embeddings": False},
     ],
 )
-def test_gpt_refuses_what_it_would_compute_otherwise(change):
+def test_unsupported_gpt2_configurations_are_refused(change):
     config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=4, n_positions=24, **change)
     with pytest.raises(UserError, match=f"{next(iter(change))} must be"):
         GPT.from_huggingface(transformers.GPT2LMHeadModel(config))
 
 
 def test_gpt_reads_a_pair_as_one_sequence(batch):
-    """`source EOS BOS target`, unpadded and as plain text, gives the logits of the pair."""
+    """The unpadded text `source EOS BOS target` has the same logits as the pair."""
     source, target_in = batch
     gpt = GPT(11, 16, 4, 2, max_length=20).eval()
     nn.init.normal_(gpt.positions.weight)
@@ -469,17 +469,17 @@ def test_tied_embeddings_are_one_matrix():
         ),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
 
 
-def test_attention_can_be_watched_while_decoding(network, batch):
-    """The maps of single steps, joined, are those of all steps at once."""
+def test_attention_maps_are_collected_while_decoding(network, batch):
+    """The joined maps of single steps equal the maps of the parallel forward pass."""
     source, target_in = batch
     with attention_maps(network) as whole:
         network(source, target_in)
-    if isinstance(network, LinearTransformer):  # its state has a constant size, and so no weights for each key
+    if isinstance(network, LinearTransformer):  # its state has a constant size, and thus no weight for each key
         with pytest.raises(UserError, match="not in decode_step"), attention_maps(network):
             network.decode_step(target_in[:, 0], network.encode(source))
         return
@@ -502,7 +502,7 @@ def test_source_keys_are_computed_once(batch):
     assert len(calls) == len(network.decoder)
 
 
-def test_gpt_writes_without_a_source():
+def test_gpt_decodes_without_a_source():
     gpt = GPT(11, 16, 4, 2, max_length=12).eval()
     text = torch.randint(3, 11, (3, 8))
     state = gpt.encode(text[:, :0])
@@ -513,7 +513,7 @@ def test_gpt_writes_without_a_source():
     torch.testing.assert_close(torch.stack(steps, dim=1), gpt(text[:, :0], text), atol=1e-5, rtol=1e-4)
 
 
-def test_label_smoothing_and_padding_in_the_loss():
+def test_the_loss_applies_label_smoothing_and_ignores_padding():
     logits, target = torch.randn(2, 3, 5), torch.tensor([[3, 4, 2], [2, PAD, PAD]])
     log_probs = logits.log_softmax(-1)
     expected = sum(-log_probs[b, t, target[b, t]] for b, t in [(0, 0), (0, 1), (0, 2), (1, 0)])
@@ -533,7 +533,7 @@ def classifier(request):
     return network.eval()
 
 
-def test_a_classifier_does_not_see_padding(classifier):
+def test_padding_does_not_change_the_logits_of_a_classifier(classifier):
     text = torch.tensor([[3, 4, 5, 6, 7], [8, 9, PAD, PAD, PAD]])
     alone = torch.cat([classifier(text[:1]), classifier(text[1:, :2])])
     torch.testing.assert_close(classifier(text), alone, rtol=1e-5, atol=1e-5)
@@ -541,7 +541,7 @@ def test_a_classifier_does_not_see_padding(classifier):
     torch.testing.assert_close(classifier(wider), alone, rtol=1e-5, atol=1e-5)
 
 
-def test_words_are_dropped_in_training_alone(classifier):
+def test_words_are_dropped_in_training_only(classifier):
     text = torch.arange(4, 10).repeat(200, 1)
     read = []
     classifier.embedding.register_forward_hook(lambda layer, args, output: read.append(args[0].view(text.shape)))
@@ -549,7 +549,7 @@ def test_words_are_dropped_in_training_alone(classifier):
     assert read[0].equal(text)
     classifier.train()(text)
     dropped = read[1] != text
-    assert (read[1][dropped] == 3).all(), "what is dropped is taken for unknown"
+    assert (read[1][dropped] == 3).all(), "dropped words become the unknown word"
     assert dropped.float().mean() == pytest.approx(0.2, abs=0.04)
     padded = torch.nn.functional.pad(text[:, :2], (0, 4), value=PAD)
     classifier(padded)
@@ -557,7 +557,7 @@ def test_words_are_dropped_in_training_alone(classifier):
 
 
 def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
-    """As counted by hand, with pairs as pairs: of so many ids no two share one here."""
+    """The logits equal those of exact counts; with so many buckets, no two pairs share one."""
     texts = torch.randint(4, 12, (40, 7), generator=torch.Generator().manual_seed(0))
     texts[::3, 5:] = PAD
     texts[1::4, 2] = UNKNOWN_ID
@@ -587,14 +587,14 @@ def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
     torch.testing.assert_close(naive_bayes(unseen)[1], prior, atol=1e-6, rtol=0)
 
 
-def test_naive_bayes_answers_by_the_prior_where_words_say_nothing():
+def test_naive_bayes_predicts_the_prior_for_uninformative_words():
     naive_bayes = NaiveBayes(12, 100, 2)
-    naive_bayes.count(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)  # 45 texts of a class, 5 of the other
+    naive_bayes.count(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)  # 45 texts of one class, 5 of the other
     answer = naive_bayes(torch.tensor([[5, 5, 5]])).softmax(-1)
     assert answer[0, 0] == pytest.approx(0.9, abs=0.03)
 
 
-def test_a_classifier_answers_with_naive_bayes_and_is_trained_without():
+def test_a_classifier_uses_naive_bayes_in_evaluation_only():
     text, label = torch.randint(4, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
     network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, dropout=0.0, num_bigram_buckets=50)
     alone = network.train()(text)
@@ -605,7 +605,7 @@ def test_a_classifier_answers_with_naive_bayes_and_is_trained_without():
     torch.testing.assert_close(both, product.sqrt() / product.sqrt().sum(-1, keepdim=True))
 
 
-def test_a_classifier_learns_a_batch_by_heart(classifier):
+def test_a_classifier_can_overfit_one_batch(classifier):
     text, label = torch.randint(3, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
     network = EncoderClassifier(VOCAB_SIZE, 3, 9, 32, 4, 1, 32, dropout=0.0, norm="pre")
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
@@ -622,18 +622,18 @@ def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
         classifier(torch.full((1, 10), 3))
 
 
-# Going on with a text
+# Continuing a text
 
 
 @pytest.mark.parametrize("network", ["gpt", "gpt_no_bias", "gpt_rotary"], indirect=True)
-def test_going_on_with_a_text_reads_what_fits(network):
-    """Greedily, and against a computation of everything anew; where positions end, the last half is read again."""
+def test_continuing_a_text_reads_the_context_that_fits(network):
+    """Greedy decoding equals recomputation; at the last position, the second half of the context is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()
     tokens = torch.tensor([[3, 4, 5]])
     more = continue_text(network.encode, network.decode_step, tokens, 20, 8)
     text = tokens
     while text.size(1) < 23:
-        # all of nine tokens in turn; then the last four of them and five more, and so on
+        # the first nine tokens are read in full, then the last four and the next five, and so on
         begin = 5 * ((text.size(1) - 9) // 5 + 1) if text.size(1) > 8 else 0
         seen = text[:, begin:]
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Networks of a user's own package are loaded by every command if, and only if, `--trust-package` names it."""
+"""Commands load networks from a user's package if, and only if, `--trust-package` names it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZES += ["--trainer.max_steps=3", "--trainer.val_check_interval=3", "--trainer.
 
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory):
-    """The folder in which a network of its own module was trained, and the run in it."""
+    """Train a network of a module in the current folder, and return the folder of the run."""
     cwd = tmp_path_factory.mktemp("own")
     (cwd / "my_nets.py").write_text(OWN)
     arguments = [
@@ -65,7 +65,7 @@ def own_run(tmp_path_factory):
     return cwd / "runs/copy_gpt/version_0"
 
 
-def test_the_commands_that_fit_prints_allow_the_package_too(own_run):
+def test_commands_printed_by_fit_trust_the_package_too(own_run):
     printed = (own_run.parents[2] / "stdout").read_text()
     assert re.search(
         r"lightning-tfm generate .* --trust-package my_nets\n.*lightning-tfm report .* --trust-package my_nets\n",
@@ -75,11 +75,11 @@ def test_the_commands_that_fit_prints_allow_the_package_too(own_run):
 
 @pytest.fixture
 def checkpoint(own_run, monkeypatch):
-    """The checkpoint of the network, whose module is in the current folder and was not imported."""
+    """Return the checkpoint of the network, whose module is in the current folder and not imported."""
     monkeypatch.chdir(own_run.parents[2])
     monkeypatch.setattr(sys, "path", [*sys.path])
     common = sys.modules["jsonargparse._common"]
-    monkeypatch.setattr(common, "parsing_settings", dict(common.parsing_settings))  # allowed in this test alone
+    monkeypatch.setattr(common, "parsing_settings", dict(common.parsing_settings))  # trusted in this test only
     Path("canary").unlink(missing_ok=True)
     yield own_run / "checkpoints/best.ckpt"
     sys.modules.pop("my_nets", None)
@@ -100,7 +100,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_uses_a_network_of_an_allowed_package(command, checkpoint, monkeypatch, tmp_path, capsys):
+def test_commands_load_a_network_of_a_trusted_package(command, checkpoint, monkeypatch, tmp_path, capsys):
     arguments = COMMANDS[command](checkpoint, tmp_path / "output")
     assert in_process(monkeypatch, *arguments) == 2
     assert "--trust-package" in capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_a_command_uses_a_network_of_an_allowed_package(command, checkpoint, mon
     assert (tmp_path / "output").exists() or command == "test"
 
 
-def test_a_report_shows_the_attention_of_allowed_networks_only(own_run, checkpoint, monkeypatch, tmp_path, capsys):
+def test_a_report_shows_the_attention_of_trusted_networks_only(own_run, checkpoint, monkeypatch, tmp_path, capsys):
     arguments = ["report", own_run, "--output", tmp_path / "page.html"]
     assert in_process(monkeypatch, *arguments) == 0
     message = capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_a_report_shows_the_attention_of_allowed_networks_only(own_run, checkpoi
     assert Path("canary").exists()
 
 
-def test_python_loads_a_network_of_an_allowed_package(checkpoint):
+def test_load_imports_a_network_of_a_trusted_package(checkpoint):
     for trust_packages in ((), ["my_net"], ["other"], ["my_nets.inner"]):
         with pytest.raises(UserError, match=r"names 'my_nets.Mine', which is not imported.*--trust-package my_nets"):
             lightning_tfm.load(checkpoint, trust_packages)
@@ -136,7 +136,7 @@ def test_python_loads_a_network_of_an_allowed_package(checkpoint):
     assert network.hyper_parameters["width"] == 8
 
 
-def test_an_allowed_package_must_have_a_network_of_the_name(checkpoint, tmp_path):
+def test_a_trusted_package_must_define_the_network(checkpoint, tmp_path):
     content = read(checkpoint)
     for name, message in (
         ("my_nets.Yours", "names 'my_nets.Yours', which cannot be imported: module 'my_nets' has no attribute 'Yours'"),
@@ -153,12 +153,12 @@ def test_an_allowed_package_must_have_a_network_of_the_name(checkpoint, tmp_path
             lightning_tfm.load(tmp_path / "odd.ckpt", trust_packages=["my_nets"])
 
 
-def test_reproduce_hands_allowed_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
+def test_reproduce_passes_trusted_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
     (tmp_path / "claims.yaml").write_text(
         "mine: {test/exact_match: {11: 0, 12: 1}, training: {seconds: 2, machine: any}}\n"
     )
     config = (checkpoint.parents[1] / "config.yaml").read_text().replace("trust_package: my_nets", "trust_package: ''")
-    config = config.partition("\n")[2]  # after the line that names Lightning's version
+    config = config.partition("\n")[2]  # drop the line with the version of Lightning
     (tmp_path / "mine.yaml").write_text(config)
     arguments = ["reproduce", tmp_path / "mine.yaml", "--seeds", "1"]
     assert in_process(monkeypatch, *arguments, "--output", tmp_path / "refused") == 1
@@ -169,7 +169,7 @@ def test_reproduce_hands_allowed_packages_to_its_runs(checkpoint, monkeypatch, t
 
 
 @pytest.mark.parametrize("name", ["my-package", "jsonargparse", "*", "os.", "a b"])
-def test_allow_takes_names_of_packages(name, monkeypatch, capsys):
+def test_trust_package_accepts_names_of_packages_only(name, monkeypatch, capsys):
     for command in (("fit", "--config", EXPERIMENTS / "copy_gpt.yaml"), ("generate", "none.ckpt", "x")):
         assert in_process(monkeypatch, *command, "--trust-package", name) == 2
         message = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""macOS and Windows: nothing that only Linux has is needed. See elsewhere.py for what is hidden, and from whom."""
+"""The framework needs nothing that exists only on Linux; see elsewhere.py for what is hidden."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from runs import fit
 ROOT = Path(__file__).parent.parent
 
 
-def elsewhere(cwd, *commands):
-    """Run commands without what macOS and Windows lack; return what they printed."""
+def run_elsewhere(cwd, *commands):
+    """Run commands without what macOS and Windows lack, and return their output."""
     script = ROOT / "tests/elsewhere.py"
     commands = json.dumps([[str(argument) for argument in command] for command in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -32,22 +32,22 @@ def elsewhere(cwd, *commands):
     return child.stdout
 
 
-def test_every_module_imports_elsewhere(tmp_path):
-    names = set(elsewhere(tmp_path).split())
+def test_every_module_imports_on_other_systems(tmp_path):
+    names = set(run_elsewhere(tmp_path).split())
     assert {"lightning_tfm.cli", "lightning_tfm.commands.reproduce", "datamodules.date", "benchmarks.measure"} <= names
 
 
-def test_fit_resume_generate_and_report_run_elsewhere(tmp_path):
+def test_fit_resume_generate_and_report_run_on_other_systems(tmp_path):
     run = tmp_path / "runs/copy_gpt/version_0"
     steps = {"trainer.max_steps": 13}
-    printed = elsewhere(
+    printed = run_elsewhere(
         tmp_path,
         fit("gpt", **steps),
         fit("gpt", "--ckpt_path=last", **steps),
         ("generate", run / "checkpoints/best.ckpt", "1 2 3"),
         ("report", run),
     )
-    assert f"The run is saved in {run}. " in printed, "an absolute path, as on another drive"
+    assert f"The run is saved in {run}. " in printed, "the path is absolute, as on another drive"
     assert (tmp_path / "report.html").exists()
 
 
@@ -55,7 +55,7 @@ FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py
 
 
 def texts_without_encoding(source):
-    """Yield each call that reads or writes text in the encoding of the system."""
+    """Yield each call that reads or writes text in the default encoding of the system."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -69,19 +69,19 @@ def texts_without_encoding(source):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_text_files_have_an_encoding(path):
+def test_text_files_are_opened_with_an_encoding(path):
     assert not list(texts_without_encoding(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
     "source", ["p.read_text()", "p.write_text(x)", "p.open()", "p.open('a')", "open(p)", "run(c, text=True)"]
 )
-def test_a_missing_encoding_is_found(source):
+def test_a_missing_encoding_is_detected(source):
     assert list(texts_without_encoding(source)) == [ast.unparse(ast.parse(source))]
 
 
 def test_data_can_be_sent_to_spawned_workers(make_data):
-    """macOS and Windows spawn the workers of a loader."""
+    """The data loader spawns its workers on macOS and Windows."""
     data = make_data(num_workers=1)
     data.setup("fit")
     for loader in (data.train_dataloader(), data.val_dataloader()):
@@ -89,7 +89,7 @@ def test_data_can_be_sent_to_spawned_workers(make_data):
         assert len(sent[0]) == len(loader.dataset)
 
 
-def test_files_have_one_order_on_every_system(monkeypatch, tmp_path):
+def test_files_are_read_in_the_same_order_on_every_system(monkeypatch, tmp_path):
     for name in ("b", "C", "a"):
         for label in ("pos", "Neg"):
             (tmp_path / label).mkdir(exist_ok=True)
@@ -100,4 +100,4 @@ def test_files_have_one_order_on_every_system(monkeypatch, tmp_path):
 
     expected = read()
     monkeypatch.setattr(PurePath, "__lt__", lambda ours, theirs: str(ours).lower() < str(theirs).lower())
-    assert read() == expected, "with paths in the order of Windows, which ignores case"
+    assert read() == expected, "Windows orders paths without regard to case"

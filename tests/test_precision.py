@@ -1,4 +1,4 @@
-"""Metrics, averaged weights and gradient norms in every precision that Lightning has."""
+"""Metrics, averaged weights and gradient norms in every precision of Lightning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lightning_tfm.optimizers import AdamW
 from lightning_tfm.tokenization import EOS, PAD
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
-"""All that need no further package. On a CPU Lightning replaces 16-mixed by bf16-mixed, but torch has it."""
+"""Those that need no further package. Lightning replaces 16-mixed by bf16-mixed on a CPU, but torch supports it."""
 
 BATCHES = 200
 
@@ -90,7 +90,7 @@ TASKS = {"seq2seq": make_seq2seq, "language_model": make_language_model, "classi
 
 
 class Recorder(Callback):
-    """Keeps, in float64, the logits of each validation batch, with the batch and what was answered."""
+    """Record the logits of each validation batch in float64, the batch and its outputs."""
 
     def __init__(self):
         self.logits, self.batches, self.outputs = [], [], []
@@ -109,7 +109,7 @@ class Recorder(Callback):
 
 
 def expected_metrics(task, recorder, data, module):
-    """The metrics by their definitions, in float64, from the logits of all batches."""
+    """Compute the metrics by definition, in float64, from the logits of all batches."""
     log_probs = [logits.log_softmax(-1) for logits in recorder.logits]
     if task == "classifier":
         labels = torch.cat([batch.label for batch in recorder.batches])
@@ -136,7 +136,7 @@ def expected_metrics(task, recorder, data, module):
     decode = data.tokenizer.decode
     answers = [line["prediction"] for outputs in recorder.outputs for line in outputs["predictions"]]
     targets = [decode(ids) for batch in recorder.batches for ids in batch.target_out.tolist()]
-    assert 0 < sum(map(str.__eq__, answers, targets)) < len(targets), "the metric can take a wrong value"
+    assert 0 < sum(map(str.__eq__, answers, targets)) < len(targets), "exact match must be neither 0 nor 1"
     return {
         "loss": loss,
         "perplexity": math.exp(loss),
@@ -183,7 +183,7 @@ def test_naive_bayes_counts_exactly_in_half_precision(tmp_path):
     for other, precision in ((module, "bf16-true"), (exact, "32-true")):
         make_trainer(precision, max_steps=1).fit(other, data)
     ours, theirs = (other.network.naive_bayes for other in (module, exact))
-    assert int(theirs.counts.max()) > 256, "bfloat16 could not count them"
+    assert int(theirs.counts.max()) > 256, "bfloat16 cannot count that far"
     assert ours.counts.equal(theirs.counts)
     words = torch.randint(4, data.vocab_size, (5, 8))
     torch.testing.assert_close(ours(words), theirs(words), rtol=0, atol=0)
@@ -192,7 +192,7 @@ def test_naive_bayes_counts_exactly_in_half_precision(tmp_path):
 # NaN
 
 
-def test_a_mean_keeps_nan():
+def test_mean_propagates_nan():
     mean = Mean()
     for value in (1.0, math.nan, 2.0):
         mean.update(torch.tensor(value), 1)
@@ -201,14 +201,14 @@ def test_a_mean_keeps_nan():
 
 @pytest.mark.parametrize(("monitor", "mode"), [("val/loss", "min"), ("val/exact_match", "max")])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_with_a_loss_that_is_not_finite_are_never_the_best(value, monitor, mode, tmp_path, monkeypatch, capsys):
-    """One batch of the second of three validations, each of which is better than the one before."""
+def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode, tmp_path, monkeypatch, capsys):
+    """The second of three improving validations has one batch with such a loss."""
     from lightning_tfm import metrics
 
     torch.manual_seed(0)
     data, module = make_seq2seq(tmp_path)
     token_nll, calls = metrics.token_nll, count()
-    broken = BATCHES + 1  # a call a batch
+    broken = BATCHES + 1  # one call per batch
     monkeypatch.setattr(
         metrics, "token_nll", lambda *args: token_nll(*args) * (value if next(calls) == broken else 1.0)
     )
@@ -225,7 +225,7 @@ def test_weights_with_a_loss_that_is_not_finite_are_never_the_best(value, monito
         "32-true", default_root_dir=tmp_path, callbacks=[Best(), checkpoints], enable_checkpointing=True, **settings
     )
     trainer.fit(module, data)
-    assert set(saved.values()) == {20}, "until the third validation"
+    assert set(saved.values()) == {20}, "before the third validation"
     assert read(checkpoints.best_model_path)["global_step"] == 60
     assert f"val/loss is {value:g} at step 40; these weights are not saved as the best" in capsys.readouterr().err
 
@@ -234,7 +234,7 @@ def test_weights_with_a_loss_that_is_not_finite_are_never_the_best(value, monito
 
 
 class Weights(Callback):
-    """Keeps the weights after each step, in float64."""
+    """Record the weights after each step in float64."""
 
     def __init__(self):
         self.steps = []
@@ -245,8 +245,8 @@ class Weights(Callback):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_averaged_weights_equal_float64(precision, tmp_path):
-    """The moving average, which validations must not round, and the checkpoint that holds it."""
-    data, module = make_classifier(tmp_path, learning_rate=1e-4)  # in pure float16, AdamW diverges at a higher one
+    """Neither validations nor the checkpoint round the moving average."""
+    data, module = make_classifier(tmp_path, learning_rate=1e-4)  # AdamW diverges in pure float16 at a higher rate
     averaging, weights = WeightAveraging(decay=0.9), Weights()
     trainer = make_trainer(
         precision, max_steps=40, callbacks=[weights, averaging], limit_val_batches=2, val_check_interval=5,
@@ -270,7 +270,7 @@ def test_averaged_weights_equal_float64(precision, tmp_path):
 
 
 class Interrupting(Callback):
-    """Fails in the second validation."""
+    """Raise in the second validation."""
 
     def __init__(self):
         self.validations = 0
@@ -281,8 +281,8 @@ class Interrupting(Callback):
             raise RuntimeError("in the validation")
 
 
-def test_a_failing_validation_leaves_the_trained_weights(tmp_path):
-    """A callback may save the module then, and another `fit` may follow."""
+def test_a_failing_validation_restores_the_trained_weights(tmp_path):
+    """A callback may then save the module, or another `fit` may follow."""
     data, module = make_classifier(tmp_path)
     averaging, weights = WeightAveraging(decay=0.9), Weights()
     trainer = make_trainer(
@@ -298,7 +298,7 @@ def test_a_failing_validation_leaves_the_trained_weights(tmp_path):
 # Gradients
 
 
-def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
+def test_steps_skipped_by_the_gradient_scaler_are_counted(tmp_path, capsys):
     data, module = make_seq2seq(tmp_path)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     plugins = [MixedPrecision("16-mixed", "cpu", scaler), VerifiedCheckpointIO()]
@@ -309,7 +309,7 @@ def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
     assert 0 < skipped < 50
     assert module.skipped_steps == skipped
     unchanged = sum(all(map(torch.equal, *pair)) for pair in zip(weights.steps[:-1], weights.steps[1:], strict=True))
-    assert unchanged == skipped - 1, "the first of them has no step before it"
+    assert unchanged == skipped - 1, "the first step has no predecessor to compare with"
     assert trainer.callback_metrics["train/skipped_steps"] == skipped
     assert f"{skipped} of 60 steps were skipped: their gradients overflowed float16" in capsys.readouterr().err
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -322,7 +322,7 @@ def test_steps_that_the_gradient_scaler_skips_are_counted(tmp_path, capsys):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
-    """As float64 has it, of the gradients that are clipped by it."""
+    """It equals the norm in float64 of the gradients before clipping."""
     data, module = make_seq2seq(tmp_path)
     norms = []
 
@@ -347,5 +347,5 @@ def test_a_strategy_that_shards_gradients_is_refused(strategy):
 
 
 @pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])
-def test_a_strategy_with_whole_gradients_is_accepted(strategy):
+def test_a_strategy_with_unsharded_gradients_is_accepted(strategy):
     check_strategy(strategy)

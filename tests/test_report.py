@@ -1,4 +1,4 @@
-"""A report: all that it shows is what the runs left, and it works in a browser without a network."""
+"""Reports show the files of their runs, and work in a browser without a network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from runs import fit, folder, run
 
-NASTY = "<script>document.title='broken'</script><b>&amp;</b>"
+MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
 
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory) -> list[Path]:
-    """Runs of two models, of which one has answered something nasty."""
+    """Train two models; the first one has a prediction with markup."""
     folders = []
     for model in ("transformer", "gpt"):
         cwd = tmp_path_factory.mktemp(model)
@@ -33,8 +33,8 @@ def two_runs(tmp_path_factory) -> list[Path]:
         folders.append(folder(cwd, model))
     path = folders[0] / "predictions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    nasty = lines[0] | {"prediction": NASTY, "correct": False, "nll": 1e6, "category": NASTY}
-    path.write_text("".join(json.dumps(line) + "\n" for line in [nasty, *lines[1:]]))
+    with_markup = lines[0] | {"prediction": MARKUP, "correct": False, "nll": 1e6, "category": MARKUP}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [with_markup, *lines[1:]]))
     return folders
 
 
@@ -50,12 +50,12 @@ def embedded(html: Path) -> dict:
 
 
 def charted(html: Path, id: str) -> list[dict]:
-    """What a chart of the page is drawn from."""
+    """Return the data of a chart."""
     (spec,) = (chart["spec"] for chart in embedded(html)["charts"] if chart["id"] == id)
     return spec["data"]["values"]
 
 
-def test_a_report_is_one_small_file_that_loads_nothing(html):
+def test_a_report_is_one_small_self_contained_file(html):
     text = html.read_text()
     assert len(text.encode()) <= LIMIT <= 5_000_000
     loads = []
@@ -67,11 +67,11 @@ def test_a_report_is_one_small_file_that_loads_nothing(html):
     Tags().feed(text)
     assert loads == ["data:,"]
     assert "@import" not in text
-    assert NASTY not in text
+    assert MARKUP not in text
     assert text.count("</script>") == 3
 
 
-def test_a_report_shows_what_the_runs_left(html, two_runs):
+def test_a_report_shows_the_files_of_its_runs(html, two_runs):
     runs = embedded(html)["runs"]
     assert len(runs) == 2
     for shown, left in zip(runs, two_runs, strict=True):
@@ -103,7 +103,7 @@ def test_a_report_shows_what_the_runs_left(html, two_runs):
                 torch.testing.assert_close(weights, found[layer["name"]].weights.flatten(), atol=1 / 255, rtol=0)
 
 
-def test_settings_that_differ_are_listed(html, two_runs):
+def test_differing_settings_are_listed(html, two_runs):
     configs = [yaml.safe_load((left / "config.yaml").read_text()) for left in two_runs]
     differences = {line["setting"]: line["values"] for line in embedded(html)["differences"]}
     classes = [json.dumps(config["model"]["init_args"]["network"]["class_path"]) for config in configs]
@@ -111,14 +111,14 @@ def test_settings_that_differ_are_listed(html, two_runs):
     assert "seed_everything" not in differences
 
 
-def test_a_run_that_is_not_over_can_be_looked_at(two_runs, tmp_path):
+def test_an_unfinished_run_can_be_reported(two_runs, tmp_path):
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(two_runs[0] / "config.yaml", young)
     assert report([str(young), "--output", str(tmp_path / "page.html")]) == 0
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_invalid_paths_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"RUN must be the folder of a run.*'nowhere' does not; try runs/NAME"):
         report(["nowhere"])
     (tmp_path / "config.yaml").write_text("{}")
@@ -130,7 +130,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 @pytest.fixture
 def browser():
-    """Debian's Chromium, without a screen and without a network."""
+    """Start the Chromium of Debian headless and without background networking."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -173,7 +173,7 @@ def test_a_report_works_in_a_browser(html, browser):
     assert "value" in browser.find_element(By.ID, "vg-tooltip-element").text
 
     rows = browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")
-    assert NASTY in rows[0].text
+    assert MARKUP in rows[0].text
     search = browser.find_element(By.ID, "p-search")
     search.send_keys("broken")
     assert len(browser.find_elements(By.CSS_SELECTOR, "#p-rows tr")) == 1
@@ -185,12 +185,12 @@ def test_a_report_works_in_a_browser(html, browser):
 
     Select(browser.find_element(By.ID, "a-example")).select_by_index(1)
     buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
-    told = browser.find_element(By.ID, "a-told")
+    description = browser.find_element(By.ID, "a-told")
     buttons[0].send_keys(Keys.ARROW_RIGHT)
-    second = told.text
+    second = description.text
     assert f"“{buttons[1].text}” attends to" in second
     hover(browser, buttons[0])
-    assert told.text.startswith(f"“{buttons[0].text}” attends to")
+    assert description.text.startswith(f"“{buttons[0].text}” attends to")
     weights = [
         float(browser.execute_script("return arguments[0].style.getPropertyValue('--w')", span))
         for span in browser.find_elements(By.CSS_SELECTOR, "#a-keys span")
@@ -201,7 +201,7 @@ def test_a_report_works_in_a_browser(html, browser):
 
 
 @pytest.mark.browser
-def test_a_report_has_a_dark_side(html, browser):
+def test_a_report_has_a_dark_mode(html, browser):
     colours = {}
     for scheme in ("light", "dark"):
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -218,7 +218,7 @@ def test_a_report_has_a_dark_side(html, browser):
 
 
 @pytest.mark.browser
-def test_a_report_can_be_read_by_keyboard_and_by_ear(html, browser):
+def test_a_report_supports_keyboards_and_screen_readers(html, browser):
     from selenium.webdriver.common.by import By
 
     open_page(browser, html)
@@ -233,7 +233,7 @@ def test_a_report_can_be_read_by_keyboard_and_by_ear(html, browser):
 
 @pytest.mark.browser
 def test_a_page_of_500_examples_opens(two_runs, tmp_path, browser):
-    """And says in how many milliseconds all was drawn: the median of five."""
+    """The median time of five attempts until it is drawn is printed."""
     lines = (two_runs[1] / "predictions.jsonl").read_text().splitlines()
     many = tmp_path / "many"
     shutil.copytree(two_runs[1], many)
@@ -248,7 +248,7 @@ def test_a_page_of_500_examples_opens(two_runs, tmp_path, browser):
     print(f"\nopened and drawn in {sorted(shown)[2]} ms")
 
 
-def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch, capsys):
+def test_an_oversized_page_shows_fewer_predictions(two_runs, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole.html", tmp_path / "cut.html"
     assert report([*map(str, two_runs), "--output", str(whole)]) == 0
     monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", whole.stat().st_size - 1)
@@ -262,7 +262,7 @@ def test_a_page_that_would_be_too_large_is_cut(two_runs, tmp_path, monkeypatch, 
         report([*map(str, two_runs), "--output", str(cut)])
 
 
-def test_what_some_take_for_the_end_of_a_line_is_shown(two_runs, tmp_path):
+def test_unicode_line_separators_are_preserved(two_runs, tmp_path):
     odd = tmp_path / "odd"
     shutil.copytree(two_runs[0], odd)
     lines = [json.loads(line) for line in (odd / "predictions.jsonl").read_text().split("\n")[:-1]]
@@ -274,8 +274,8 @@ def test_what_some_take_for_the_end_of_a_line_is_shown(two_runs, tmp_path):
     assert embedded(tmp_path / "odd.html")["runs"][0]["predictions"][0]["source"] == "before\x85\u2028after"
 
 
-def test_what_is_not_finite_is_said(two_runs, tmp_path):
-    """JSON has no word for it."""
+def test_non_finite_values_are_written_as_null(two_runs, tmp_path):
+    """JSON cannot represent such numbers."""
     odd = tmp_path / "odd"
     shutil.copytree(two_runs[1], odd)
     lines = [json.loads(line) for line in (odd / "predictions.jsonl").read_text().splitlines()]
@@ -293,7 +293,7 @@ def test_what_is_not_finite_is_said(two_runs, tmp_path):
     assert "NaN" not in json.dumps(embedded(path))
 
 
-def test_a_run_whose_network_is_not_known_is_shown_without_attention(two_runs, tmp_path, capsys):
+def test_a_run_without_a_valid_checkpoint_is_shown_without_attention(two_runs, tmp_path, capsys):
     odd = tmp_path / "odd"
     shutil.copytree(two_runs[1], odd)
     (odd / "checkpoints/best.ckpt").write_bytes(b"none")
@@ -317,7 +317,7 @@ def test_a_run_whose_network_is_not_known_is_shown_without_attention(two_runs, t
         ("attention/examples.json", "3", "'.*/attention/examples.json' is damaged"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_named(name, text, message, two_runs, tmp_path):
+def test_a_damaged_file_of_a_run_is_named_in_the_error(name, text, message, two_runs, tmp_path):
     odd = tmp_path / "odd"
     shutil.copytree(two_runs[0], odd)
     (odd / name).write_text(text)
@@ -325,6 +325,6 @@ def test_a_damaged_file_of_a_run_is_named(name, text, message, two_runs, tmp_pat
         report([str(odd), "--output", str(tmp_path / "page.html")])
 
 
-def test_the_page_must_be_a_file(two_runs, tmp_path):
+def test_the_output_must_be_a_file(two_runs, tmp_path):
     with pytest.raises(UserError, match=r"--output must be a file, but '.*' is a folder; try report.html"):
         report([str(two_runs[0]), "--output", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""`lightning-tfm reproduce`, on experiments that take a second; and what the README says of the real ones."""
+"""`lightning-tfm reproduce` on experiments that take a second, and the claims of the real ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YAMLS = [experiment.path for experiment in list_experiments(EXPERIMENTS) if expe
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with two short experiments: what one claims holds, and one of two claims of the other."""
+    """Write two short experiments; the claim of one and one of two claims of the other hold."""
     (tmp_path / "experiments").mkdir()
     claimed = {}
     for model, claims in (
@@ -48,7 +48,7 @@ def cells(markdown):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if line.startswith("|")]
 
 
-def test_claims_are_compared_and_written_down(project):
+def test_claims_are_compared_and_the_results_written(project):
     child = run("reproduce", "--seeds", "4..5", cwd=project)
     assert child.wait() == 1, child.err.read_text()
     content = json.loads((project / "runs/reproduce/reproduce.json").read_text())
@@ -73,10 +73,10 @@ def test_claims_are_compared_and_written_down(project):
     printed = child.out.read_text()
     assert cells(printed) == cells(markdown)
     assert printed.splitlines()[-1] == "2 of 3 claims hold; written: runs/reproduce/RESULTS.md"
-    assert len(child.err.read_text().splitlines()) == 4, "a line a run"
+    assert len(child.err.read_text().splitlines()) == 4, "one line per run"
 
 
-def test_an_interrupted_reproduction_goes_on_where_it_was(project):
+def test_an_interrupted_reproduction_can_be_resumed(project):
     arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "4", "--output", "out")
     child = start(*arguments, cwd=project)
     while not list((project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/checkpoints/last.ckpt")):
@@ -93,7 +93,7 @@ def test_an_interrupted_reproduction_goes_on_where_it_was(project):
 
     child = run(*arguments, cwd=project)
     assert child.wait() == 1, child.err.read_text()
-    assert first.stat().st_mtime_ns == written, "what was finished is not run again"
+    assert first.stat().st_mtime_ns == written, "finished runs are not repeated"
     (starts,) = (project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/provenance.json")
     first_step, *later = (begun["step"] for begun in json.loads(starts.read_text()))
     assert first_step == 0
@@ -101,7 +101,7 @@ def test_an_interrupted_reproduction_goes_on_where_it_was(project):
     assert len(list((project / "out").glob("*/seed_*/runs/*/*/summary.json"))) == 2
 
 
-def test_a_run_that_fails_is_a_claim_that_does_not_hold(project):
+def test_the_claims_of_a_failed_run_do_not_hold(project):
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
     child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
@@ -110,7 +110,7 @@ def test_a_run_that_fails_is_a_claim_that_does_not_hold(project):
     assert "0 of 1 claims hold" in child.out.read_text()
 
 
-def test_runs_of_another_state_are_not_mixed_in(project):
+def test_runs_of_another_version_of_an_experiment_are_refused(project):
     assert run("reproduce", "copy_gpt", "--seeds=4", cwd=project).wait() == 0
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(path.read_text() + "\n# changed\n")
@@ -139,7 +139,7 @@ def test_runs_of_another_state_are_not_mixed_in(project):
         (["odd/odd.yaml"], "'odd/claims.yaml' must state the results of odd for two seeds or more"),
     ],
 )
-def test_a_mistake_is_named_in_one_line(arguments, message, project):
+def test_a_mistake_is_reported_in_one_line(arguments, message, project):
     (project / "broken.yaml").write_text("# claims:\ntrainer: {\ndata: 3\n")
     (project / "latin.yaml").write_bytes(b"# claims:\n# caf\xe9\n")
     (project / "old/copy_gpt/seed_1").mkdir(parents=True)
@@ -154,12 +154,12 @@ def test_a_mistake_is_named_in_one_line(arguments, message, project):
     assert not (project / "runs").exists()
 
 
-def test_the_bar_says_what_a_run_has_logged_last(tmp_path):
+def test_the_progress_bar_shows_the_latest_metrics(tmp_path):
     folder = tmp_path / "runs/copy_gpt/version_0"
     folder.mkdir(parents=True)
     assert _logged(tmp_path) == ""
     lines = ["step,train/loss,tokens_per_second,val/loss", "49,2.5,,", "49,,12345.6,", "99,1.25,,", "99,,,0.75"]
-    (folder / "metrics.csv").write_text("\n".join([*lines, "149,1.1,9"]))  # the last one is being written
+    (folder / "metrics.csv").write_text("\n".join([*lines, "149,1.1,9"]))  # the last row is incomplete
     assert _logged(tmp_path) == "step 99, 12,346 tokens/s, val/loss 0.75"
 
 
@@ -172,8 +172,8 @@ def runs(*values):
     return [Run(seed, {"test": {"exact_match": value}}) for seed, value in enumerate(values, start=1)]
 
 
-def test_the_interval_is_students():
-    """Against the textbook's t of 2 and of 9 degrees of freedom."""
+def test_the_confidence_interval_is_students_t():
+    """Compared with tables of t for 2 and 9 degrees of freedom."""
     (row,) = compared(experiment(1.9, 2.1), runs(1.0, 2.0, 3.0))
     assert (row["mean"], row["holds"]) == (2.0, True)
     assert row["high"] - row["mean"] == pytest.approx(4.302653 / math.sqrt(3), rel=1e-3)
@@ -187,7 +187,7 @@ def test_the_interval_is_students():
 
 
 def test_a_claim_is_a_prediction_interval():
-    """Against the textbook's t of 4 degrees of freedom."""
+    """Compared with tables of t for 4 degrees of freedom."""
     (row,) = compared(experiment(1.0, 2.0, 3.0, 4.0, 5.0), runs(1.0, 2.0, 3.0))
     assert row["value"] == 3.0
     assert row["tolerance"] == pytest.approx(4.604095 * math.sqrt(2.5) * math.sqrt(1 / 5 + 1 / 3), rel=1e-6)
@@ -196,14 +196,14 @@ def test_a_claim_is_a_prediction_interval():
 
 
 def test_a_prediction_interval_covers_the_mean_of_other_seeds():
-    """In 99 of 100 draws from a normal distribution."""
+    """It does so in 99 % of draws from a normal distribution."""
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     held = [compared(experiment(*draw[:5]), runs(*draw[5:]))[0]["holds"] for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
 
 
 def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
-    """As `fit` does, wherever the output lies."""
+    """Paths are relative to it as in `fit`, whatever the output folder is."""
     words = [f"{word}\t{word[::-1]}" for word in ("ab", "abc", "bca", "cab", "ba", "cc", "abab", "caca")]
     (tmp_path / "words.tsv").write_text("\n".join(words))
     text = (EXPERIMENTS / "tsv_transformer.yaml").read_text()
@@ -251,7 +251,7 @@ def test_all_loggers_write_into_the_output_folder(trainer, classes):
 
 
 def test_modules_of_the_current_folder_are_not_imported(project):
-    """Although the runs start there: a stranger's folder is data."""
+    """Runs start in the current folder, but it may come from a stranger and must not be trusted."""
     for name in ("yaml", "wandb", "random", "lightning_tfm", "datamodules"):
         (project / f"{name}.py").write_text("open('canary', 'w')")
     child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
@@ -260,8 +260,8 @@ def test_modules_of_the_current_folder_are_not_imported(project):
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
-def test_what_is_claimed_is_learned_from_generated_or_pinned_data(path):
-    """So that it can be reproduced on a machine that has a network and nothing else."""
+def test_claims_use_generated_or_pinned_data(path):
+    """They can be reproduced on any machine with a network."""
     config = yaml.safe_load(path.read_text())["data"]
     data = getattr(datamodules, config["class_path"].removeprefix("datamodules."))
     if not issubclass(data, GeneratedDataModule):
@@ -271,18 +271,18 @@ def test_what_is_claimed_is_learned_from_generated_or_pinned_data(path):
 
 
 CLAIM_SEEDS = {"copy_transformer": range(41, 46)}
-"""Seeds of claims other than 11 to 15: the number of steps of copy_transformer was chosen with these."""
+"""Seeds of claims where 11 to 15 cannot be used: these chose the number of steps of copy_transformer."""
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
-def test_claims_are_of_seeds_that_no_choice_has_seen(path):
+def test_claims_use_seeds_that_were_not_tuned_on(path):
     seeds = CLAIM_SEEDS.get(path.stem, range(11, 16))
     assert all(list(claim.by_seed) == list(seeds) for claim in read_experiment(path).claims)
     assert {1, 2, 3, *_seeds(SEEDS)}.isdisjoint(seeds)
 
 
 def test_the_readme_shows_the_claims():
-    """Mean and range over seeds of every experiment with claims, and no other."""
+    """It shows the mean and the range over seeds of exactly the experiments with claims."""
     name, shown = "", {}
     for row in cells(README.read_text()):
         if len(row) == 5 and row[2][:1].isdigit():

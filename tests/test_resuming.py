@@ -1,4 +1,4 @@
-"""The same again: twice, on any workers, killed and gone on with."""
+"""Reproducibility bit for bit: of repeated runs, with any number of workers, killed and resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runs import NETWORKS, assert_same_run, fit, folder, in_process, run, start
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("model", NETWORKS)
-def test_the_same_run_twice_is_the_same_to_the_bit(model, num_workers, reference, tmp_path):
+def test_repeated_runs_are_bitwise_equal(model, num_workers, reference, tmp_path):
     child = run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     assert_same_run(tmp_path, reference(model), model)
@@ -38,22 +38,22 @@ KILLS = [
     ("after a checkpoint is in its place", 1),
     ("in the test", 2),
 ]
-"""A chain: each start of one run is killed so, at this call of its own."""
+"""The moment and the number of the call at which each successive start of one run is killed."""
 
 
 @pytest.mark.parametrize("model", NETWORKS)
-def test_a_run_killed_again_and_again_is_the_same_to_the_bit(model, reference, tmp_path):
+def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
     for sabotage in KILLS:
         child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage)
         assert child.wait() == -9, (sabotage, child.err.read_text())
     child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    # Lightning logs a step after it is saved: a kill in between, less than a millisecond, costs its row of metrics.csv
+    # Lightning logs a step after saving it: a kill in between, within a millisecond, loses its row of metrics.csv
     assert_same_run(tmp_path, reference(model), model, rows_lost=2)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 13, 30])
-def test_a_kill_loses_no_more_steps_than_one_interval_of_saving(call, tmp_path):
+def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(call, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("before an update of the weights", 5 + call))
     assert child.wait() == -9
     assert (4 + call) - read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] < 5
@@ -90,7 +90,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_other_settings_resume_to_the_bit_as_well(variant, tmp_path):
+def test_other_settings_resume_bitwise(variant, tmp_path):
     settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for cwd in (whole, killed):
@@ -106,7 +106,7 @@ def test_other_settings_resume_to_the_bit_as_well(variant, tmp_path):
     assert_same_run(killed, whole, "gpt", best=variant != "no validation")
 
 
-def test_a_validation_inside_a_step_is_refused(tmp_path):
+def test_validation_within_an_accumulated_step_is_refused(tmp_path):
     settings = {"trainer.accumulate_grad_batches": 5}
     child = run(*fit("gpt", **settings), cwd=tmp_path)
     assert child.wait() == 2
@@ -115,7 +115,7 @@ def test_a_validation_inside_a_step_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut line", "left by a kill"])
-def test_a_log_that_was_not_written_whole_is_gone_on_with(damage, reference, tmp_path):
+def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     metrics = folder(tmp_path, "gpt") / "metrics.csv"
     if damage == "cut line":
@@ -127,8 +127,8 @@ def test_a_log_that_was_not_written_whole_is_gone_on_with(damage, reference, tmp
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
-def test_a_checkpoint_by_name_begins_a_run_of_its_own(tmp_path):
-    """It goes on from there, in a folder of its own, and comes to the same weights."""
+def test_resuming_from_a_path_starts_a_new_run(tmp_path):
+    """It continues in a new folder, and leaves the first run unchanged."""
     assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     killed = folder(tmp_path, "gpt")
     before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
@@ -143,8 +143,8 @@ def test_a_checkpoint_by_name_begins_a_run_of_its_own(tmp_path):
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
 
-def test_resuming_with_another_mathematics_of_a_step_is_refused(tmp_path, monkeypatch, capsys):
-    """By name, and before anything of the run is written."""
+def test_resuming_with_other_settings_of_a_step_is_refused(tmp_path, monkeypatch, capsys):
+    """The error names the setting, and no file of the run is changed."""
     monkeypatch.chdir(tmp_path)
     arguments = {"trainer.callbacks": AVERAGING % 0.99}
     assert run(*fit("gpt", **arguments), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
@@ -184,7 +184,7 @@ def test_a_schedule_without_an_end_can_be_extended(tmp_path):
 
 
 def two_processes(model, cwd, *options):
-    """Starts the console script on two processes."""
+    """Start the console script with two processes."""
     script = Path(sys.executable).with_name("lightning-tfm")
     settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
     command = [script, *map(str, fit(model, *settings, *options))]
@@ -194,7 +194,7 @@ def two_processes(model, cwd, *options):
 
 
 def wait_for_steps(process, cwd, model, steps):
-    """Until a run that has begun has saved so many steps."""
+    """Wait until a run has saved a checkpoint of at least this step, or has ended."""
     while process.poll() is None:
         for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt"):
             if read(path)["global_step"] >= steps:
@@ -213,30 +213,30 @@ def check_two_processes(model, signums, tmp_path):
         process.send_signal(signum)
         status = process.wait(300)
         assert status == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
-        told = (disturbed / "stderr").read_text()
-        assert "Traceback" not in told or signum == signal.SIGKILL
-        assert ("saved after step" in told) == (signum != signal.SIGKILL)
+        printed = (disturbed / "stderr").read_text()
+        assert "Traceback" not in printed or signum == signal.SIGKILL
+        assert ("saved after step" in printed) == (signum != signal.SIGKILL)
     assert two_processes(model, disturbed, "--ckpt_path=last").wait(300) == 0, (disturbed / "stderr").read_text()
     assert_same_run(disturbed, whole, model, rows_lost=signums.count(signal.SIGKILL))
 
 
-def test_two_processes_end_together_and_resume_to_the_bit(tmp_path):
+def test_two_processes_stop_together_and_resume_bitwise(tmp_path):
     check_two_processes("transformer", [signal.SIGTERM], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", NETWORKS)
-def test_two_processes_killed_again_and_again_resume_to_the_bit(model, tmp_path):
+def test_two_repeatedly_killed_processes_resume_bitwise(model, tmp_path):
     check_two_processes(model, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], tmp_path)
 
 
-# At any moment
+# At random times
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", NETWORKS)
-def test_a_run_killed_at_any_moment_is_the_same_to_the_bit(model, tmp_path):
-    """By the clock: in a start, a step, a save, a validation, wherever it happens to be."""
+def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
+    """Kills by the clock may hit the start, a step, a checkpoint or a validation."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for cwd in (whole, killed):
         cwd.mkdir()

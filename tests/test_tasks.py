@@ -1,4 +1,4 @@
-"""Every task from files to answers, by the commands, in a run that takes a second or two."""
+"""Every task from its files to predictions by the commands, in runs of a few seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import sacrebleu
 import torch
 import yaml
 
-from corpora import TEXT, as_imdb, reviews
+from corpora import TEXT, reviews, write_imdb
 from lightning_tfm.checkpoint import read
 from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
@@ -49,7 +49,7 @@ def metrics_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_it_learns_and_says_what_it_reached(trained, task):
+def test_training_lowers_the_loss_and_reports_metrics(trained, task):
     rows = list(csv.DictReader((trained / "metrics.csv").read_text().splitlines()))
     losses = [float(row["val/loss"]) for row in rows if row["val/loss"]]
     # In so few steps, a masked language model learns only how frequent each character is.
@@ -67,7 +67,7 @@ def test_it_learns_and_says_what_it_reached(trained, task):
     assert summary["samples_per_second"] > 0
 
 
-def test_it_goes_on_to_the_bit_where_it_was_killed(task, trained, tmp_path):
+def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     for call in (7, 9, 23):
         child = run(
@@ -85,7 +85,7 @@ def test_it_goes_on_to_the_bit_where_it_was_killed(task, trained, tmp_path):
 
 
 def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
-    """Of one untrained network: whoever answers an example, it is scored once; other sums may round otherwise."""
+    """Each example is scored once; the weights hardly change, and sums in another order may round differently."""
     path = trained.parents[2] / f"{task}.yaml"
     script = Path(sys.executable).with_name("lightning-tfm")
     arguments = ["fit", "--config", path, "--trainer.max_steps=1"]
@@ -103,7 +103,7 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("translation")], indirect=True)
-def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
+def test_scores_and_signatures_equal_sacrebleu(task, trained):
     lines, summary = lines_of(trained), metrics_of(trained)
     answers, references = [line["prediction"] for line in lines], [[line["target"] for line in lines]]
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
@@ -112,7 +112,7 @@ def test_the_scores_are_sacrebleus_with_their_signatures(task, trained):
 
 
 @pytest.mark.parametrize("task", ["translation_transformer"], indirect=True)
-def test_a_test_alone_tells_the_signatures(task, trained, tmp_path):
+def test_the_test_command_prints_the_signatures(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     child = run("test", "--config", path, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
@@ -121,7 +121,7 @@ def test_a_test_alone_tells_the_signatures(task, trained, tmp_path):
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
-def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
+def test_accuracy_and_f1_match_the_predictions(trained, task):
     lines, test = lines_of(trained), metrics_of(trained)["test"]
     assert test["accuracy"] == pytest.approx(sum(line["correct"] for line in lines) / len(lines))
     scores = []
@@ -133,7 +133,7 @@ def test_accuracy_and_f1_are_those_of_the_answers(trained, task):
     assert (trained / "confusion.png").stat().st_size > 5_000
 
 
-def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task):
+def test_attention_is_drawn_for_each_layer_of_a_few_examples(trained, task):
     network = load(trained / "checkpoints/best.ckpt").network
     layers = {name for name, module in network.named_modules() if isinstance(module, Attention)}
     pictures = [path.stem.partition("_") for path in (trained / "attention").glob("[0-9]*.png")]
@@ -145,7 +145,7 @@ def test_where_it_looked_is_drawn_for_each_layer_of_a_few_examples(trained, task
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("text")], indirect=True)
-def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
+def test_the_attention_of_a_language_model_is_causal(trained, task):
     module = load(trained / "checkpoints/best.ckpt")
     network, ids = module.network, module.tokenizer.encode("ein Hund")
     symbols = [module.tokenizer.decode([number]) for number in ids]
@@ -159,10 +159,10 @@ def test_what_a_language_model_reads_is_where_it_may_look(trained, task):
         torch.testing.assert_close(look.weights.sum(-1), torch.ones(look.weights.shape[:2]))
 
 
-# Asking
+# Predictions
 
 
-def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path, capsys):
+def test_generate_answers_every_line(task, trained, monkeypatch, tmp_path, capsys):
     asked = {
         "translation": ["der Hund schläft", "ein Kind"],
         "spelling": ["abc", "e"],
@@ -182,7 +182,7 @@ def test_every_line_is_answered_by_its_task(task, trained, monkeypatch, tmp_path
     assert len(answers) == 2
     (tmp_path / "asked").write_text("\n".join([*asked, "", asked[0]]) + "\n")
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
-    assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "of the blank line"
+    assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "the blank line is an error"
     assert (tmp_path / "answers").read_text().splitlines() == [*answers, "", answers[0]]
     if task.startswith("reviews"):
         module = load(checkpoint)
@@ -201,21 +201,21 @@ def encoded(checkpoint, text):
         return str(error)
 
 
-def test_both_unicode_forms_are_answered_alike(task, trained, monkeypatch, tmp_path, capsys):
+def test_nfc_and_nfd_inputs_have_the_same_answers(task, trained, monkeypatch, tmp_path, capsys):
     asked = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
-    checkpoint, told = trained / "checkpoints/best.ckpt", []
+    checkpoint, results = trained / "checkpoints/best.ckpt", []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, asked)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
             status = in_process(monkeypatch, "generate", checkpoint, *arguments)
-            told.append((status, *capsys.readouterr(), encoded(checkpoint, text)))
-    assert told[0][0] == 0
-    assert told[1:] == told[:1] * 3
+            results.append((status, *capsys.readouterr(), encoded(checkpoint, text)))
+    assert results[0][0] == 0
+    assert results[1:] == results[:1] * 3
 
 
-def test_a_blank_line_is_explained(task, trained, monkeypatch, tmp_path, capsys):
-    """A language model continues whatever stands in a line, blanks included; the other tasks have no question there."""
+def test_blank_lines_are_reported(task, trained, monkeypatch, tmp_path, capsys):
+    """A language model continues a line of blanks; for the other tasks, it is empty."""
     blanks = [b"", b"\r"] if task.startswith("text") else [b"", b"\r", b"  ", b"\t", " \t\u3000".encode()]
     question = {"reviews": b"the film", "masked": b"e[MASK]"}.get(task.partition("_")[0], b"e")
     (tmp_path / "asked").write_bytes(b"\n".join([question, *blanks, question]) + b"\n")
@@ -230,13 +230,13 @@ def test_a_blank_line_is_explained(task, trained, monkeypatch, tmp_path, capsys)
         assert empty == [""] * len(blanks)
 
 
-def test_help_says_what_the_temperature_does(monkeypatch, capsys):
+def test_help_explains_the_temperature(monkeypatch, capsys):
     assert in_process(monkeypatch, "generate", "--help") == 0
     assert "the lower, the more conservative" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_text_may_begin_as_any_does(tmp_path_factory, monkeypatch, capsys):
-    """Line feeds of an argument are the text's own; what is unknown is told, and of nothing nothing comes."""
+def test_prompts_are_continued_as_typed(tmp_path_factory, monkeypatch, capsys):
+    """Line feeds of an argument are kept, unknown symbols are reported, and an empty prompt has no continuation."""
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     assert in_process(monkeypatch, "generate", checkpoint, "der\n", "\n", "\u03a9der", "", "--max-tokens=5") == 1
     out, err = capsys.readouterr()
@@ -249,13 +249,13 @@ def test_a_text_may_begin_as_any_does(tmp_path_factory, monkeypatch, capsys):
     ]
 
 
-def test_a_line_that_is_no_utf8_is_named(trained, monkeypatch, tmp_path, capsys):
+def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, capsys):
     (tmp_path / "asked").write_bytes(b"ein Hund\nein H\xfcnd\n")
     checkpoint = trained / "checkpoints/best.ckpt"
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
     out, err = capsys.readouterr()
     assert "line 2: it must be UTF-8, but is not" in err
-    assert out.endswith("\n\n"), "a line for each line"
+    assert out.endswith("\n\n"), "one line of output per line of input"
 
 
 @pytest.mark.parametrize(
@@ -272,27 +272,30 @@ def test_a_line_that_is_no_utf8_is_named(trained, monkeypatch, tmp_path, capsys)
         ("text_gpt", ["--temperature", "0", "--top-k", "3"], "top_k and top_p need a temperature above 0"),
     ],
 )
-def test_an_option_that_does_not_suit_the_task_is_refused(
-    name, options, message, tmp_path_factory, monkeypatch, capsys
-):
+def test_invalid_options_of_a_task_are_refused(name, options, message, tmp_path_factory, monkeypatch, capsys):
     checkpoint = trained_run(name, tmp_path_factory) / "checkpoints/best.ckpt"
     assert in_process(monkeypatch, "generate", checkpoint, "abc", *options) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_text_is_gone_on_with_by_the_seed_and_greedily(tmp_path_factory, monkeypatch, capsys):
+def test_continuations_are_determined_by_the_seed_or_greedy(tmp_path_factory, monkeypatch, capsys):
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
 
-    def told(*options):
+    def generate_text(*options):
         assert in_process(monkeypatch, "generate", checkpoint, "der", "--max-tokens", "40", *options) == 0
         return capsys.readouterr().out
 
-    assert told() == told("--seed", "0") == told("--temperature", "0.8") != told("--seed", "1")
-    greedy = told("--temperature", "0")
+    assert (
+        generate_text()
+        == generate_text("--seed", "0")
+        == generate_text("--temperature", "0.8")
+        != generate_text("--seed", "1")
+    )
+    greedy = generate_text("--temperature", "0")
     module = load(checkpoint)
     network, tokenizer = module.network, module.tokenizer
     text = tokenizer.encode("der")
-    while len(text) < 43:  # as long as all of it fits, token by token, over everything anew
+    while len(text) < 43:  # recompute each token from the whole text, while it fits
         if len(text) > network.max_length:
             break
         with torch.no_grad():
@@ -303,7 +306,7 @@ def test_a_text_is_gone_on_with_by_the_seed_and_greedily(tmp_path_factory, monke
     assert len(greedy) == 43 + 1
 
 
-def test_the_report_shows_it(task, trained, monkeypatch, tmp_path, capsys):
+def test_a_report_shows_every_task(task, trained, monkeypatch, tmp_path, capsys):
     page = tmp_path / "report.html"
     assert in_process(monkeypatch, "report", trained, "--output", page) == 0, capsys.readouterr().err
     html = page.read_text()
@@ -317,7 +320,7 @@ def test_the_report_shows_it(task, trained, monkeypatch, tmp_path, capsys):
     assert ("probability" in shown["predictions"][0] if shown["predictions"] else False) == task.startswith("reviews")
 
 
-# Pairs that make no sense
+# Mismatched components
 
 
 def change(path, **changes):
@@ -367,7 +370,7 @@ def change(path, **changes):
         ),
     ],
 )  # fmt: skip
-def test_a_pair_that_makes_no_sense_is_refused_with_what_fits(name, changes, messages, monkeypatch, tmp_path, capsys):
+def test_mismatched_components_are_refused_with_a_suggestion(name, changes, messages, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = change(write_task(name, tmp_path), **changes)
     assert in_process(monkeypatch, "fit", "--config", path) == 2
@@ -377,7 +380,7 @@ def test_a_pair_that_makes_no_sense_is_refused_with_what_fits(name, changes, mes
     assert not (tmp_path / "runs").exists()
 
 
-def test_bad_data_end_before_training_with_one_line(task, monkeypatch, tmp_path, capsys):
+def test_empty_files_are_refused_before_training(task, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task(task, tmp_path)
     for file in tmp_path.iterdir():
@@ -389,7 +392,7 @@ def test_bad_data_end_before_training_with_one_line(task, monkeypatch, tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_batch_that_is_too_large_ends_before_training_with_one_line(task, monkeypatch, tmp_path, capsys):
+def test_an_oversized_batch_is_refused_before_training(task, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     size = "batch_tokens=null" if task.startswith("translation") else "batch_size=500"
     more = ["--data.init_args.batch_size=500"] if task.startswith("translation") else []
@@ -400,23 +403,23 @@ def test_a_batch_that_is_too_large_ends_before_training_with_one_line(task, monk
 
 
 @pytest.mark.parametrize("setting", [{"word_dropout": 0.1}, {"num_bigram_buckets": 9}])
-def test_what_leans_on_an_unknown_word_is_refused_with_subwords(setting):
+def test_settings_for_words_are_refused_with_subwords(setting):
     tokenizer = train_tokenizer(["a film"], "subword", 300)
     network = EncoderClassifier(tokenizer.vocab_size, 2, 9, **setting)
     with pytest.raises(UserError, match=f"{next(iter(setting))} must not be set for subwords"):
         Classifier(network, tokenizer, ["neg", "pos"])
 
 
-def test_an_archive_of_imdbs_form_is_learned_and_asked(monkeypatch, tmp_path, capsys):
+def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    as_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment's archive, in the current folder
+    write_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment reads its archive from the current folder
     path = Path(__file__).parents[1] / "experiments/imdb_classifier.yaml"
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
     size.append("--model.init_args.optimizer.init_args.lr=0.003")
     child = run("fit", "--config", path, *size, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     folder = tmp_path / "runs/imdb_classifier/version_0"
-    assert len(lines_of(folder)) == 60, "the archive's own part is tested"
+    assert len(lines_of(folder)) == 60, "the test part of the archive is tested"
     assert metrics_of(folder)["test"]["accuracy"] > 0.9
     assert in_process(monkeypatch, "generate", folder / "checkpoints/best.ckpt", "the film Great! plot") == 0
     assert capsys.readouterr().out.startswith("pos")
@@ -429,11 +432,11 @@ def test_a_text_longer_than_the_models_positions_is_refused(monkeypatch, tmp_pat
     assert "max_length 16 positions; try max_length 17" in capsys.readouterr().err
 
 
-# Weights that are averaged
+# Averaged weights
 
 
-def test_averaged_weights_are_validated_tested_and_gone_on_with(tmp_path):
-    """The best checkpoint has the average, by its definition, of the weights of all steps."""
+def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
+    """The best checkpoint contains the average, and a killed run resumes it bit for bit."""
     path = write_task("reviews_classifier", tmp_path)
     averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.8}}"
     arguments = ["fit", "--config", path, averaging, "--trainer.max_steps=10", "--checkpoint.every_n_train_steps=1"]
@@ -455,15 +458,15 @@ def test_averaged_weights_are_validated_tested_and_gone_on_with(tmp_path):
     assert child.wait() == 0, child.err.read_text()
     accuracy = metrics_of(folders[0])["test"]["accuracy"]
     printed = float(re.search(r"test/accuracy\D+([\d.]+)", child.out.read_text())[1])
-    assert printed == pytest.approx(accuracy, abs=1e-4), "the average is what is tested"
+    assert printed == pytest.approx(accuracy, abs=1e-4), "the average is tested"
 
 
-def test_the_average_is_the_definitions(tmp_path):
-    """Of a third of the steps at first, and then by its decay, which here is so from the fourth step on."""
+def test_the_average_equals_its_definition(tmp_path):
+    """It covers about a third of the steps at first, and uses the configured decay from the fourth step here."""
     path = write_task("reviews_classifier", tmp_path)
     averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.45}}"
     expected = None
-    for steps in range(1, 5):  # the schedule must not depend on where a run ends
+    for steps in range(1, 5):  # killed with equal max_steps, on which the schedule depends
         cwd = tmp_path / str(steps)
         cwd.mkdir()
         child = run(
@@ -483,8 +486,8 @@ def test_the_average_is_the_definitions(tmp_path):
             torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_goes_on_with_its_average_or_without(tmp_path, monkeypatch, capsys):
-    """Else the average would be trained on with an optimizer's state that is another's."""
+def test_adding_or_removing_weight_averaging_is_refused_on_resuming(tmp_path, monkeypatch, capsys):
+    """The state of the optimizer would belong to other weights."""
     monkeypatch.chdir(tmp_path)
     path = write_task("spelling_gpt", tmp_path)
     averaging = "--trainer.callbacks+=lightning_tfm.callbacks.WeightAveraging"
@@ -500,7 +503,7 @@ def test_a_run_goes_on_with_its_average_or_without(tmp_path, monkeypatch, capsys
 
 
 def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsys):
-    """Those of the last validations of a run, which keeps them."""
+    """A run can keep the checkpoints of its last validations to average them."""
     folder = trained_run("spelling_gpt", tmp_path_factory)
     child = run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path)
     assert child.wait() == 0
@@ -533,14 +536,14 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
 
 @pytest.fixture(params=[-55.0])
 def gpt2_folder(tmp_path, request):
-    """A GPT-2 of Hugging Face, small, with a tokenizer of its own; its logits are shifted by the parameter."""
+    """Save a small GPT-2 of Hugging Face with a tokenizer; the parameter shifts its logits."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokenizer = train_tokenizer([TEXT], "subword", 290)
     config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     folder = tmp_path / "gpt2"
     model = GPT2LMHeadModel(config)
-    with torch.no_grad():  # all logits are shifted by as much, as those of the real one, which its softmax does not see
+    with torch.no_grad():  # the softmax ignores a shift of all logits, which the real GPT-2 has, too
         model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0, 1
         model.transformer.wte.weight[:, 0] = request.param
     model.save_pretrained(folder)
@@ -549,8 +552,8 @@ def gpt2_folder(tmp_path, request):
 
 
 @pytest.mark.parametrize("gpt2_folder", [0.0, -55.0, -300.0, 55.0], indirect=True)
-def test_gpt2_has_hugging_faces_distribution_over_the_whole_vocabulary(gpt2_folder, tmp_path):
-    """Whatever its logits are shifted by: PAD, BOS and EOS take no probability."""
+def test_gpt2_equals_hugging_face_over_the_whole_vocabulary(gpt2_folder, tmp_path):
+    """PAD, BOS and EOS have zero probability for any shift of the logits."""
     from transformers import GPT2LMHeadModel
 
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
@@ -587,11 +590,11 @@ def test_fine_tuning_lowers_the_loss_of_gpt2(gpt2_folder, tmp_path):
     assert child.wait() == 0, child.err.read_text()
     with (tmp_path / "runs/text_gpt/version_0/metrics.csv").open() as file:
         losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
-    assert losses[0] == pytest.approx(math.log(287), abs=0.3), "a drawn model knows nothing, and no id has the rest"
+    assert losses[0] == pytest.approx(math.log(287), abs=0.3), "a random model is uniform over the ids of GPT-2"
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
+def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
     from transformers import GPT2LMHeadModel
 
     path = write_task("text_gpt", tmp_path)
@@ -610,19 +613,19 @@ def test_training_begins_with_the_weights_of_gpt2(gpt2_folder, tmp_path):
         ours = network(ids[:, :0], ids).softmax(-1)
         expected = torch.nn.functional.pad(theirs(ids - 3).logits.softmax(-1), (3, 0))
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
-    shutil.rmtree(gpt2_folder)  # of no use to a run that goes on
+    shutil.rmtree(gpt2_folder)  # a resumed run does not need it
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
     settings[4] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
     child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
 
 
-def cut(folder):
+def truncate(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def lose_a_layer(folder):
+def remove_weights(folder):
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -630,25 +633,25 @@ def lose_a_layer(folder):
     save_file(weights, path, {"format": "pt"})
 
 
-def become_another(folder):
+def change_model_type(folder):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "bert"}))
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("damage", "message"),
     [
-        (cut, "gpt2' is not: "),
-        (lose_a_layer, "gpt2' is not: it lacks transformer.h.0.attn.c_attn.bias"),
-        (become_another, "gpt2' is not: it holds a model of type bert"),
+        (truncate, "gpt2' is not: "),
+        (remove_weights, "gpt2' is not: it lacks transformer.h.0.attn.c_attn.bias"),
+        (change_model_type, "gpt2' is not: it holds a model of type bert"),
     ],
 )
-def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_path, monkeypatch, capsys):
-    """What it lacks would be drawn, and training would begin from noise."""
+def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_path, monkeypatch, capsys):
+    """Missing weights would be random, and training would start from noise."""
     monkeypatch.chdir(tmp_path)
     arguments = ["--model.init_args.network.init_args.gelu=tanh", f"--model.init_args.pretrained={gpt2_folder}"]
     arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
-    harm(gpt2_folder)
+    damage(gpt2_folder)
     assert in_process(monkeypatch, "fit", "--config", write_task("text_gpt", tmp_path), *arguments) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
@@ -664,7 +667,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(harm, message, gpt2_folder, tmp_pat
         ({"folder": "none"}, r"pretrained must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
     ],
 )
-def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
+def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
     settings = {"gelu": "tanh", "positions": "learned", "text_only": "true"}
@@ -675,4 +678,4 @@ def test_other_weights_are_refused(change, message, gpt2_folder, tmp_path, monke
     arguments.append(f"--data.init_args.tokenizer_file={file}")
     assert in_process(monkeypatch, "fit", "--config", path, *arguments) == 2
     assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "runs").exists(), "it ends before training"
+    assert not (tmp_path / "runs").exists(), "the run ends before training"

@@ -1,4 +1,4 @@
-"""What the LightningModule computes: gradients, schedules, metrics; alone, accumulated, on two processes, in bf16."""
+"""Gradients, schedules and metrics of the LightningModule: accumulated, with two processes and in bf16."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def make_trainer(**settings):
 
 
 def gradients_of_a_step(data, module, **settings):
-    """As they reached the optimizer: they are zeroed before a step, not after it."""
+    """Return the gradients that the optimizer used, which are zeroed before a step, not after it."""
     make_trainer(**settings).fit(module, data)
     return [parameter.grad for parameter in module.network.parameters()]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_is_the_mean_over_its_tokens_however_it_is_cut(model):
-    """1 x 64 and 4 accumulated x 16 unequal batches, against the definition."""
+def test_gradients_are_the_mean_over_tokens_for_any_accumulation(model):
+    """One batch of 64 and 4 accumulated batches of 16 with unequal lengths equal the definition."""
     data = small_copy()
     torch.manual_seed(0)
     module = make_module(data, model).double()
@@ -121,7 +121,7 @@ if trainer.is_global_zero:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_two_processes_train_and_test_as_one_does(model, tmp_path):
+def test_two_processes_train_and_test_as_one(model, tmp_path):
     results = []
     for devices, strategy in ((1, "auto"), (2, "ddp")):
         script, path = tmp_path / f"{devices}.py", tmp_path / f"{devices}.pt"
@@ -134,7 +134,7 @@ def test_two_processes_train_and_test_as_one_does(model, tmp_path):
         results.append(torch.load(path, weights_only=True))
     (gradients, weights, metrics), (their_gradients, their_weights, their_metrics) = results
     for ours, theirs in zip(gradients, their_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)  # 1 x 64 and 2 x 32, of unequal lengths
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)  # 1 x 64 and 2 x 32 rows of unequal lengths
     for name, weight in weights.items():
         torch.testing.assert_close(weight, their_weights[name], atol=1e-9, rtol=1e-8)
     assert metrics == pytest.approx(their_metrics, abs=1e-5)
@@ -161,7 +161,7 @@ def test_bf16_mixed_trains_on_a_cpu(model):
 
 
 def test_the_logged_loss_is_that_of_the_whole_step():
-    """Over 4 accumulated batches, with label smoothing: by token."""
+    """It is the mean over the tokens of 4 accumulated batches, with label smoothing."""
     data = small_copy(batch_size=16)
     module = make_module(data, label_smoothing=0.1)
     data.setup("fit")
@@ -173,7 +173,7 @@ def test_the_logged_loss_is_that_of_the_whole_step():
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(sum(sums) / sum(tokens), rel=1e-5)
 
 
-def test_processes_and_batches_drop_different_units():
+def test_dropout_differs_between_processes_and_batches():
     data = small_copy()
     module = make_module(data)
     module.seed = 0
@@ -182,7 +182,7 @@ def test_processes_and_batches_drop_different_units():
         for number in (0, 1):
             loop = SimpleNamespace(total_batch_idx=number)
             module._trainer = SimpleNamespace(fit_loop=loop, global_rank=rank)
-            for _ in range(2):  # whatever was drawn before
+            for _ in range(2):  # independent of earlier random numbers
                 module.on_train_batch_start(None, 0)
                 masks.add(tuple(torch.nn.functional.dropout(torch.ones(100)).tolist()))
     assert len(masks) == 4
@@ -199,10 +199,10 @@ def test_dropout_is_seeded_on_the_device_of_the_module(kind, monkeypatch):
     module._trainer = SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=5), global_rank=1)
     module.on_train_batch_start(None, 0)
     assert torch.initial_seed() == expected
-    assert seeds == ({} if kind == "cpu" else {kind: expected}), "and on no other device, which would take time"
+    assert seeds == ({} if kind == "cpu" else {kind: expected}), "seeding other devices would take time"
 
 
-def test_a_run_reads_the_stream_over_its_passes():
+def test_a_run_reads_the_stream_across_epochs():
     data = small_copy(batch_size=24)
     seen = []
 
@@ -216,7 +216,7 @@ def test_a_run_reads_the_stream_over_its_passes():
     assert all(source.equal(dataset[rows].source) for source, rows in zip(seen, stream, strict=True))
 
 
-def test_step_settings_compare_the_mathematics_and_not_the_spelling():
+def test_step_settings_ignore_differences_in_notation():
     module = make_module(small_copy())
 
     def settings(**clipping):
@@ -227,7 +227,7 @@ def test_step_settings_compare_the_mathematics_and_not_the_spelling():
     assert settings() == settings(gradient_clip_val=0.0) == settings(gradient_clip_algorithm="value")
 
 
-def test_a_network_of_texts_alone_is_refused():
+def test_a_text_only_network_is_refused():
     data = small_copy()
     network = GPT(data.vocab_size, 16, 2, 1, max_length=48, text_only=True)
     with pytest.raises(UserError, match="text_only must be false"):
@@ -240,19 +240,19 @@ def test_clipping_bounds_the_gradient():
     assert torch.cat([gradient.flatten() for gradient in gradients]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_operations_of_a_step_are_those_of_its_products():
+def test_flops_of_a_step_are_those_of_its_matrix_products():
     B, T, D, V, layers = 3, 20, 16, 11, 2
     network = GPT(V, D, 2, layers, max_length=T)
     tokens = torch.randint(3, V, (B, T))
-    products = 2 * B * T * (layers * 12 * D**2 + D * V)  # 4 D^2 of the attention's matrices, 8 D^2 of the feed-forward
+    products = 2 * B * T * (layers * 12 * D**2 + D * V)  # 4 D^2 in attention, 8 D^2 in the feed-forward layer
     attention = layers * 2 * 2 * B * T**2 * D  # queries with keys, weights with values
     flops = step_flops(network, Batch(tokens[:, :0], tokens, tokens, torch.arange(len(tokens))))
     assert 3 * products <= flops <= 3 * (products + attention)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_utilisation_is_what_was_computed_over_what_could_be(model, monkeypatch):
-    """On a device of a thousand operations a second."""
+def test_utilization_is_achieved_over_peak_flops(model, monkeypatch):
+    """The device performs a thousand operations per second."""
     monkeypatch.setattr("lightning_tfm.callbacks.telemetry.peak_flops", lambda device, half: 1000.0)
     data = small_copy(batch_size=16)
     module = make_module(data, model)
@@ -261,7 +261,7 @@ def test_utilisation_is_what_was_computed_over_what_could_be(model, monkeypatch)
     trainer.fit(module, data)
     metrics = trainer.callback_metrics
     assert metrics["samples"].item() == 64
-    if model == "attention_lstm":  # what its kernels do, torch does not count
+    if model == "attention_lstm":  # torch does not count the operations of its kernels
         assert "mfu" not in metrics
     else:
         used = metrics["tokens_per_second"].item() * telemetry.flops_per_token / 1000
@@ -271,22 +271,22 @@ def test_utilisation_is_what_was_computed_over_what_could_be(model, monkeypatch)
         )
 
 
-def test_of_a_gpu_its_memory_is_told(monkeypatch):
+def test_gpu_memory_is_logged(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
-    told = {}
-    module = SimpleNamespace(device=torch.device("cuda"), log_dict=told.update)
+    logged = {}
+    module = SimpleNamespace(device=torch.device("cuda"), log_dict=logged.update)
     strategy, loader = SimpleNamespace(reduce=lambda value, reduce_op: value), SimpleNamespace(samples=10)
     trainer = SimpleNamespace(global_step=50, log_every_n_steps=50, strategy=strategy, train_dataloader=loader)
     telemetry = Telemetry()
     telemetry.peak = None
     telemetry._begin(0)
     telemetry.on_train_batch_end(trainer, module, None, SimpleNamespace(tokens=torch.tensor(7)), 49)
-    assert set(told) == {"samples", "tokens_per_second", "gpu_memory_gib"}
-    assert told["gpu_memory_gib"] == 3.0
+    assert set(logged) == {"samples", "tokens_per_second", "gpu_memory_gib"}
+    assert logged["gpu_memory_gib"] == 3.0
 
 
-def test_the_peak_of_a_gpu_is_of_dense_products(monkeypatch):
-    """Of an H200 by its maker's data sheet; of others by Lightning's table."""
+def test_peak_flops_are_those_of_dense_matrix_products(monkeypatch):
+    """For an H200 it is that of the data sheet, for other devices that of Lightning."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     device = torch.device("cuda")
     assert peak_flops(device, half=True) == 989e12
@@ -315,7 +315,7 @@ def rates(lr, max_steps, **schedule):
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
-def test_every_schedule_rises_to_the_highest_rate_and_falls(decay):
+def test_every_schedule_rises_to_its_peak_and_falls(decay):
     values = rates(0.5, 100, warmup_steps=10, decay=decay)
     top = values.index(max(values))
     assert 8 <= top <= 10
@@ -347,8 +347,8 @@ def test_matrices_decay_and_vectors_do_not(cls):
 
 
 @pytest.mark.parametrize("model", [*MODELS, "classifier"])
-def test_muon_makes_the_steps_of_inner_matrices_orthogonal_and_leaves_the_rest_to_adamw(model):
-    """A first step is that of an orthogonal matrix, as long as AdamW's would be (Liu et al. 2025, equation 4)."""
+def test_muon_steps_are_orthogonal_for_hidden_matrices_and_adamw_otherwise(model):
+    """The first step is orthogonal and scaled to that of AdamW (Liu et al. 2025, equation 4)."""
     torch.manual_seed(0)
     make = MODELS | {"classifier": lambda vocab_size: EncoderClassifier(vocab_size, 3, 24)}
     networks = {"muon": make[model](11)}
@@ -371,11 +371,11 @@ def test_muon_makes_the_steps_of_inner_matrices_orthogonal_and_leaves_the_rest_t
             torch.testing.assert_close(step, networks["adamw"][name], msg=name)
             continue
         singular = torch.linalg.svdvals(step) / (0.03 * 0.2 * math.sqrt(max(step.shape)))
-        assert singular.max() < 1.4, name  # five iterations leave most between 0.7 and 1.2
+        assert singular.max() < 1.4, name  # after five iterations, most are between 0.7 and 1.2
         assert singular.median() > 0.5, name
 
 
-def test_muon_goes_on_from_its_state():
+def test_muon_resumes_from_its_state():
     torch.manual_seed(0)
     networks = [MODELS["gpt"](11)]
     source, target = torch.randint(4, 11, (2, 6, 9))
@@ -436,7 +436,7 @@ def test_muon_goes_on_from_its_state():
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
 
@@ -469,7 +469,7 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
 
 
 class Scripted(Seq2SeqNetwork):
-    """A network that answers each source with given ids."""
+    """A network that decodes given ids for each source."""
 
     def __init__(self, vocab_size, answers):
         super().__init__(vocab_size=vocab_size)
@@ -493,7 +493,7 @@ class Scripted(Seq2SeqNetwork):
 
 
 class Pairs(PairDataModule):
-    """Given pairs, all of them for each split."""
+    """A data module with given pairs, which are the same in every split."""
 
     def __init__(self, pairs, tokenizer):
         super().__init__(tokenizer, 64, 64, batch_size=4, eval_batch_size=7, num_workers=0, seed=0)
@@ -507,7 +507,7 @@ ODD_TARGETS = ["a  b", " a b", "b\ta", "a b ", "a \ufffd", "a x b", "\u00fc x", 
 
 
 def odd_data(tokens):
-    """Targets with white space and symbols that not every tokenizer writes."""
+    """Return data with whitespace and symbols that not every tokenizer can decode."""
     tokenizers = {
         "character": train_tokenizer(["a b \u00fc [-]"], "character", 50),
         "word": train_tokenizer(["a b ab \u00fc"], "word", 50),
@@ -525,8 +525,8 @@ def odd_data(tokens):
 ALL_DATA = DATA | {name: partial(odd_data, name) for name in ("character", "word", "subword", "features", "separated")}
 
 
-def respelled(tokenizer, text):
-    """Other ids of the same text, where the tokenizer has them."""
+def encode_differently(tokenizer, text):
+    """Encode the text by other ids, if the tokenizer has any."""
     if isinstance(tokenizer, SubwordTokenizer):
         pieces = [piece for piece, _ in tokenizer.model.pre_tokenizer.pre_tokenize_str(text)]
         return [tokenizer.model.token_to_id(byte) + NUM_SPECIAL for byte in "".join(pieces)]
@@ -535,13 +535,13 @@ def respelled(tokenizer, text):
 
 @pytest.mark.parametrize("beam_size", [1, 2])
 @pytest.mark.parametrize("make", ALL_DATA.values(), ids=ALL_DATA)
-def test_exact_match_metrics_are_the_mean_of_right_answers(make, beam_size):
+def test_exact_match_is_the_mean_of_correct_predictions(make, beam_size):
     data = make()
     data.setup("test")
     answers = {}
     for examples in data.datasets.values():
         for row, pair in enumerate(examples.pairs):
-            ids = [data.tokenizer.encode_target, partial(respelled, data.tokenizer)][row // 2 % 2](pair.target)
+            ids = [data.tokenizer.encode_target, partial(encode_differently, data.tokenizer)][row // 2 % 2](pair.target)
             wrong = [*ids[1:], ids[0]] if row % 5 == 0 else ids
             source = tuple(examples.sources[row][examples.sources[row] != PAD].tolist())
             answers[source] = [*wrong, EOS]
@@ -562,5 +562,5 @@ def test_exact_match_metrics_are_the_mean_of_right_answers(make, beam_size):
     assert metrics == pytest.approx({name: sum(right) / len(right) for name, right in by_name.items()})
     assert 0 < metrics["test/exact_match"] < 1
     (validated,) = trainer.validate(module, data, verbose=False)
-    if isinstance(data, Pairs):  # which validates what it tests
+    if isinstance(data, Pairs):  # its splits are the same
         assert validated["val/exact_match"] == pytest.approx(metrics["test/exact_match"])

@@ -1,4 +1,4 @@
-"""The classes that a configuration may name: the listed ones and those of packages behind `--trust-package`."""
+"""Classes that a configuration may name: listed ones, and those of packages named by `--trust-package`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Evil:
 
 @pytest.fixture(autouse=True)
 def fresh_policy(monkeypatch, tmp_path):
-    """Restore what a command in this process changes: the names that are allowed, the import path, the folder."""
+    """Restore what commands in this process change: the trusted names, `sys.path` and the current folder."""
     common = sys.modules["jsonargparse._common"]
     verdicts = dict.fromkeys(common.default_import_path_denylist, False)
     settings = common.parsing_settings | {"import_path_verdicts": verdicts, "import_paths_enforced": False}
@@ -42,11 +42,11 @@ def fresh_policy(monkeypatch, tmp_path):
     sys.modules.pop("planted", None)
 
 
-# The gate: what the parser imports
+# The import policy of the parser
 
 
 def defined_in(folder, package=""):
-    """The functions and classes at the top level of all modules in a folder, which are read and not imported."""
+    """Yield the top-level functions and classes of all modules in a folder, which are parsed, not imported."""
     for path in folder.rglob("*.py"):
         parts = [*filter(None, [package]), *path.relative_to(folder).with_suffix("").parts]
         names = re.findall(r"^(?:async +)?(?:def|class) +(\w+)", path.read_text(errors="replace"), re.MULTILINE)
@@ -54,7 +54,7 @@ def defined_in(folder, package=""):
 
 
 def found_in(modules):
-    """The callables that modules hold, which may be defined elsewhere."""
+    """Yield the callables in the namespaces of modules, which may be defined in other modules."""
     for module in modules:
         yield from (f"{module.__name__}.{name}" for name, value in list(vars(module).items()) if callable(value))
 
@@ -68,7 +68,7 @@ def modules_of(*roots):
 
 
 def public_callables():
-    """All public functions and classes of the standard library, torch, Lightning and the framework."""
+    """Return all public functions and classes of the standard library, torch, Lightning and the framework."""
     names = set(defined_in(Path(sysconfig.get_path("stdlib"))))
     for package in (torch, lightning, lightning_tfm, datamodules):
         names.update(defined_in(Path(package.__file__).parent, package.__name__))
@@ -83,8 +83,8 @@ def public_callables():
     )
 
 
-def walks():
-    """Names that go through an attribute: of the framework's modules to what they import, of a class to its parts."""
+def attribute_paths():
+    """Yield names that lead through attributes: from our modules to their imports, from a class to its members."""
     for module in modules_of("lightning_tfm", "datamodules"):
         for name, value in list(vars(module).items()):
             yield f"{module.__name__}.{name}"
@@ -94,8 +94,8 @@ def walks():
         yield from (f"{path}.{name}" for name in {*dir(cls), *dir(type(cls))})
 
 
-def gate(allowed=()):
-    """Return a function that says whether the parser refuses a name for a function and for a class of a base."""
+def import_gate(allowed=()):
+    """Return a function that tests whether the parser refuses a name for each of the given settings."""
     set_parsing_settings(**import_policy(allowed))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--function", type=typing.Callable)
@@ -114,7 +114,7 @@ def gate(allowed=()):
     return refuses
 
 
-def test_every_public_callable_is_refused_unless_it_is_listed():
+def test_every_public_callable_is_refused_unless_listed():
     names = [name for name in public_callables() if name not in trusted()]
     assert len(names) > 10_000
     assert {"os.system", "subprocess.Popen", "shutil.rmtree", "runpy.run_path", "torch.load", "torch.hub.load"} < {
@@ -122,14 +122,14 @@ def test_every_public_callable_is_refused_unless_it_is_listed():
     }
     assert "torch.distributed.launcher.api.elastic_launch" in names
     assert "lightning.pytorch.callbacks.LambdaCallback" in names
-    refuses, imported = gate(), set(sys.modules)
+    refuses, imported = import_gate(), set(sys.modules)
     assert [name for name in names if not refuses(name, "function")] == []
     assert [name for name in names[::10] if not refuses(name, "callback")] == []
-    assert set(sys.modules) == imported, "to name a module is not to import it"
+    assert set(sys.modules) == imported, "naming a module must not import it"
 
 
-def test_what_a_listed_name_leads_to_is_refused():
-    names = sorted({name for name in walks() if name not in trusted() and "<" not in name})
+def test_attributes_of_listed_names_are_refused():
+    names = sorted({name for name in attribute_paths() if name not in trusted() and "<" not in name})
     for name in (
         "lightning_tfm.files.os.system",
         "lightning_tfm.console.shutil.rmtree",
@@ -140,33 +140,33 @@ def test_what_a_listed_name_leads_to_is_refused():
     ):
         assert name in names
     names += [f"{module.__name__}.os.system" for module in modules_of("lightning") if hasattr(module, "os")]
-    refuses = gate()
+    refuses = import_gate()
     assert [name for name in names if not refuses(name, "function")] == []
 
 
-def test_a_name_of_an_allowed_package_is_not_refused():
-    refuses = gate(["os", "torch.hub", "lightning.pytorch.callbacks"])
+def test_names_in_trusted_packages_are_accepted():
+    refuses = import_gate(["os", "torch.hub", "lightning.pytorch.callbacks"])
     for name in ("torch.hub.load", "lightning.pytorch.callbacks.LambdaCallback"):
         assert not refuses(name, "function")
     assert refuses("torch.load", "function", "callback")
     assert refuses("torch.hubs.load", "function", "callback")
 
 
-def test_listed_classes_are_what_their_packages_export():
-    refuses = gate()
+def test_listed_classes_are_accepted_and_include_all_data_modules():
+    refuses = import_gate()
     for path, cls in trusted().items():
         assert inspect.isclass(cls)
         assert not refuses(path, "callback")
     assert {f"datamodules.{name}" for name in datamodules.__all__} <= set(trusted())
 
 
-def test_only_strategies_have_settings_that_take_a_function():
-    """The strategies that training needs take functions, too; the command refuses a value of these settings."""
+def test_only_strategies_have_callable_settings():
+    """Training needs these strategies, so the command refuses values of their callable settings."""
     taking = set()
     for cls in trusted().values():
         parser = ArgumentParser()
         parser.add_class_arguments(cls, "it", fail_untyped=False)
-        if re.search(r"Callable(?!\[\[Iterable\],)", parser.format_help()):  # an optimizer is a listed class
+        if re.search(r"Callable(?!\[\[Iterable\],)", parser.format_help()):  # optimizers are listed classes
             taking.add(cls.__name__)
     assert taking == {"DDPStrategy", "FSDPStrategy"}
 
@@ -200,18 +200,18 @@ PLACES = {
         "trainer": {"profiler": {"class_path": "PyTorchProfiler", "dict_kwargs": {"schedule": it}}}
     },
 }
-"""Settings that hold a class with its arguments, or a function."""
+"""Settings that accept a class with arguments, or a function."""
 
 
 def fit_with(settings, monkeypatch, *options):
-    """Run fit with settings on top of an experiment's; return the exit status."""
+    """Run `fit` on an experiment with additional settings, and return the exit status."""
     Path("more.yaml").write_text(yaml.safe_dump(settings))
     return in_process(monkeypatch, "fit", "--config", EXPERIMENTS / "copy_gpt.yaml", "--config", "more.yaml", *options)
 
 
 @pytest.fixture
 def parse_only(monkeypatch):
-    """End each command where its configuration would be instantiated, with status 0."""
+    """End each command with status 0 before it instantiates its configuration."""
 
     def end(cli):
         raise SystemExit(0)
@@ -220,7 +220,7 @@ def parse_only(monkeypatch):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_planted_class_is_refused_everywhere(place, parse_only, monkeypatch, tmp_path, capsys):
+def test_an_untrusted_class_is_refused_in_every_setting(place, parse_only, monkeypatch, tmp_path, capsys):
     Path("planted.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
     settings = PLACES[place]({"class_path": "planted.Evil"})
@@ -231,7 +231,7 @@ def test_a_planted_class_is_refused_everywhere(place, parse_only, monkeypatch, t
     )
     assert not Path("canary").exists()
     fit_with(settings, monkeypatch, "--trust-package=planted")
-    assert Path("canary").exists() or place == "keyword of no signature", "the parser imports what is allowed"
+    assert Path("canary").exists() or place == "keyword of no signature", "the parser imports trusted packages"
 
 
 SAMPLE = [
@@ -274,11 +274,11 @@ SAMPLE = [
     ("lightning_tfm.networks.GPT.forward", {}),
     ("datamodules.sentiment.tarfile.open", {"name": "canary", "mode": "w"}),
 ]
-"""Classes and functions that act, with arguments by which they would."""
+"""Classes and functions with side effects, and arguments that would cause them."""
 
 
 @pytest.mark.parametrize(("path", "arguments"), SAMPLE, ids=[path for path, _ in SAMPLE])
-def test_a_class_or_function_that_is_not_listed_is_refused(path, arguments, monkeypatch, capsys):
+def test_an_unlisted_class_or_function_is_refused(path, arguments, monkeypatch, capsys):
     it = {"class_path": path, "init_args": arguments}
     for settings in (PLACES["callback"](it), PLACES["function"](it)):
         imported = set(sys.modules)
@@ -290,8 +290,8 @@ def test_a_class_or_function_that_is_not_listed_is_refused(path, arguments, monk
         assert {name for name in set(sys.modules) - imported if path.startswith(name)} == set()
 
 
-def test_a_program_runs_only_if_its_launcher_is_allowed(monkeypatch, capsys):
-    """The example that began it: Lightning's callback calls torch's launcher, which starts a program."""
+def test_a_program_runs_only_if_its_launcher_is_trusted(monkeypatch, capsys):
+    """A callback of Lightning can call the launcher of torch, which starts a program."""
     Path("program").write_text(f"#!/bin/sh\n{shutil.which('touch')} {Path('canary').absolute()}\n")
     Path("program").chmod(0o755)
     config = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_backend": "c10d", "monitor_interval": 0.1}
@@ -312,7 +312,7 @@ def test_a_program_runs_only_if_its_launcher_is_allowed(monkeypatch, capsys):
     assert Path("canary").exists()
 
 
-def test_a_network_is_no_function(parse_only, monkeypatch, capsys):
+def test_a_network_is_refused_as_a_function(parse_only, monkeypatch, capsys):
     gpt = {"class_path": "lightning_tfm.networks.GPT", "init_args": {"vocab_size": 9}}
     assert fit_with(PLACES["function"](gpt), monkeypatch) == 2
     assert "trainer.strategy.init_args.ddp_comm_hook must not be a callable class" in capsys.readouterr().err
@@ -321,7 +321,7 @@ def test_a_network_is_no_function(parse_only, monkeypatch, capsys):
     assert fit_with(PLACES["function"]("planted.hook"), monkeypatch, "--trust-package=planted") == 0
 
 
-LEGITIMATE = [
+COMMON_OPTIONS = [
     ["--trainer.callbacks+=lightning_tfm.callbacks.Compile"],
     ["--trainer.callbacks+=Compile"],
     ["--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"],
@@ -341,8 +341,8 @@ LEGITIMATE = [
 ]
 
 
-@pytest.mark.parametrize("options", LEGITIMATE, ids=[options[0] for options in LEGITIMATE])
-def test_what_an_experiment_needs_is_accepted(options, parse_only, monkeypatch, capsys):
+@pytest.mark.parametrize("options", COMMON_OPTIONS, ids=[options[0] for options in COMMON_OPTIONS])
+def test_common_options_are_accepted(options, parse_only, monkeypatch, capsys):
     assert fit_with({}, monkeypatch, *options) == 0, capsys.readouterr().err
 
 
@@ -359,7 +359,7 @@ REQUIRED = {
 
 
 def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, capsys):
-    """Callbacks, loggers and plugins are lists; of the others, a configuration names one each."""
+    """Callbacks, loggers and plugins are lists; a configuration names one each of the others."""
     places = {"callbacks": [], "loggers": [], "plugins": [], "profilers": [], "strategies": [], "accelerators": []}
     for package, names in CLASSES.items():
         if package.startswith(("torch", "lightning_tfm.optimizers")):

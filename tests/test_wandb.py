@@ -1,4 +1,4 @@
-"""What W&B gets of a run: read back, by its own reader, from the file that an offline run leaves."""
+"""The data that a run logs to W&B, read by the tool of W&B from the file of an offline run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from runs import EXPERIMENTS, SETTINGS, fit, folder, run
 SCRIPT = Path(sys.executable).with_name("lightning-tfm")
 
 
-def left_by(cwd):
-    """The files of W&B, the oldest first."""
+def offline_files(cwd):
+    """Return the files of offline runs, oldest first."""
     return sorted((cwd / "runs/wandb").glob("offline-run-*/run-*.wandb"))
 
 
 def records(path, type_):
-    """Return the records of a type, in order."""
+    """Return the records of a type in order."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
@@ -42,15 +42,15 @@ def history(path):
 
 @pytest.fixture(scope="module")
 def cwd(tmp_path_factory):
-    """Where a run has written, whose best checkpoint is kept as an artifact."""
+    """Train with the best checkpoint logged as an artifact, and return the folder."""
     cwd = tmp_path_factory.mktemp("wandb")
     child = run(*fit("transformer", "--trainer.logger.log_best=true"), cwd=cwd, WANDB_MODE="offline")
     assert child.wait() == 0, child.err.read_text()
     return cwd
 
 
-def test_wandb_has_what_metrics_csv_has(cwd):
-    (path,) = left_by(cwd)
+def test_wandb_has_the_metrics_of_metrics_csv(cwd):
+    (path,) = offline_files(cwd)
     theirs = {}
     for item in history(path):
         for name, value in item.items():
@@ -68,8 +68,8 @@ def test_wandb_has_what_metrics_csv_has(cwd):
         assert theirs[key] == pytest.approx(value, rel=1e-5), key
 
 
-def test_samples_are_counted_at_training_and_validation(cwd):
-    (path,) = left_by(cwd)
+def test_samples_are_logged_in_training_and_validation(cwd):
+    (path,) = offline_files(cwd)
     counted = {"train/loss": [], "val/exact_match": []}
     for item in history(path):
         for name, rows in counted.items():
@@ -82,7 +82,7 @@ def test_samples_are_counted_at_training_and_validation(cwd):
 
 
 def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
-    (path,) = left_by(cwd)
+    (path,) = offline_files(cwd)
     updates = [record["update"] for record in records(path, "config")]
     left = folder(cwd, "transformer")
     resolved = yaml.safe_load((left / "config.yaml").read_text())
@@ -99,8 +99,8 @@ def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
     assert begun["run_group"] == "copy_transformer"
 
 
-def test_every_validation_shows_answers_to_the_same_sources(cwd):
-    (path,) = left_by(cwd)
+def test_every_validation_logs_predictions_for_the_same_sources(cwd):
+    (path,) = offline_files(cwd)
     shown = [item for item in history(path) if "val/predictions._type" in item]
     assert [item["trainer/global_step"] for item in shown] == [11, 23, 35, 47, 59]
     tables = []
@@ -115,11 +115,11 @@ def test_every_validation_shows_answers_to_the_same_sources(cwd):
         assert table["columns"] == ["source", "target", "prediction", "correct"]
         assert [row[:2] for row in table["data"]] == expected
         assert all(right == (target == answer) for _, target, answer, right in table["data"])
-    assert len({json.dumps(table["data"]) for table in tables}) > 1, "answers change while it learns"
+    assert len({json.dumps(table["data"]) for table in tables}) > 1, "predictions change during training"
 
 
-def test_wandb_has_pictures_and_the_best_checkpoint(cwd):
-    (path,) = left_by(cwd)
+def test_wandb_has_images_and_the_best_checkpoint(cwd):
+    (path,) = offline_files(cwd)
     (item,) = (item for item in history(path) if "test/attention._type" in item)
     assert item["test/attention._type"] == "images/separated"
     left = folder(cwd, "transformer")
@@ -132,14 +132,14 @@ def test_wandb_has_pictures_and_the_best_checkpoint(cwd):
     assert int(content["size"]) == (left / "checkpoints/best.ckpt").stat().st_size
 
 
-def test_an_offline_run_ends_with_the_command_that_uploads_it(cwd):
-    (path,) = left_by(cwd)
+def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
+    (path,) = offline_files(cwd)
     command, sync, pattern = (cwd / "stdout").read_text().splitlines()[-1].split()
     assert (Path(command).name, sync) == ("wandb", "sync")
     assert list(cwd.glob(pattern)) == [path.parent]
 
 
-def test_where_the_user_is_logged_in_and_the_server_answers_a_run_is_online(monkeypatch, new_wandb):
+def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(loggers, "_answers", lambda address: True)
     asked = []
@@ -149,19 +149,19 @@ def test_where_the_user_is_logged_in_and_the_server_answers_a_run_is_online(monk
     login, init = asked[:2]
     assert login["prompt"] is False
     assert init["mode"] == "online"
-    assert init["settings"].init_timeout >= 10, "a server that answers may take its time"
+    assert init["settings"].init_timeout >= 10, "a server that responds may be slow"
     assert not init["settings"].silent
 
 
-def test_what_would_upload_every_checkpoint_is_refused():
+def test_uploading_every_checkpoint_is_refused():
     with pytest.raises(UserError, match="log_model must be false, but is true; log_best keeps"):
         loggers.WandbLogger(log_model=True)
 
 
-def test_to_go_on_is_to_continue_the_same_run(tmp_path):
+def test_resuming_continues_the_same_wandb_run(tmp_path):
     for sabotage in (("in a training step", 20, "SIGTERM"), ("in a training step", 20, "SIGTERM"), None):
         run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage, WANDB_MODE="offline")
-    paths = left_by(tmp_path)
+    paths = offline_files(tmp_path)
     assert len(paths) == 3
     ids = {record["run_id"] for path in paths for record in records(path, "run")}
     assert len(ids) == 1
@@ -173,13 +173,13 @@ def test_to_go_on_is_to_continue_the_same_run(tmp_path):
     assert sorted(tmp_path.glob(command[2])) == sorted(path.parent for path in paths)
 
 
-def test_two_processes_are_one_run_with_the_same_samples(cwd, tmp_path):
+def test_two_processes_log_one_run_with_the_same_samples(cwd, tmp_path):
     settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
     command = [SCRIPT, *map(str, fit("transformer", *settings))]
     environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
-    (path,), (alone,) = left_by(tmp_path), left_by(cwd)
+    (path,), (alone,) = offline_files(tmp_path), offline_files(cwd)
     ours, theirs = ([item for item in history(file) if "samples" in item] for file in (path, alone))
     assert [item["samples"] for item in ours] == [item["samples"] for item in theirs]
     (sampled, expected) = (
@@ -212,7 +212,7 @@ def test_csv_is_always_written(logger, tmp_path):
     assert "val/exact_match" in path.read_text().splitlines()[0]
 
 
-def test_tensorboard_is_one_flag_away(tmp_path):
+def test_tensorboard_is_enabled_by_one_flag(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     flag = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
@@ -245,8 +245,8 @@ SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_the_values_of_a_sweep_reach_every_process(path, tmp_path):
-    """The command that W&B's agent makes of a sweep's YAML is one that the command line takes, on two processes."""
+def test_sweep_values_reach_every_process(path, tmp_path):
+    """The command line accepts the command that the W&B agent builds from a sweep, on two processes."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     sweep = yaml.safe_load(path.read_text())
@@ -270,20 +270,20 @@ def test_the_values_of_a_sweep_reach_every_process(path, tmp_path):
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
-        assert told == {name.rpartition(".")[2]: value for name, value in values.items()}
+        received = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert received == {name.rpartition(".")[2]: value for name, value in values.items()}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, which wandb-workspaces uses
-def test_dashboards_show_what_runs_log(cwd, monkeypatch):
-    """Built up to where they would be saved, and of names that a run has."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by pydantic in wandb-workspaces
+def test_dashboards_show_logged_metrics(cwd, monkeypatch):
+    """They can be built, and all their names are logged by a run."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
     import dashboard
     from wandb_workspaces.reports.v2 import interface
 
     monkeypatch.setattr(interface, "_get_api", lambda: None)
     monkeypatch.setattr(interface, "execute_graphql", lambda *_: {"project": {"internalId": "1"}})
-    logged = {name for path in left_by(cwd) for item in history(path) for name in item}
+    logged = {name for path in offline_files(cwd) for item in history(path) for name in item}
     view = dashboard.workspace("team", "lightning_tfm")
     report = dashboard.report("team", "lightning_tfm")
     for made in (view, report):
@@ -303,7 +303,7 @@ def test_dashboards_show_what_runs_log(cwd, monkeypatch):
 
 
 def _yamls():
-    """Of the nine experiments: every model on all that is generated."""
+    """Return the nine experiments of every model on all generated data."""
     return [path for name in ("copy", "date", "toy_translation") for path in EXPERIMENTS.glob(f"{name}_*.yaml")]
 
 
@@ -319,7 +319,7 @@ def _names(panel):
                 yield name
 
 
-def test_dashboards_need_an_account(tmp_path):
+def test_dashboards_require_an_account(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     command = [sys.executable, EXPERIMENTS / "dashboard.py", "--entity", "team"]
