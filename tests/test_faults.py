@@ -326,6 +326,7 @@ def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_
 
 def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 8))
+    assert child.wait() == -9
     last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     last.write_bytes(last.read_bytes()[:-1])
     child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
