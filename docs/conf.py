@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "_ext")]
 
 project = "lightning_tfm"
 author = "the authors of lightning_tfm"
@@ -14,17 +14,35 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "generated",  # docs/_ext/generated.py
 ]
 html_theme = "furo"
 html_title = "lightning_tfm"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_show_copyright = False
+html_show_sphinx = False
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+default_role = "py:obj"  # a name between single backticks is code, and a link if it is documented
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # a test runs the notebooks
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # those of Lightning and torch need their own roles
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autosummary_generate = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 copybutton_prompt_text = "$ "
+
+
+def skip_fields(app, what, name, member, skip, options):
+    """Skip the fields of NamedTuples, which the docstrings of the classes describe."""
+    return True if type(member).__name__ == "_tuplegetter" else None
+
+
+def setup(app):
+    """Connect the events."""
+    app.connect("autodoc-skip-member", skip_fields)

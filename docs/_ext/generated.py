@@ -1,0 +1,290 @@
+"""Sphinx extension that writes parts of pages at build time: the command reference and the table of results.
+
+A line `<!-- NAME -->` of a page is replaced by the Markdown that `GENERATORS[NAME]` returns.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import sys
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from lightning_tfm.__main__ import COMMANDS, USAGE
+from lightning_tfm.catalog import Claim, list_experiments, student_t
+from lightning_tfm.commands.parser import CommandParser
+
+ROOT = Path(__file__).parents[2]
+"""The checkout."""
+
+LIGHTNING_COMMANDS = ("fit", "validate", "test")
+"""Commands that LightningCLI parses."""
+
+TRAINER_SETTINGS = (
+    "max_steps",
+    "val_check_interval",
+    "precision",
+    "accelerator",
+    "devices",
+    "strategy",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "deterministic",
+    "callbacks",
+    "logger",
+    "log_every_n_steps",
+    "limit_val_batches",
+    "limit_test_batches",
+    "fast_dev_run",
+    "profiler",
+)
+"""Settings of the Trainer that the reference shows."""
+
+
+HELP = {
+    "ckpt_path": "a checkpoint to start from; `last` resumes the newest run of the experiment, or starts one",
+    "trainer.max_steps": "number of optimizer steps of the run",
+    "trainer.val_check_interval": "number of training batches between validations",
+    "print_config": "print all settings after applying the other arguments, and exit",
+    "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
+}
+"""Help of options of Lightning and jsonargparse that differs here."""
+
+
+class _ParserFoundError(Exception):
+    """Carries a parser out of the command that has built it."""
+
+    def __init__(self, parser: ArgumentParser) -> None:
+        self.parser = parser
+
+
+def command_parser(command: str) -> ArgumentParser:
+    """Return the parser of a command.
+
+    Args:
+        command: the name of the command.
+    """
+
+    def stop(parser: ArgumentParser, *arguments: object) -> None:
+        raise _ParserFoundError(parser)
+
+    def stop_cli(cli: object, parser: ArgumentParser, *arguments: object) -> None:
+        raise _ParserFoundError(cli._subcommand_parsers[command])  # type: ignore[attr-defined]
+
+    with patch.object(CommandParser, "parse_args", stop), patch.object(CommandParser, "parse_intermixed_args", stop):
+        try:
+            if command in LIGHTNING_COMMANDS:
+                from lightning_tfm import cli
+
+                with patch.object(cli.TfmCLI, "parse_arguments", stop_cli), patch.object(signal, "signal"):
+                    cli.run()
+            else:
+                module = __import__(f"lightning_tfm.commands.{command}", fromlist=[command])
+                getattr(module, {"list": "list_"}.get(command, command))([])
+        except _ParserFoundError as found:
+            return found.parser
+    raise AssertionError(f"{command} has parsed no arguments")
+
+
+def summaries() -> dict[str, str]:
+    """Return the one-line summary of each command, as `lightning-tfm --help` shows it."""
+    words = [line.split(maxsplit=1) for line in USAGE.splitlines() if line.startswith("  ")]
+    return {command: summary for command, summary in words if command in COMMANDS}
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}".rstrip(".") + "."
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _name(action: Action) -> str:
+    """Return how an argument is written on the command line."""
+    if "." in action.dest:  # a setting of LightningCLI; only lists of classes are extended in practice
+        name = action.dest
+        plus = f", `--{name}+=CLASS`" if name in ("trainer.callbacks", "trainer.logger") else ""
+        return f"`--{name} VALUE`{plus}"
+    metavar = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else None)
+    if not action.option_strings:
+        return f"`{metavar or action.dest}{' ...' if action.nargs in ('*', '+') else ''}`"
+    value = "" if action.nargs == 0 else f" {metavar or action.dest.split('.')[-1].upper()}"
+    return ", ".join(f"`{option}{value}`" for option in action.option_strings)
+
+
+def _help(action: Action) -> str:
+    """Return the help of an argument, with its default unless the help names it."""
+    text = " ".join((HELP.get(action.dest) or action.help or "").split()).replace("``", "`").replace("<", "&lt;")
+    if action.dest.startswith("trainer."):  # Lightning's help has several sentences, and the defaults of Lightning
+        text = re.sub(r":class:(?=`)", "", re.sub(r"\s*Default: .*", "", text))
+        first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)
+        text = " ".join([first, *(part for part in rest[:1] if len(first) + len(part) < 160)])
+    shown = action.default
+    if type(shown) in (int, float, str) and shown not in ("", SUPPRESS) and "default" not in text.lower():
+        text = f"{text.rstrip('.')} (default: `{shown}`)"
+    return text
+
+
+def _usage(parser: ArgumentParser) -> str:
+    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}):
+        lines = parser.format_usage().rstrip().splitlines()
+    margin = len("usage: ")
+    return "```{code-block} text\n" + "\n".join(line[margin:] for line in lines) + "\n```\n"
+
+
+def _own_command(command: str) -> str:
+    parser = command_parser(command)
+    shown = [action for action in parser._actions if "--help" not in action.option_strings]
+    rows = [(_name(action), _help(action)) for action in shown]
+    arguments = table(("argument", "meaning"), rows) if rows else "It has no arguments.\n"
+    return f"{sentence(parser.description or '')}\n\n{_usage(parser)}\n{arguments}"
+
+
+def _fit() -> str:
+    parser = command_parser("fit")
+    actions = {action.dest: action for action in parser._actions if action.option_strings}
+    general = [actions[name] for name in ("config", "seed_everything", "ckpt_path", "trust_package", "print_config")]
+    checkpoint = [action for name, action in actions.items() if name.startswith("checkpoint.")]
+    trainer = [actions[f"trainer.{name}"] for name in TRAINER_SETTINGS]
+    parts = [
+        "Each setting of an experiment is an option, named by its path in the YAML.\n"
+        "Options that follow `--config` override it.",
+        "`lightning-tfm fit --config date_gpt --print_config` prints all settings with their values,\n"
+        "`lightning-tfm fit --help` lists all options of the Trainer, and\n"
+        "`lightning-tfm fit --model.help Seq2SeqModule` and `--data.help Date` list those of a class.",
+        table(("option", "meaning"), [(_name(action), _help(action)) for action in general]),
+        "### Checkpoints",
+        table(("option", "meaning"), [(_name(action), _help(action)) for action in checkpoint]),
+        "### Trainer",
+        "The most used settings of Lightning's `Trainer`; it accepts all others too.\n"
+        "`trainer.max_epochs` and `trainer.limit_train_batches` must not be set: a run is one stream of batches until\n"
+        "`trainer.max_steps`.",
+        table(("option", "meaning"), [(_name(action), _help(action)) for action in trainer]),
+        "### Model and data",
+        "| option | meaning |\n|---|---|\n"
+        "| `--model CLASS` | the task, such as `Seq2SeqModule` |\n"
+        "| `--model.network CLASS` | the network, such as `Transformer` |\n"
+        "| `--model.network.NAME VALUE` | an argument of the network |\n"
+        "| `--model.optimizer CLASS` | the optimizer, of `lightning_tfm.optimizers` or `torch.optim` |\n"
+        "| `--model.optimizer.NAME VALUE` | an argument of the optimizer |\n"
+        "| `--model.lr_schedule.NAME VALUE` | an argument of `LRSchedule` |\n"
+        "| `--model.NAME VALUE` | another argument of the task |\n"
+        "| `--data CLASS` | the data module, such as `Date` |\n"
+        "| `--data.NAME VALUE` | an argument of the data module |\n",
+        "The [Python reference](python.md) describes the classes and their arguments.",
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def commands() -> str:
+    """Return the reference of all commands."""
+    told = summaries()
+    rows = [(f"[`{command}`](#{command})", summary) for command, summary in told.items()]
+    parts = [table(("command", "purpose"), rows)]
+    for command, summary in told.items():
+        parts.append(f"## {command}\n")
+        if command == "fit":
+            parts.append(f"{sentence(summary)}\n\n{_fit()}")
+        elif command in LIGHTNING_COMMANDS:
+            parts.append(f"{sentence(summary)} It takes the options of [fit](#fit) and requires `--ckpt_path`.\n")
+        else:
+            parts.append(_own_command(command))
+    return "\n".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _interval(claim: Claim) -> str:
+    """Return the 95 % confidence interval of the mean (Student's t)."""
+    values = list(claim.by_seed.values())
+    reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{_number(claim.value - reach)} to {_number(claim.value + reach)}"
+
+
+def results() -> str:
+    """Return the tables of claimed results and of their values by seed."""
+    experiments = [experiment for experiment in list_experiments(ROOT / "experiments") if experiment.claims]
+    means, by_seed = [], []
+    for experiment in experiments:
+        for number, claim in enumerate(experiment.claims):
+            name = f"`{experiment.name}`" if number == 0 else ""
+            seconds = f"{experiment.seconds:,.0f} s" if number == 0 and experiment.seconds else ""
+            means.append((name, f"`{claim.metric}`", _number(claim.value), _interval(claim), seconds))
+            seeds = list(claim.by_seed)
+            is_range = seeds == list(range(seeds[0], seeds[-1] + 1))
+            shown = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
+            values = ", ".join(_number(value) for value in claim.by_seed.values())
+            by_seed.append((name, f"`{claim.metric}`", shown, values, f"± {claim.tolerance(3):.2g}"))
+    machines: dict[str, list[str]] = {}
+    for experiment in experiments:
+        machines.setdefault(experiment.machine, []).append(f"`{experiment.name}`")
+    if len(machines) == 1:
+        where = f"Training times are from {next(iter(machines))}."
+    else:
+        where = (
+            "Training times are from " + "; ".join(f"{m} ({', '.join(names)})" for m, names in machines.items()) + "."
+        )
+    return (
+        table(("experiment", "metric", "mean", "95 % interval", "training"), means)
+        + f"\n{where} They include validation.\n\n## Values by seed\n\n"
+        + "The last column is the half-width of the 99 % prediction interval for the mean of three other seeds.\n\n"
+        + table(("experiment", "metric", "seeds", "values", "interval"), by_seed)
+    )
+
+
+def benchmarks() -> str:
+    """Return the rows of benchmarks/RESULTS.md that have a target, without the columns that need much space."""
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    header, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    names = [cell.strip() for cell in header.strip("|").split("|")]
+    kept = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
+    rows = [dict(zip(names, (cell.strip() for cell in line.strip()[1:-1].split("|")), strict=True)) for line in lines]
+    by_machine: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        if row["target"] and row["held"] in ("yes", "NO"):
+            by_machine.setdefault(row["machine"], []).append(row)
+    parts = []
+    for machine, found in by_machine.items():
+        parts.append(
+            f"### {machine}\n\n"
+            + table(kept, [[row[name].lower() if name == "held" else row[name] for name in kept] for row in found])
+        )
+    return "\n".join(parts)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {"commands": commands, "results": results, "benchmarks": benchmarks}
+"""Functions that return the Markdown of a part, by its name."""
+
+PAGES = {"reference/commands", "results", "performance"}
+"""Pages with such parts, which are read at every build."""
+
+
+def fill(app: object, docname: str, source: list[str]) -> None:
+    """Replace the marks of a page."""
+    if docname in PAGES:
+        for name, generate in GENERATORS.items():
+            mark = f"<!-- {name} -->"
+            if mark in source[0]:
+                source[0] = source[0].replace(mark, generate())
+
+
+def setup(app: object) -> dict[str, bool]:
+    """Register the extension."""
+    app.connect("source-read", fill)  # type: ignore[attr-defined]
+    app.connect("env-get-outdated", lambda *arguments: sorted(PAGES))  # type: ignore[attr-defined]
+    return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    print(GENERATORS[sys.argv[1]]())

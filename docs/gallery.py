@@ -1,0 +1,102 @@
+"""Makes the pictures in docs/images from trained models: `python docs/gallery.py`, where the runs of gallery.md lie.
+
+The screenshot of the report needs Chromium; without it, the others are made.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+import lightning_tfm
+from datamodules import Date, ToyTranslation
+from datamodules.date import links
+from lightning_tfm.commands.report import report
+from lightning_tfm.data import Pair
+from lightning_tfm.files import read_metrics
+from lightning_tfm.pictures import draw_attention
+
+IMAGES = Path(__file__).parent / "images"
+LSTM, TRANSFORMER, CLASSIFIER = (
+    Path("runs") / name / "version_0"
+    for name in ("date_attention_lstm", "toy_translation_transformer", "polarity_classifier")
+)
+
+TOPS, HEIGHT = (0, 1900), 1190
+"""Where the two parts of a report begin that the screenshot shows, and their height, in pixels."""
+
+
+def date_pair(day: date, text: str) -> Pair:
+    """Return the pair of a date in one of its formats, with its gold alignment."""
+    written = (pattern.written(day) for pattern in Date().patterns)
+    spans = next(spans for found, spans in written if found == text)
+    return Pair(text, day.isoformat(), links(spans))
+
+
+def attention(run: Path, pair: Pair, layer: str, name: str) -> None:
+    """Draw the attention of a layer for a pair."""
+    module = lightning_tfm.load(run / "checkpoints/best.ckpt").eval()
+    content = {"source": pair.source, "target": pair.target, "alignment": pair.alignment}
+    shown = next(found for found in module.attention(content) if found.layer == layer)
+    figure = draw_attention(shown.weights, shown.queries, shown.keys, "", shown.gold)
+    figure.savefig(IMAGES / name, dpi=110)
+
+
+def curves(runs: list[Path]) -> None:
+    """Draw the losses of runs: lines for training, dots for validation."""
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for run in runs:
+        rows = list(read_metrics(run / "metrics.csv"))
+        for metric, style in (("train/loss", "-"), ("val/loss", "o")):
+            points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if row.get(metric)]
+            label = run.parent.name if style == "-" else None
+            color = f"C{runs.index(run)}"
+            axes.plot(*zip(*points, strict=True), style, color=color, label=label, linewidth=1.5, markersize=5)
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss: training (line), validation (dots)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(IMAGES / "learning_curves.png", dpi=110)
+
+
+def screenshot(run: Path) -> None:
+    """Show two parts of a report in Chromium, side by side: results and curves, predictions and attention."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("the screenshot of the report needs Chromium, but there is none; the other pictures are made")
+    with tempfile.TemporaryDirectory() as folder:
+        page, picture = Path(folder) / "report.html", Path(folder) / "report.png"
+        report([str(run), "--output", str(page)])
+        options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,3200"]
+        command = [chromium, *options, "--virtual-time-budget=10000", f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        with Image.open(picture) as whole:
+            parts = [whole.crop((0, top, 1000, top + HEIGHT)) for top in TOPS]
+    shown = Image.new("RGB", (2000, HEIGHT), "white")
+    for number, part in enumerate(parts):
+        shown.paste(part, (1000 * number, 0))
+    shown = shown.resize((1400, HEIGHT * 7 // 10), Image.Resampling.LANCZOS)
+    shown.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / "report.png", optimize=True)
+
+
+def main() -> None:
+    """Make all pictures."""
+    attention(LSTM, date_pair(date(1979, 5, 3), "Thursday, May 3, 1979"), "attention", "attention_date.png")
+    sentence = next(pair for pair in ToyTranslation().stream("test", seed=1) if len(pair.source.split()) == 7)
+    attention(TRANSFORMER, sentence, "decoder.1.cross_attention", "attention_transformer.png")
+    shutil.copy(CLASSIFIER / "confusion.png", IMAGES / "confusion.png")
+    curves([LSTM, TRANSFORMER])
+    screenshot(LSTM)
+
+
+if __name__ == "__main__":
+    main()
