@@ -99,6 +99,7 @@ def summaries() -> dict[str, str]:
 
 def sentence(text: str) -> str:
     """Return a text with a capital letter and a full stop."""
+    text = re.sub(r"(?<!`)(--[a-z-]+)", r"`\1`", text)
     return f"{text[0].upper()}{text[1:]}".rstrip(".") + "."
 
 
@@ -106,6 +107,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def compact(text: str) -> str:
+    """Return a table in Markdown whose cells do not wrap."""
+    return f"::::{{container}} compact\n{text}::::\n"
 
 
 def _name(action: Action) -> str:
@@ -117,7 +123,7 @@ def _name(action: Action) -> str:
     metavar = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else None)
     if not action.option_strings:
         return f"`{metavar or action.dest}{' ...' if action.nargs in ('*', '+') else ''}`"
-    value = "" if action.nargs == 0 else f" {metavar or action.dest.split('.')[-1].upper()}"
+    value = "" if action.nargs == 0 else f" {metavar or 'VALUE'}".replace(" \b", "")  # jsonargparse moves left by \b
     return ", ".join(f"`{option}{value}`" for option in action.option_strings)
 
 
@@ -129,7 +135,7 @@ def _help(action: Action) -> str:
         first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)
         text = " ".join([first, *(part for part in rest[:1] if len(first) + len(part) < 160)])
     shown = action.default
-    if type(shown) in (int, float, str) and shown not in ("", SUPPRESS) and "default" not in text.lower():
+    if type(shown) in (int, float, str) and shown not in ("", -1, SUPPRESS) and "default" not in text.lower():
         text = f"{text.rstrip('.')} (default: `{shown}`)"
     return text
 
@@ -220,12 +226,13 @@ def results() -> str:
         for number, claim in enumerate(experiment.claims):
             name = f"`{experiment.name}`" if number == 0 else ""
             seconds = f"{experiment.seconds:,.0f} s" if number == 0 and experiment.seconds else ""
-            means.append((name, f"`{claim.metric}`", _number(claim.value), _interval(claim), seconds))
+            metric = f"`{claim.metric.removeprefix('test/')}`"
+            means.append((name, metric, _number(claim.value), _interval(claim), seconds))
             seeds = list(claim.by_seed)
             is_range = seeds == list(range(seeds[0], seeds[-1] + 1))
             shown = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
             values = ", ".join(_number(value) for value in claim.by_seed.values())
-            by_seed.append((name, f"`{claim.metric}`", shown, values, f"± {claim.tolerance(3):.2g}"))
+            by_seed.append((name, metric, shown, values, f"± {claim.tolerance(3):.2g}"))
     machines: dict[str, list[str]] = {}
     for experiment in experiments:
         machines.setdefault(experiment.machine, []).append(f"`{experiment.name}`")
@@ -236,16 +243,17 @@ def results() -> str:
             "Training times are from " + "; ".join(f"{m} ({', '.join(names)})" for m, names in machines.items()) + "."
         )
     return (
-        table(("experiment", "metric", "mean", "95 % interval", "training"), means)
+        compact(table(("experiment", "test metric", "mean", "95 % interval", "training"), means))
         + f"\n{where} They include validation.\n\n## Values by seed\n\n"
         + "The last column is the half-width of the 99 % prediction interval for the mean of three other seeds.\n\n"
-        + table(("experiment", "metric", "seeds", "values", "interval"), by_seed)
+        + compact(table(("experiment", "test metric", "seeds", "values", "interval"), by_seed))
     )
 
 
 def benchmarks() -> str:
     """Return the rows of benchmarks/RESULTS.md that have a target, without the columns that need much space."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    text = text.replace("lightning-tfm --help", "`lightning-tfm --help`")
     header, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
     names = [cell.strip() for cell in header.strip("|").split("|")]
     kept = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
@@ -258,7 +266,9 @@ def benchmarks() -> str:
     for machine, found in by_machine.items():
         parts.append(
             f"### {machine}\n\n"
-            + table(kept, [[row[name].lower() if name == "held" else row[name] for name in kept] for row in found])
+            + compact(
+                table(kept, [[row[name].lower() if name == "held" else row[name] for name in kept] for row in found])
+            )
         )
     return "\n".join(parts)
 
