@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all test-browser reproduce bench lint docs
+.PHONY: install train test test-all test-slow test-browser reproduce bench lint docs
 
 install: $(INSTALLED)
 
@@ -21,9 +21,13 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
-# With what takes long: many kills, many damaged files.
+# With tests of whole runs: in several processes, killed, resumed, without a network.
 test-all: install
-	$(BIN)/python -m pytest -m "not browser"
+	$(BIN)/python -m pytest -m "not slow and not browser"
+
+# What takes minutes: many kills, many damaged files, the tutorials.
+test-slow: install
+	$(BIN)/python -m pytest -m slow
 
 # The report in a real browser: Debian's packages chromium and chromium-driver, or others of these names.
 test-browser: install

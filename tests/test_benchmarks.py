@@ -294,6 +294,7 @@ def test_a_recorded_run_is_scaled_by_the_speed_of_the_machine(monkeypatch):
     assert convergence.scaled(blocks) == (0.9, 250.0)
 
 
+@pytest.mark.run
 def test_training_on_other_data_than_the_peer_is_refused(monkeypatch):
     class Other:
         fingerprint = "other"
@@ -306,6 +307,7 @@ def test_training_on_other_data_than_the_peer_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "batch_size"), [("post", 2), ("pre", 2), ("GPT", 12)])
+@pytest.mark.run
 def test_limits_are_measured_on_the_trained_model(model, batch_size):
     """Products run all linear layers, and calls run the same operations with almost no arithmetic."""
     whole = GPT(**steps.GPT_SIZE, bias=False) if model == "GPT" else Transformer(**steps.COPY, norm=model)
@@ -331,6 +333,7 @@ def test_matrix_products_are_those_of_every_linear_layer():
     assert products.get_total_flops() == expected
 
 
+@pytest.mark.run
 def test_sides_are_measured_in_separate_processes():
     rounds, checked = measure.compare(
         measure.Side(build_number, {"number": 3}), measure.Side(build_number, {"number": 2}), differ, rounds=2

@@ -84,6 +84,7 @@ def test_fingerprints_distinguish_data(make_data):
     assert all(same.fingerprint[split] != other.fingerprint[split] for split in same.fingerprint)
 
 
+@pytest.mark.run
 def test_data_do_not_depend_on_process_time_zone_locale_or_date():
     answers = []
     for zone, hash_seed, language, year in (

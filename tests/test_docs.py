@@ -79,6 +79,7 @@ def test_pages_show_code_and_commands():
     "path",
     [pytest.param(path, marks=[pytest.mark.slow] * (name_of(path) in SLOW), id=name_of(path)) for path in CODE],
 )
+@pytest.mark.run
 def test_the_code_of_a_page_runs(path, tmp_path):
     """Its blocks are one program, in order. Code that is not to be run is in a `{code-block}`."""
     program = tmp_path / "page.py"
@@ -88,6 +89,7 @@ def test_the_code_of_a_page_runs(path, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", LINES)
+@pytest.mark.run
 def test_a_command_of_a_page_is_accepted(arguments, tmp_path):
     command, *rest = arguments
     assert command in COMMANDS

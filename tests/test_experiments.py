@@ -174,6 +174,7 @@ def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
         assert child.stdout == f"{expected}\n"
 
 
+@pytest.mark.run
 def test_a_terminal_shows_progress_bars(checkpoint, tmp_path):
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     script = Path(sys.executable).with_name("lightning-tfm")
@@ -193,6 +194,7 @@ def test_a_terminal_shows_progress_bars(checkpoint, tmp_path):
     assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
 
 
+@pytest.mark.run
 def test_no_warning_about_workers_is_printed_on_many_cores(tmp_path):
     """Lightning would suggest more workers on many cores, but data in memory need none."""
     script = "import os, sys; os.sched_getaffinity = lambda pid: set(range(8)); os.cpu_count = lambda: 8; "
@@ -204,6 +206,7 @@ def test_no_warning_about_workers_is_printed_on_many_cores(tmp_path):
     assert child.stderr == ""
 
 
+@pytest.mark.run
 def test_a_run_works_in_an_ascii_terminal(tmp_path):
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "lightning_tfm", *map(str, fit("gpt"))]
@@ -306,6 +309,7 @@ def test_generate_answers_typed_dates(options, checkpoint, monkeypatch, capsys):
     ids=["bf16", "two_processes"],
 )
 @pytest.mark.parametrize("model", ["transformer", "gpt", "attention_lstm"])
+@pytest.mark.run
 def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, settings, tmp_path):
     """Training and generation work for all three models, in half precision and with two processes."""
     script = Path(sys.executable).with_name("lightning-tfm")
@@ -338,6 +342,7 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, settings
         assert re.match(r"lightning-tfm: line 3: .* 41 .*max_length", too_long[0])
 
 
+@pytest.mark.run
 def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -357,6 +362,7 @@ def test_a_mistake_prints_one_line_to_standard_error(tmp_path):
     assert "has 21 tokens, but the model has max_length 20 positions" in run.stderr
 
 
+@pytest.mark.run
 def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
     (tmp_path / "asked").write_text("31/12/1999\n" * 20_000)
     script = Path(sys.executable).with_name("lightning-tfm")
@@ -391,6 +397,7 @@ def test_generate_reads_lines_as_training_does(checkpoint, monkeypatch, capsys, 
     assert r"line 3: the vocabulary has no character '\r' (position 6" in err
 
 
+@pytest.mark.run
 def test_generate_loses_no_answer_in_an_ascii_terminal(tmp_path_factory, tmp_path):
     checkpoint = trained_run("translation_transformer", tmp_path_factory) / "checkpoints/best.ckpt"
     command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint, "--max-tokens", "9", "--temperature", "9"]

@@ -60,6 +60,7 @@ def last_line(child):
         ("in a training step", 60),
     ],
 )
+@pytest.mark.run
 def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, status, moment, call, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=(moment, call, signum))
     assert child.wait() == status, child.err.read_text()
@@ -78,6 +79,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, statu
 
 
 @pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.run
 def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
     assert child.wait() == status
@@ -286,6 +288,7 @@ def test_many_damaged_checkpoints_are_detected(tmp_path):
     check_damages(3_000, tmp_path)
 
 
+@pytest.mark.run
 def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_path):
     """An average is newer, cannot be resumed from, and may have a name like theirs."""
     arguments = fit("gpt", **{"checkpoint.keep_last": 2})
@@ -306,6 +309,7 @@ def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
+@pytest.mark.run
 def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_path):
     child = run(*fit("attention_lstm"), cwd=tmp_path, sabotage=("in a training step", 29))
     assert child.wait() == -9
@@ -335,6 +339,7 @@ def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
     assert last.exists()
 
 
+@pytest.mark.run
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, tmp_path):
     child = run(*fit("transformer"), cwd=tmp_path, sabotage=("in a training step", 18, "the disk is full"))
     assert child.wait() == 2
@@ -368,6 +373,7 @@ def test_an_unwritable_folder_is_reported(tmp_path):
 
 @pytest.mark.parametrize(("moment", "loss"), [("in the loss", "nan"), ("in a training step", r"[12]\.\d+")])
 @pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.run
 def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss, tmp_path):
     """NaN occurs in the loss and thus in the gradients, or in the gradients alone."""
     arguments = fit(model, **{"trainer.log_every_n_steps": 10, "checkpoint.every_n_train_steps": 7})
@@ -433,6 +439,7 @@ def checkpoints_with_code(trained):
 
 @pytest.mark.parametrize("command", ["generate", "test", "fit"])
 @pytest.mark.parametrize("case", range(7))
+@pytest.mark.run
 def test_a_checkpoint_executes_no_code(case, command, trained, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     name, content = list(checkpoints_with_code(trained))[case]
@@ -472,6 +479,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
+@pytest.mark.run
 def test_a_yaml_imports_no_untrusted_code(case, tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     (tmp_path / "evil.yaml").write_text(NAMED[case])
@@ -494,6 +502,7 @@ def test_the_command_line_imports_no_untrusted_code(tmp_path):
         assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.run
 def test_trusted_packages_are_imported(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     child = run(*fit("gpt", "--data=planted.Evil", "--trust-package=planted"), cwd=tmp_path)
@@ -510,6 +519,7 @@ def test_trusted_packages_are_imported(tmp_path):
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.run
 def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference, tmp_path):
     """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the data loader workers."""
     script = Path(sys.executable).with_name("lightning-tfm")
@@ -568,12 +578,14 @@ def assert_unharmed(child, reference, cwd):
 
 
 @pytest.mark.parametrize("server", [401, 503, None], indirect=True)
+@pytest.mark.run
 def test_a_failing_wandb_server_does_not_change_the_run(server, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server)
     assert_unharmed(child, reference, tmp_path)
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
+@pytest.mark.run
 def test_a_missing_network_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL="http://wandb.invalid")
     assert_unharmed(child, reference, tmp_path)
@@ -581,6 +593,7 @@ def test_a_missing_network_does_not_change_the_run(reference, tmp_path):
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
+@pytest.mark.run
 def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
     """A prompt would wait for input until the timeout."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
@@ -592,6 +605,7 @@ def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
     assert "The run is saved in" in printed
 
 
+@pytest.mark.run
 def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE=None, HOME=str(tmp_path), NETRC=str(tmp_path / "none"))
     assert_unharmed(child, reference, tmp_path)
@@ -599,11 +613,13 @@ def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["W&B dies", "W&B cannot write"])
+@pytest.mark.run
 def test_a_failing_wandb_service_does_not_change_the_run(fault, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 20, fault), WANDB_MODE="offline")
     assert_unharmed(child, reference, tmp_path)
 
 
+@pytest.mark.run
 def test_an_unusable_wandb_folder_does_not_change_the_run(reference, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/wandb").write_text("in its place")

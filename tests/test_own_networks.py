@@ -153,6 +153,7 @@ def test_a_trusted_package_must_define_the_network(checkpoint, tmp_path):
             lightning_tfm.load(tmp_path / "odd.ckpt", trust_packages=["my_nets"])
 
 
+@pytest.mark.run
 def test_reproduce_passes_trusted_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
     (tmp_path / "claims.yaml").write_text(
         "mine: {test/exact_match: {11: 0, 12: 1}, training: {seconds: 2, machine: any}}\n"

@@ -37,6 +37,7 @@ def test_every_module_imports_on_other_systems(tmp_path):
     assert {"lightning_tfm.cli", "lightning_tfm.commands.reproduce", "datamodules.date", "benchmarks.measure"} <= names
 
 
+@pytest.mark.run
 def test_fit_resume_generate_and_report_run_on_other_systems(tmp_path):
     run = tmp_path / "runs/copy_gpt/version_0"
     steps = {"trainer.max_steps": 13}

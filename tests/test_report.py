@@ -248,6 +248,7 @@ def test_a_page_of_500_examples_opens(two_runs, tmp_path, browser):
     print(f"\nopened and drawn in {sorted(shown)[2]} ms")
 
 
+@pytest.mark.run
 def test_an_oversized_page_shows_fewer_predictions(two_runs, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole.html", tmp_path / "cut.html"
     assert report([*map(str, two_runs), "--output", str(whole)]) == 0

@@ -48,6 +48,7 @@ def cells(markdown):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if line.startswith("|")]
 
 
+@pytest.mark.run
 def test_claims_are_compared_and_the_results_written(project):
     child = run("reproduce", "--seeds", "4..5", cwd=project)
     assert child.wait() == 1, child.err.read_text()
@@ -76,6 +77,7 @@ def test_claims_are_compared_and_the_results_written(project):
     assert len(child.err.read_text().splitlines()) == 4, "one line per run"
 
 
+@pytest.mark.run
 def test_an_interrupted_reproduction_can_be_resumed(project):
     arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "4", "--output", "out")
     child = start(*arguments, cwd=project)
@@ -101,6 +103,7 @@ def test_an_interrupted_reproduction_can_be_resumed(project):
     assert len(list((project / "out").glob("*/seed_*/runs/*/*/summary.json"))) == 2
 
 
+@pytest.mark.run
 def test_the_claims_of_a_failed_run_do_not_hold(project):
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
@@ -110,6 +113,7 @@ def test_the_claims_of_a_failed_run_do_not_hold(project):
     assert "0 of 1 claims hold" in child.out.read_text()
 
 
+@pytest.mark.run
 def test_runs_of_another_version_of_an_experiment_are_refused(project):
     assert run("reproduce", "copy_gpt", "--seeds=4", cwd=project).wait() == 0
     path = project / "experiments/copy_gpt.yaml"
@@ -202,6 +206,7 @@ def test_a_prediction_interval_covers_the_mean_of_other_seeds():
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
 
 
+@pytest.mark.run
 def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
     """Paths are relative to it as in `fit`, whatever the output folder is."""
     words = [f"{word}\t{word[::-1]}" for word in ("ab", "abc", "bca", "cab", "ba", "cc", "abab", "caca")]
@@ -250,6 +255,7 @@ def test_all_loggers_write_into_the_output_folder(trainer, classes):
     assert ("mine" in str(loggers[-1]["init_args"].get("project"))) == ("project" in trainer)
 
 
+@pytest.mark.run
 def test_modules_of_the_current_folder_are_not_imported(project):
     """Runs start in the current folder, but it may come from a stranger and must not be trusted."""
     for name in ("yaml", "wandb", "random", "lightning_tfm", "datamodules"):

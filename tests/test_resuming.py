@@ -19,6 +19,7 @@ from runs import NETWORKS, assert_same_run, fit, folder, in_process, run, start
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.run
 def test_repeated_runs_are_bitwise_equal(model, num_workers, reference, tmp_path):
     child = run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
@@ -42,6 +43,7 @@ KILLS = [
 
 
 @pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.run
 def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
     for sabotage in KILLS:
         child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage)
@@ -53,6 +55,7 @@ def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 13, 30])
+@pytest.mark.run
 def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(call, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, sabotage=("before an update of the weights", 5 + call))
     assert child.wait() == -9
@@ -90,6 +93,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.run
 def test_other_settings_resume_bitwise(variant, tmp_path):
     settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -115,6 +119,7 @@ def test_validation_within_an_accumulated_step_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut line", "left by a kill"])
+@pytest.mark.run
 def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
     metrics = folder(tmp_path, "gpt") / "metrics.csv"
@@ -172,6 +177,7 @@ def test_resuming_with_other_settings_of_a_step_is_refused(tmp_path, monkeypatch
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.run
 def test_a_schedule_without_an_end_can_be_extended(tmp_path):
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 12}
     assert run(*fit("gpt", **settings), cwd=tmp_path).wait() == 0
@@ -220,6 +226,7 @@ def check_two_processes(model, signums, tmp_path):
     assert_same_run(disturbed, whole, model, rows_lost=signums.count(signal.SIGKILL))
 
 
+@pytest.mark.run
 def test_two_processes_stop_together_and_resume_bitwise(tmp_path):
     check_two_processes("transformer", [signal.SIGTERM], tmp_path)
 

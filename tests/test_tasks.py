@@ -67,6 +67,7 @@ def test_training_lowers_the_loss_and_reports_metrics(trained, task):
     assert summary["samples_per_second"] > 0
 
 
+@pytest.mark.run
 def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
     path = trained.parents[2] / f"{task}.yaml"
     for call in (7, 9, 23):
@@ -84,6 +85,7 @@ def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
     assert_same_files(tmp_path / f"runs/{task}/version_0", trained)
 
 
+@pytest.mark.run
 def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     """Each example is scored once; the weights hardly change, and sums in another order may round differently."""
     path = trained.parents[2] / f"{task}.yaml"
@@ -435,6 +437,7 @@ def test_a_text_longer_than_the_models_positions_is_refused(monkeypatch, tmp_pat
 # Averaged weights
 
 
+@pytest.mark.run
 def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     """The best checkpoint contains the average, and a killed run resumes it bit for bit."""
     path = write_task("reviews_classifier", tmp_path)

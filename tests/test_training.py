@@ -121,6 +121,7 @@ if trainer.is_global_zero:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.run
 def test_two_processes_train_and_test_as_one(model, tmp_path):
     results = []
     for devices, strategy in ((1, "auto"), (2, "ddp")):
