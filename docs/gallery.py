@@ -30,7 +30,7 @@ LSTM, TRANSFORMER, CLASSIFIER = (
 )
 
 TOPS, HEIGHT = (0, 1900), 1190
-"""Where the two parts of a report begin that the screenshot shows, and their height, in pixels."""
+"""Top edges of the two regions of the report in the screenshot, and their height, in pixels."""
 
 
 def date_pair(day: date, text: str) -> Pair:

@@ -151,7 +151,7 @@ def test_published_results_match_the_measurements():
 
 
 def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
-    """Whether the target is held or not; rows with an extrapolated figure of the peer are marked."""
+    """Plot rows with missed targets too, and mark those whose peer was extrapolated."""
     labels = []
     monkeypatch.setattr(matplotlib.axes.Axes, "set_yticks", lambda axes, ticks, names, **_: labels.extend(names))
     rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]

@@ -36,7 +36,7 @@ from lightning_tfm.optimizers import AdamW
 from lightning_tfm.tokenization import EOS, PAD
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
-"""Those that need no further package. Lightning replaces 16-mixed by bf16-mixed on a CPU, but torch supports it."""
+"""Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
 
 BATCHES = 200
 
