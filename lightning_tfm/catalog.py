@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,18 @@ def student_t(coverage: float, degrees_of_freedom: int) -> float:
     from scipy import stats  # slow to import
 
     return float(stats.t.ppf((1 + coverage) / 2, degrees_of_freedom))
+
+
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean of at least two values (Student's t)."""
+    reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    return mean - reach, mean + reach
+
+
+def format_value(value: float) -> str:
+    """Format a metric with four decimals, or with two if it is 10 or more, as BLEU."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def packaged_folder() -> Path:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import statistics
-import sys
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 from lightning_tfm.__main__ import COMMANDS, USAGE
-from lightning_tfm.catalog import Claim, list_experiments, student_t
+from lightning_tfm.catalog import Claim, confidence_interval, format_value, list_experiments
 from lightning_tfm.commands.parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
@@ -207,15 +205,9 @@ def commands() -> str:
     return "\n".join(parts)
 
 
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-
-
 def _interval(claim: Claim) -> str:
-    """Return the 95 % confidence interval of the mean (Student's t)."""
-    values = list(claim.by_seed.values())
-    reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{_number(claim.value - reach)} to {_number(claim.value + reach)}"
+    """Return the 95 % confidence interval of the mean."""
+    return " to ".join(map(format_value, confidence_interval(list(claim.by_seed.values()))))
 
 
 def results() -> str:
@@ -227,11 +219,11 @@ def results() -> str:
             name = f"`{experiment.name}`" if number == 0 else ""
             seconds = f"{experiment.seconds:,.0f} s" if number == 0 and experiment.seconds else ""
             metric = f"`{claim.metric.removeprefix('test/')}`"
-            means.append((name, metric, _number(claim.value), _interval(claim), seconds))
+            means.append((name, metric, format_value(claim.value), _interval(claim), seconds))
             seeds = list(claim.by_seed)
             is_range = seeds == list(range(seeds[0], seeds[-1] + 1))
             shown = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
-            values = ", ".join(_number(value) for value in claim.by_seed.values())
+            values = ", ".join(format_value(value) for value in claim.by_seed.values())
             by_seed.append((name, metric, shown, values, f"± {claim.tolerance(3):.2g}"))
     machines: dict[str, list[str]] = {}
     for experiment in experiments:
@@ -294,7 +286,3 @@ def setup(app: object) -> dict[str, bool]:
     app.connect("source-read", fill)  # type: ignore[attr-defined]
     app.connect("env-get-outdated", lambda *arguments: sorted(PAGES))  # type: ignore[attr-defined]
     return {"parallel_read_safe": True}
-
-
-if __name__ == "__main__":
-    print(GENERATORS[sys.argv[1]]())

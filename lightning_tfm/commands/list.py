@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_tfm.catalog import Experiment, list_experiments, packaged_folder
+from lightning_tfm.catalog import Experiment, format_value, list_experiments, packaged_folder
 from lightning_tfm.commands.parser import CommandParser
 
 
@@ -45,4 +45,4 @@ def result(experiment: Experiment) -> str:
     if not experiment.claims:
         return ""
     claim = experiment.claims[0]
-    return f"{claim.metric} {claim.value:.4f}" if claim.value < 10 else f"{claim.metric} {claim.value:.2f}"
+    return f"{claim.metric} {format_value(claim.value)}"

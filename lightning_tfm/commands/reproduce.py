@@ -31,11 +31,12 @@ from lightning_tfm.callbacks.provenance import git, hardware, versions
 from lightning_tfm.catalog import (
     CLAIMS,
     Experiment,
+    confidence_interval,
     default_folder,
     find_experiment,
+    format_value,
     list_experiments,
     read_experiment,
-    student_t,
 )
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, interrupt
@@ -289,8 +290,7 @@ def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
         if len(known) == len(values):
             mean = statistics.fmean(known)
             if len(known) > 1:
-                reach = student_t(0.95, len(known) - 1) * statistics.stdev(known) / math.sqrt(len(known))
-                low, high = mean - reach, mean + reach
+                low, high = confidence_interval(known)
         tolerance = claim.tolerance(len(runs))
         holds = mean is not None and abs(mean - claim.value) <= tolerance + 1e-9
         found = {"values": values, "mean": mean, "low": low, "high": high, "holds": holds}
@@ -335,9 +335,7 @@ def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+    return "none" if value is None else format_value(value)
 
 
 def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
