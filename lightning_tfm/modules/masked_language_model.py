@@ -41,7 +41,7 @@ class MaskedLanguageModel(TaskModule):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        mask_fraction: the fraction of tokens that are masked.
+        mask_fraction: fraction of tokens that are masked.
     """
 
     network: MaskedEncoder

@@ -25,7 +25,7 @@ class AttentionLSTM(Seq2SeqNetwork):
     is_traceable = False  # the decoder is a Python loop over its steps
 
     def __init__(self, vocab_size: int, d_model: int = 64, dropout: float = 0.0) -> None:
-        super().__init__(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
+        super().__init__(locals())
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)

@@ -59,21 +59,7 @@ class EncoderClassifier(TextNetwork):
         num_bigram_buckets: int | None = None,
         norm: Literal["pre", "post"] = "post",
     ) -> None:
-        super().__init__(
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            max_length=max_length,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            d_ff=d_ff,
-            d_classifier=d_classifier,
-            dropout=dropout,
-            embedding_dropout=embedding_dropout,
-            word_dropout=word_dropout,
-            num_bigram_buckets=num_bigram_buckets,
-            norm=norm,
-        )
+        super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.word_dropout = word_dropout

@@ -64,18 +64,7 @@ class GPT(CausalNetwork):
         text_only: bool = False,
         positions: Literal["learned", "rotary"] = "learned",
     ) -> None:
-        super().__init__(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            dropout=dropout,
-            max_length=max_length,
-            bias=bias,
-            gelu=gelu,
-            text_only=text_only,
-            positions=positions,
-        )
+        super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)

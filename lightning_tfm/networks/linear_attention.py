@@ -1,4 +1,4 @@
-"""A causal Transformer with linear attention (Katharopoulos et al. 2020)."""
+"""Causal Transformer with linear attention (Katharopoulos et al. 2020)."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ class LinearTransformer(CausalNetwork):
     """Transformer with linear attention that reads source and target as one sequence, like GPT.
 
     Args:
-        vocab_size: the number of ids.
-        d_model: the width; the feed-forward is 4 times as wide.
-        num_heads: the number of attention heads; must divide d_model.
-        num_layers: the number of layers.
-        dropout: dropout of embeddings and of the output of each sub-layer.
+        vocab_size: number of ids.
+        d_model: width; the feed-forward is 4 times as wide.
+        num_heads: number of attention heads; must divide d_model.
+        num_layers: number of layers.
+        dropout: dropout on embeddings and on the output of each sub-layer.
         max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
             null.
     """
@@ -119,14 +119,7 @@ class LinearTransformer(CausalNetwork):
         dropout: float = 0.0,
         max_length: int | None = None,
     ) -> None:
-        super().__init__(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            dropout=dropout,
-            max_length=max_length,
-        )
+        super().__init__(locals())
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(self.max_length, d_model)

@@ -1,4 +1,4 @@
-"""A Transformer encoder that predicts masked tokens, as BERT (Devlin et al. 2019)."""
+"""Transformer encoder that predicts masked tokens, as BERT (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class MaskedEncoder(TextNetwork):
     """Transformer encoder with an output layer over the vocabulary at each position.
 
     Args:
-        vocab_size: the number of ids.
-        d_model: the width; the feed-forward is 4 times as wide.
-        num_heads: the number of attention heads; must divide d_model.
-        num_layers: the number of layers.
-        dropout: dropout of embeddings and of the output of each sub-layer.
+        vocab_size: number of ids.
+        d_model: width; the feed-forward is 4 times as wide.
+        num_heads: number of attention heads; must divide d_model.
+        num_layers: number of layers.
+        dropout: dropout on embeddings and on the output of each sub-layer.
         max_length: the longest text in tokens; `fit` takes it from the data if it is null.
-        norm: "pre" for a norm before each sub-layer, "post" for one after each sum.
+        norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
     def __init__(
@@ -35,15 +35,7 @@ class MaskedEncoder(TextNetwork):
         max_length: int | None = None,
         norm: Literal["pre", "post"] = "pre",
     ) -> None:
-        super().__init__(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            dropout=dropout,
-            max_length=max_length,
-            norm=norm,
-        )
+        super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)

@@ -45,10 +45,11 @@ class Network(nn.Module, ABC):
     """Base class of networks in plain PyTorch, for any training loop.
 
     Args:
-        hyper_parameters: the arguments of the constructor by name, as plain values. Loading a checkpoint constructs the
-            network by `type(network)(**hyper_parameters)`.
+        arguments: the `locals()` of the subclass's constructor, whose arguments must be plain values.
 
     Attributes:
+        hyper_parameters: the arguments of the constructor by name. Loading a checkpoint constructs the network by
+            `type(network)(**hyper_parameters)`.
         head: the output layer, from features to logits.
         is_traceable: whether `torch.export` can trace `forward` for any length.
 
@@ -59,10 +60,10 @@ class Network(nn.Module, ABC):
     head: nn.Linear
     is_traceable = True
 
-    def __init__(self, **hyper_parameters: Any) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
-        self.hyper_parameters = hyper_parameters
-        for name, value in hyper_parameters.items():
+        self.hyper_parameters = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+        for name, value in self.hyper_parameters.items():
             if name.endswith("dropout"):
                 if value is not None and not 0 <= value < 1:
                     raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")

@@ -44,18 +44,7 @@ class Transformer(Seq2SeqNetwork):
         positions: Literal["sinusoidal", "learned"] = "sinusoidal",
         tie_embeddings: bool = False,
     ) -> None:
-        super().__init__(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            num_heads=num_heads,
-            num_layers=num_layers,
-            d_ff=d_ff,
-            dropout=dropout,
-            max_length=max_length,
-            norm=norm,
-            positions=positions,
-            tie_embeddings=tie_embeddings,
-        )
+        super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
