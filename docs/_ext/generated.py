@@ -10,12 +10,13 @@ import re
 import signal
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
+from lightning_tfm import cli
 from lightning_tfm.__main__ import COMMANDS, USAGE
 from lightning_tfm.catalog import Claim, confidence_interval, format_value, list_experiments
-from lightning_tfm.commands.parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
@@ -55,7 +56,7 @@ HELP = {
 
 
 class _ParserFoundError(Exception):
-    """Carries a parser out of the command that has built it."""
+    """Carries a parser out of LightningCLI, which builds it only to parse arguments."""
 
     def __init__(self, parser: ArgumentParser) -> None:
         self.parser = parser
@@ -67,23 +68,15 @@ def command_parser(command: str) -> ArgumentParser:
     Args:
         command: the name of the command.
     """
+    if command not in LIGHTNING_COMMANDS:
+        return import_module(f"lightning_tfm.commands.{command}").make_parser()
 
-    def stop(parser: ArgumentParser, *arguments: object) -> None:
-        raise _ParserFoundError(parser)
+    def stop(cli: cli.TfmCLI, parser: ArgumentParser, *arguments: object) -> None:
+        raise _ParserFoundError(cli._subcommand_parsers[command])
 
-    def stop_cli(cli: object, parser: ArgumentParser, *arguments: object) -> None:
-        raise _ParserFoundError(cli._subcommand_parsers[command])  # type: ignore[attr-defined]
-
-    with patch.object(CommandParser, "parse_args", stop), patch.object(CommandParser, "parse_intermixed_args", stop):
+    with patch.object(cli.TfmCLI, "parse_arguments", stop), patch.object(signal, "signal"):
         try:
-            if command in LIGHTNING_COMMANDS:
-                from lightning_tfm import cli
-
-                with patch.object(cli.TfmCLI, "parse_arguments", stop_cli), patch.object(signal, "signal"):
-                    cli.run()
-            else:
-                module = __import__(f"lightning_tfm.commands.{command}", fromlist=[command])
-                getattr(module, {"list": "list_"}.get(command, command))([])
+            cli.run()
         except _ParserFoundError as found:
             return found.parser
     raise AssertionError(f"{command} has parsed no arguments")

@@ -9,6 +9,17 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 
 
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm average",
+        description="Average the weights of several checkpoints of one model, as Vaswani et al. (2017, 6.1) do.",
+    )
+    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="files that fit has written")
+    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the average")
+    return parser
+
+
 def average(arguments: list[str]) -> int:
     """Write a checkpoint with the mean weights of several, from which no run can be resumed.
 
@@ -18,14 +29,7 @@ def average(arguments: list[str]) -> int:
     Returns:
         The exit status.
     """
-    parser = CommandParser(
-        "lightning-tfm average",
-        description="Average the weights of several checkpoints of one model, as Vaswani et al. (2017, 6.1) do.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="files that fit has written")
-    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help="where to write the average")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.output.exists():
         raise UserError(f"--output must be a new file, but {str(options.output)!r} exists; choose another")
     write(average_checkpoints(options.checkpoints), options.output)

@@ -8,7 +8,6 @@ import math
 import shutil
 import tempfile
 import warnings
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -41,7 +40,7 @@ def export(arguments: list[str]) -> int:
     Returns:
         The exit status.
     """
-    options = _parse(arguments)
+    options = make_parser().parse_args(arguments)
     module = load(options.checkpoint, options.trust_package)
     path = Path(options.checkpoint)
     output = options.output or path.with_name(f"{path.stem}_{options.format}")
@@ -69,11 +68,11 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm export",
         description="Write a trained network for other programs, and compare its logits with those of the checkpoint.",
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument(
@@ -83,7 +82,7 @@ def _parse(arguments: list[str]) -> Namespace:
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: beside the checkpoint)"
     )
     parser.add_trust_package()
-    return parser.parse_args(arguments)
+    return parser
 
 
 def example_inputs(module: TaskModule, rows: int, length: int) -> Inputs:

@@ -62,12 +62,12 @@ def generate(arguments: list[str]) -> int:
     return 1 if failures else 0
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm generate",
         description="Write the output for each text: a line, a continuation, or a label with its probability, "
         "depending on the model. Reads standard input if neither TEXT nor --input is given.",
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument("texts", metavar="TEXT", nargs="*", help="an input text")
@@ -89,7 +89,11 @@ def _parse(arguments: list[str]) -> Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of sampling")
     parser.add_trust_package()
-    options = parser.parse_intermixed_args(arguments)
+    return parser
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    options = make_parser().parse_intermixed_args(arguments)
     if options.texts and options.input:
         raise UserError("the input must be TEXT or --input, but both are given; leave one out")
     if options.input and options.output and options.output.exists() and options.output.samefile(options.input):

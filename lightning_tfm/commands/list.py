@@ -12,15 +12,18 @@ from lightning_tfm.catalog import Experiment, format_value, list_experiments, pa
 from lightning_tfm.commands.parser import CommandParser
 
 
-def list_(arguments: list[str]) -> int:
-    """Print a table of the experiments: name, description, claimed results and training time."""
-    parser = CommandParser(
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    return CommandParser(
         "lightning-tfm list",
         description="List the experiments with what they reach and how long they train. "
         "`lightning-tfm fit --config NAME` runs one.",
-        allow_abbrev=False,
     )
-    parser.parse_args(arguments)
+
+
+def list_(arguments: list[str]) -> int:
+    """Print a table of the experiments: name, description, claimed results and training time."""
+    make_parser().parse_args(arguments)
     experiments = {experiment.name: experiment for experiment in list_experiments(packaged_folder())}
     experiments |= {experiment.name: experiment for experiment in list_experiments(Path("experiments"))}
     rows = [

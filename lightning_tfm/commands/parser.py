@@ -10,7 +10,15 @@ from lightning_tfm.trust import TRUST_HELP, package_names
 
 
 class CommandParser(ArgumentParser):
-    """ArgumentParser that raises UserError instead of printing its usage and exiting."""
+    """ArgumentParser that accepts no abbreviations, and raises UserError instead of printing its usage and exiting.
+
+    Args:
+        prog: the command, as users type it.
+        description: what the command does.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, allow_abbrev=False)
 
     def add_trust_package(self) -> None:
         """Add the option `--trust-package`, for commands that load networks of other packages."""

@@ -54,18 +54,22 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm report",
         description="Show runs on one page: settings, curves, errors and attention. It needs no network.",
-        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, as runs/date_gpt/version_0")
     parser.add_argument(
         "--output", type=Path, default=Path("report.html"), metavar="FILE", help="file to write (default: report.html)"
     )
     parser.add_trust_package()
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    options = make_parser().parse_args(arguments)
     for run in options.runs:
         if not (Path(run) / "config.yaml").is_file():
             raise UserError(

@@ -115,12 +115,12 @@ def reproduce(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _parse(arguments: list[str]) -> Namespace:
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm reproduce",
         description="Run experiments, and compare the results with their claims. Run an interrupted command again to "
         "resume it.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="an experiment or a YAML (default: all experiments with claims)"
@@ -134,7 +134,11 @@ def _parse(arguments: list[str]) -> Namespace:
         help="folder of the runs and results (default: runs/reproduce)",
     )
     parser.add_trust_package()
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    options = make_parser().parse_args(arguments)
     options.seeds = _seeds(options.seeds)
     if options.output.is_file():
         raise UserError(f"--output must be a folder, but {str(options.output)!r} is a file; choose another")

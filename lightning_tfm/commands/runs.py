@@ -35,17 +35,21 @@ class RunStatus(NamedTuple):
     seconds: float | None
 
 
-def runs(arguments: list[str]) -> int:
-    """Print a table of the runs below a folder."""
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm runs",
         description="List the runs below a folder: name, state, result and training time.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default="runs", help="the folder to list (default: runs)"
     )
-    folder = Path(parser.parse_args(arguments).folder)
+    return parser
+
+
+def runs(arguments: list[str]) -> int:
+    """Print a table of the runs below a folder."""
+    folder = Path(make_parser().parse_args(arguments).folder)
     if not folder.is_dir():
         raise UserError(f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; try runs")
     found = [run_status(path.parent, folder) for path in sorted(folder.rglob("config.yaml"))]
