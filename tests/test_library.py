@@ -92,9 +92,11 @@ def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
         assert weight.equal(resumed.state_dict()[name]), name
 
 
-def test_a_module_refuses_data_of_another_task(tmp_path):
+def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
     data = Copy(**SIZES)
     with pytest.raises(UserError, match="Classifier learns from texts with labels, but Copy holds pairs of source"):
         Classifier.from_data(data, None)
     with pytest.raises(UserError, match="Seq2SeqModule learns from pairs of source and target, but Text holds a text"):
         Seq2SeqModule.from_data(text(tmp_path), None)
+    with pytest.raises(UserError, match="EncoderClassifier needs texts with labels, but Copy has none"):
+        EncoderClassifier.from_data(data)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_tfm.checkpoint import read
 from runs import NETWORKS, assert_same_run, fit, folder, in_process, run, start
@@ -229,6 +230,27 @@ def check_two_processes(model, signums, tmp_path):
 @pytest.mark.run
 def test_two_processes_stop_together_and_resume_bitwise(tmp_path):
     check_two_processes("transformer", [signal.SIGTERM], tmp_path)
+
+
+@pytest.mark.run
+def test_a_run_of_two_processes_resumes_on_one(tmp_path):
+    """The weights differ from those of one process by rounding only, since gradients are summed in another order."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for cwd in (whole, resumed):
+        cwd.mkdir()
+    settings = {"trainer.precision": "64-true", "model.init_args.network.init_args.dropout": 0.0}
+    child = run(*fit("transformer", **settings), cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    process = two_processes("transformer", resumed, *(f"--{name}={value}" for name, value in settings.items()))
+    wait_for_steps(process, resumed, "transformer", 20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 143, (resumed / "stderr").read_text()
+    child = run(*fit("transformer", "--ckpt_path=last", **settings), cwd=resumed)
+    assert child.wait() == 0, child.err.read_text()
+    ours, theirs = (read(folder(cwd, "transformer") / "checkpoints/last.ckpt") for cwd in (resumed, whole))
+    assert ours["global_step"] == theirs["global_step"] == 60
+    for name, weight in theirs["state_dict"].items():
+        torch.testing.assert_close(ours["state_dict"][name], weight, atol=1e-9, rtol=1e-8)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout, TransformerLayer, check_num_heads
 from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
@@ -81,6 +82,10 @@ class EncoderClassifier(TextNetwork):
 
     @classmethod
     def data_settings(cls, data: LabelledData) -> dict[str, Any]:  # type: ignore[override]  # it needs classes
+        if not hasattr(data, "num_classes"):
+            raise UserError(
+                f"EncoderClassifier needs texts with labels, but {type(data).__name__} has none; try Sentiment"
+            )
         return super().data_settings(data) | {"num_classes": data.num_classes}
 
     def forward(self, text: Tensor) -> Tensor:
