@@ -1,6 +1,6 @@
-"""Short runs of the command line, in processes of their own, which a test may disturb at a moment that it chooses.
+"""Short runs of the command line in child processes, with fault injection.
 
-The processes are forked from a server that has imported everything and computed nothing, so each starts at once.
+The processes are forked from a server that has imported the package, so that each starts immediately.
 """
 
 from __future__ import annotations
@@ -41,36 +41,38 @@ class Child:
     err: Path
 
     def wait(self) -> int:
-        """The exit status; negative for a signal."""
+        """Return the exit status, which is negative if a signal ended the process."""
         self.process.join(300)
         assert self.process.exitcode is not None, "the process hangs"
         return self.process.exitcode
 
 
-def start(
-    *arguments: object, cwd: Path, sabotage: tuple[object, ...] | None = None, **environment: str | None
-) -> Child:
-    """Starts `lightning-tfm` with arguments, in a folder, with environment variables (None: without).
+def start(*arguments: object, cwd: Path, fault: tuple[object, ...] | None = None, **environment: str | None) -> Child:
+    """Start `lightning-tfm` in a child process.
 
-    `sabotage` is one of MOMENTS, at which of its calls it strikes, from 1, and what happens: a signal's name,
-    SIGKILL if it is left out; "nan" instead of the loss; "the disk is full"; "W&B dies"; "W&B cannot write".
+    Args:
+        arguments: the command-line arguments.
+        cwd: the working directory, which receives the files `stdout` and `stderr`.
+        fault: a key of MOMENTS, the number of the call to fail, from 1, and what to inject: the name of a signal
+            (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
+        environment: environment variables to set, or to unset if None.
     """
     out, err = cwd / "stdout", cwd / "stderr"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, sabotage, environment))
+    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, environment))
     process.start()
     return Child(process, out, err)
 
 
-def run(*arguments: object, cwd: Path, sabotage: tuple[object, ...] | None = None, **environment: str | None) -> Child:
-    """As `start`, and waits for it."""
-    child = start(*arguments, cwd=cwd, sabotage=sabotage, **environment)
+def run(*arguments: object, cwd: Path, fault: tuple[object, ...] | None = None, **environment: str | None) -> Child:
+    """Run `lightning-tfm` in a child process, see `start`, and wait for its end."""
+    child = start(*arguments, cwd=cwd, fault=fault, **environment)
     child.wait()
     return child
 
 
-def _child(arguments, cwd, out, err, sabotage, environment):
+def _child(arguments, cwd, out, err, fault, environment):
     import warnings
 
     import torch
@@ -78,7 +80,7 @@ def _child(arguments, cwd, out, err, sabotage, environment):
     from lightning_tfm.__main__ import main
 
     os.chdir(cwd)
-    sys.path.insert(0, str(cwd))  # what a configuration must not import, it could
+    sys.path.insert(0, str(cwd))  # so that a configuration could import modules of the folder, which it must not
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -89,40 +91,42 @@ def _child(arguments, cwd, out, err, sabotage, environment):
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     warnings.simplefilter("default")
     sys.argv = ["lightning-tfm", *arguments]
-    if sabotage is not None:
-        _arm(*sabotage)
+    if fault is not None:
+        _patch(*fault)
     try:
         main()
     finally:
-        if environment["WANDB_MODE"] == "offline":  # it ends its run where a process exits, which a forked one does not
+        if (
+            environment["WANDB_MODE"] == "offline"
+        ):  # at exit, which a forked process does not reach
             with suppress(Exception):
                 wandb.teardown()
 
 
-def _arm(moment, call, fault="SIGKILL"):
-    """Lets a fault strike at a call of the function that `moment` names, counted from 1."""
+def _patch(moment, call, fault="SIGKILL"):
+    """Patch the function of a moment so that one of its calls, counted from 1, injects a fault."""
     owner, attribute, late = MOMENTS[moment]()
     original = getattr(owner, attribute)
     calls = 0
 
-    def struck(*args, **kwargs):
+    def patched(*args, **kwargs):
         nonlocal calls
         calls += 1
-        strikes = calls == call
-        if strikes and not late:
-            _strike(fault)
+        fails = calls == call
+        if fails and not late:
+            _inject(fault)
         result = original(*args, **kwargs)
-        if strikes and late:
-            _strike(fault)
-        return result * math.nan if strikes and fault == "nan" else result
+        if fails and late:
+            _inject(fault)
+        return result * math.nan if fails and fault == "nan" else result
 
-    setattr(owner, attribute, struck)
+    setattr(owner, attribute, patched)
 
 
-def _strike(fault):
+def _inject(fault):
     if fault.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, fault))
-    elif fault == "the disk is full":  # for every file that is longer than this
+    elif fault == "the disk is full":  # for every file larger than this
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     elif fault == "W&B dies":
         for service in _services():
@@ -134,7 +138,7 @@ def _strike(fault):
 
 
 def _services():
-    """The processes of W&B that serve this one."""
+    """Return the processes of W&B that serve this one."""
     asked = f"--pid\0{os.getpid()}\0".encode()
     commands = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
     services = [pid for pid, path in commands.items() if b"wandb-core" in (text := _text(path)) and asked in text]
@@ -198,11 +202,11 @@ MOMENTS = {
     "at the edge of a pass over the data": lambda: (*_stream(), False),
     "in the test": lambda: (*_module("test_step"), False),
 }
-"""Where a fault may strike: a function by its owner and name, and whether after its call or before."""
+"""Moments of a fault: the owner and name of a function, and whether the fault comes after the call or before."""
 
 
 def in_process(monkeypatch, *arguments):
-    """A command as the console script runs it, in this process; returns its exit status."""
+    """Run a command in this process, and return its exit status."""
     from lightning_tfm.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
@@ -219,7 +223,7 @@ NETWORKS = {
     "gpt": {"d_model": 16, "num_heads": 2, "num_layers": 1},
     "attention_lstm": {"d_model": 16},
 }
-"""Small, and with dropout, so that its random numbers must come again too."""
+"""Sizes of small networks. `SETTINGS` has dropout, so that a resumed run must restore its random numbers."""
 
 SETTINGS = {
     "data.init_args.train_size": 200,
@@ -238,7 +242,7 @@ SETTINGS = {
 
 
 def fit(model, *options, **settings):
-    """The arguments of a short run."""
+    """Return the arguments of a short run."""
     network = {f"model.init_args.network.init_args.{name}": value for name, value in NETWORKS[model].items()}
     settings = SETTINGS | network | settings
     return (
@@ -250,7 +254,7 @@ def fit(model, *options, **settings):
 
 
 def folder(cwd, model):
-    """The run's folder. One that was killed before it was saved leaves a folder, too."""
+    """Return the folder of the run that has saved a checkpoint; a run killed before that leaves a folder, too."""
     (path,) = (path for path in (cwd / f"runs/copy_{model}").iterdir() if (path / "checkpoints/last.ckpt").exists())
     return path
 
@@ -269,11 +273,11 @@ TASKS = {
         SMALL | {"d_ff": 32, "word_dropout": 0.1, "num_bigram_buckets": 100},
     ),
 }
-"""By name: the module, the network, and how small that is."""
+"""The module, the network and the size of the network of each task."""
 
 
 def write_task(name, folder):
-    """The data of a task, and a YAML that trains it; returns the YAML."""
+    """Write the data and the YAML of a task, and return the path of the YAML."""
     module, network, size = TASKS[name]
     own = {}
     if name.startswith("translation"):
@@ -332,7 +336,7 @@ FOLDERS = {}
 
 
 def trained_run(name, tmp_path_factory):
-    """The folder of the run that nothing has disturbed."""
+    """Return the folder of an undisturbed run, trained once per session."""
     if name not in FOLDERS:
         cwd = tmp_path_factory.mktemp(name)
         child = run("fit", "--config", write_task(name, cwd), cwd=cwd)
@@ -342,7 +346,7 @@ def trained_run(name, tmp_path_factory):
 
 
 def in_terminal(command, cwd, environment):
-    """Runs a command where all its ends are a terminal; returns its status, and all that it has printed."""
+    """Run a command in a pseudo-terminal, and return its exit status and output."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     process = subprocess.Popen(
@@ -350,7 +354,7 @@ def in_terminal(command, cwd, environment):
     )
     os.close(theirs)
     printed = b""
-    with suppress(OSError):  # the terminal is gone when nobody holds it
+    with suppress(OSError):  # reading fails when the command has closed the terminal
         while part := os.read(ours, 4096):
             printed += part
     os.close(ours)
@@ -358,7 +362,7 @@ def in_terminal(command, cwd, environment):
 
 
 def equal(ours, theirs, where=""):
-    """Whether two nested values are the same to the bit; fails naming the first difference."""
+    """Assert that two nested values are bitwise equal, naming the first difference."""
     assert type(ours) is type(theirs), where
     if isinstance(ours, torch.Tensor):
         assert ours.dtype == theirs.dtype, where
@@ -377,21 +381,28 @@ def equal(ours, theirs, where=""):
 
 
 def assert_same_run(cwd, reference, model, rows_lost=0, best=True):
-    """Weights, optimizer, schedule, position in the data, the best checkpoint, every logged loss, the test metrics."""
+    """Assert that two runs have equal checkpoints, logged metrics and test metrics, see `assert_same_files`."""
     assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best)
 
 
 def assert_same_files(ours, theirs, rows_lost=0, best=True):
-    """As assert_same_run, of two runs' folders."""
+    """Assert that the folders of two runs have bitwise equal checkpoints, logged metrics and test metrics.
+
+    Args:
+        ours: one folder.
+        theirs: the other, the reference.
+        rows_lost: the most rows of the log that ours may lack.
+        best: whether there is a best checkpoint.
+    """
     for name in ("last", "best") if best else ("last",):
         contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
         for content in contents:
             for state in content["callbacks"].values():
-                state.pop("train_seconds", None)  # time alone may differ
+                state.pop("train_seconds", None)  # may differ
         equal(*contents, name)
     logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
     for row in (row for log in logs for row in log):
-        row.pop("tokens_per_second")  # time alone may differ
+        row.pop("tokens_per_second")  # may differ
     trained = [[row for row in log if row["train/loss"] or row.get("val/loss")] for log in logs]
     missing = [row for row in trained[1] if row not in trained[0]]
     assert len(missing) <= rows_lost

@@ -62,7 +62,7 @@ def last_line(child):
 )
 @pytest.mark.run
 def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, status, moment, call, reference, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, sabotage=(moment, call, signum))
+    child = run(*fit("gpt"), cwd=tmp_path, fault=(moment, call, signum))
     assert child.wait() == status, child.err.read_text()
     message, command = child.err.read_text().splitlines()[-2:]
     step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
@@ -81,7 +81,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, statu
 @pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 @pytest.mark.run
 def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in the test", 1, signum))
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in the test", 1, signum))
     assert child.wait() == status
     message, command = child.err.read_text().splitlines()[-2:]
     assert message == f"lightning-tfm: ended by {signum}; resume with:"
@@ -123,12 +123,12 @@ def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
 
 
 def test_resume_command_with_quoted_paths_resumes(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
     path = started / "version_0/checkpoints/last.ckpt"
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: 'a\tb  c'}}"
     arguments = fit("gpt", "--ckpt_path", path.relative_to(tmp_path), "--trainer.logger", logger)
-    child = run(*arguments, cwd=tmp_path, sabotage=("in a training step", 7, "SIGTERM"))
+    child = run(*arguments, cwd=tmp_path, fault=("in a training step", 7, "SIGTERM"))
     assert child.wait() == 143, child.err.read_text()
     _, *words = shell_words(child.err.read_text().splitlines()[-1])
     child = run(*words, cwd=tmp_path)
@@ -292,7 +292,7 @@ def test_many_damaged_checkpoints_are_detected(tmp_path):
 def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_path):
     """An average is newer, cannot be resumed from, and may have a name like theirs."""
     arguments = fit("gpt", **{"checkpoint.keep_last": 2})
-    assert run(*arguments, cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    assert run(*arguments, cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     checkpoints = folder(tmp_path, "gpt") / "checkpoints"
     names = ["mean", "step_mean", "step_", "step_1.5", "step_-1", "step_012", "step_٣", "best_step_12", "step_99999"]
     steps = [checkpoints / f"step_{step}.ckpt" for step in (12, 24)]
@@ -311,7 +311,7 @@ def test_averages_beside_the_checkpoints_are_ignored_and_kept(reference, tmp_pat
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
 @pytest.mark.run
 def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_path):
-    child = run(*fit("attention_lstm"), cwd=tmp_path, sabotage=("in a training step", 29))
+    child = run(*fit("attention_lstm"), cwd=tmp_path, fault=("in a training step", 29))
     assert child.wait() == -9
     last = folder(tmp_path, "attention_lstm") / "checkpoints/last.ckpt"
     data = bytearray(last.read_bytes())
@@ -329,7 +329,7 @@ def test_last_falls_back_to_the_newest_intact_checkpoint(damage, reference, tmp_
 
 
 def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 8))
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 8))
     assert child.wait() == -9
     last = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     last.write_bytes(last.read_bytes()[:-1])
@@ -341,7 +341,7 @@ def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.run
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, tmp_path):
-    child = run(*fit("transformer"), cwd=tmp_path, sabotage=("in a training step", 18, "the disk is full"))
+    child = run(*fit("transformer"), cwd=tmp_path, fault=("in a training step", 18, "the disk is full"))
     assert child.wait() == 2
     assert re.match(
         r"lightning-tfm: error: the checkpoint 'runs/.*/last.ckpt' cannot be written: File too large; "
@@ -377,7 +377,7 @@ def test_an_unwritable_folder_is_reported(tmp_path):
 def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss, tmp_path):
     """NaN occurs in the loss and thus in the gradients, or in the gradients alone."""
     arguments = fit(model, **{"trainer.log_every_n_steps": 10, "checkpoint.every_n_train_steps": 7})
-    child = run(*arguments, cwd=tmp_path, sabotage=(moment, 31, "nan"))
+    child = run(*arguments, cwd=tmp_path, fault=(moment, 31, "nan"))
     assert child.wait() == 2
     line = last_line(child)
     assert re.search(f"at step 31 the loss is {loss} and gradients are not finite", line)
@@ -615,7 +615,7 @@ def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
 @pytest.mark.parametrize("fault", ["W&B dies", "W&B cannot write"])
 @pytest.mark.run
 def test_a_failing_wandb_service_does_not_change_the_run(fault, reference, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 20, fault), WANDB_MODE="offline")
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 20, fault), WANDB_MODE="offline")
     assert_unharmed(child, reference, tmp_path)
 
 

@@ -279,6 +279,8 @@ def test_claims_use_generated_or_pinned_data(path):
 CLAIM_SEEDS = {
     "copy_transformer": range(41, 46),
     "date_linear_transformer": range(11, 14),
+    "multi30k_attention_lstm": range(11, 13),
+    "multi30k_transformer": range(11, 13),
     "shakespeare_masked": range(11, 14),
 }
 """Seeds of claims other than 11 to 15. These seeds chose the number of steps of copy_transformer."""

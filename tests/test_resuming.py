@@ -46,9 +46,9 @@ KILLS = [
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.run
 def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
-    for sabotage in KILLS:
-        child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage)
-        assert child.wait() == -9, (sabotage, child.err.read_text())
+    for fault in KILLS:
+        child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, fault=fault)
+        assert child.wait() == -9, (fault, child.err.read_text())
     child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     # Lightning logs a step after saving it: a kill in between, within a millisecond, loses its row of metrics.csv
@@ -58,7 +58,7 @@ def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
 @pytest.mark.parametrize("call", [1, 2, 3, 13, 30])
 @pytest.mark.run
 def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(call, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, sabotage=("before an update of the weights", 5 + call))
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 5 + call))
     assert child.wait() == -9
     assert (4 + call) - read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] < 5
 
@@ -103,8 +103,8 @@ def test_other_settings_resume_bitwise(variant, tmp_path):
     child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads)
     assert child.wait() == 0, child.err.read_text()
     arguments = fit("gpt", "--ckpt_path=last", **settings)
-    for sabotage in (("in a training step", 7), ("in a training step", 9), ("in the test", 1)):
-        child = run(*arguments, cwd=killed, sabotage=sabotage, OMP_NUM_THREADS=threads)
+    for fault in (("in a training step", 7), ("in a training step", 9), ("in the test", 1)):
+        child = run(*arguments, cwd=killed, fault=fault, OMP_NUM_THREADS=threads)
         assert child.wait() == -9, child.err.read_text()
     child = run(*arguments, cwd=killed, OMP_NUM_THREADS=threads)
     assert child.wait() == 0, child.err.read_text()
@@ -122,7 +122,7 @@ def test_validation_within_an_accumulated_step_is_refused(tmp_path):
 @pytest.mark.parametrize("damage", ["cut line", "left by a kill"])
 @pytest.mark.run
 def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     metrics = folder(tmp_path, "gpt") / "metrics.csv"
     if damage == "cut line":
         with metrics.open("a") as file:
@@ -135,7 +135,7 @@ def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
 
 def test_resuming_from_a_path_starts_a_new_run(tmp_path):
     """It continues in a new folder, and leaves the first run unchanged."""
-    assert run(*fit("gpt"), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     killed = folder(tmp_path, "gpt")
     before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
     child = run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path)
@@ -153,7 +153,7 @@ def test_resuming_with_other_settings_of_a_step_is_refused(tmp_path, monkeypatch
     """The error names the setting, and no file of the run is changed."""
     monkeypatch.chdir(tmp_path)
     arguments = {"trainer.callbacks": AVERAGING % 0.99}
-    assert run(*fit("gpt", **arguments), cwd=tmp_path, sabotage=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt", **arguments), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for name, value, old in (
         ("model.init_args.optimizer.init_args.lr", 0.5, 0.003),

@@ -77,7 +77,7 @@ def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
             path,
             "--ckpt_path=last",
             cwd=tmp_path,
-            sabotage=("before an update of the weights", call),
+            fault=("before an update of the weights", call),
         )
         assert child.wait() == -9, child.err.read_text()
     child = run("fit", "--config", path, "--ckpt_path=last", cwd=tmp_path)
@@ -449,7 +449,7 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     child = run(*arguments, cwd=whole)
     assert child.wait() == 0, child.err.read_text()
     for call in (4, 5):
-        child = run(*arguments, "--ckpt_path=last", cwd=killed, sabotage=("before an update of the weights", call))
+        child = run(*arguments, "--ckpt_path=last", cwd=killed, fault=("before an update of the weights", call))
         assert child.wait() == -9, child.err.read_text()
     child = run(*arguments, "--ckpt_path=last", cwd=killed)
     assert child.wait() == 0, child.err.read_text()
@@ -474,7 +474,7 @@ def test_the_average_equals_its_definition(tmp_path):
         cwd.mkdir()
         child = run(
             "fit", "--config", path, averaging, "--trainer.max_steps=4", "--checkpoint.every_n_train_steps=1",
-            cwd=cwd, sabotage=("before an update of the weights", steps + 1),
+            cwd=cwd, fault=("before an update of the weights", steps + 1),
         )  # fmt: skip
         assert child.wait() in (0, -9)
         last = read(cwd / "runs/reviews_classifier/version_0/checkpoints/last.ckpt")

@@ -160,8 +160,8 @@ def test_uploading_every_checkpoint_is_refused():
 
 @pytest.mark.run
 def test_resuming_continues_the_same_wandb_run(tmp_path):
-    for sabotage in (("in a training step", 20, "SIGTERM"), ("in a training step", 20, "SIGTERM"), None):
-        run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, sabotage=sabotage, WANDB_MODE="offline")
+    for fault in (("in a training step", 20, "SIGTERM"), ("in a training step", 20, "SIGTERM"), None):
+        run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, fault=fault, WANDB_MODE="offline")
     paths = offline_files(tmp_path)
     assert len(paths) == 3
     ids = {record["run_id"] for path in paths for record in records(path, "run")}
