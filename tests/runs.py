@@ -96,9 +96,7 @@ def _child(arguments, cwd, out, err, fault, environment):
     try:
         main()
     finally:
-        if (
-            environment["WANDB_MODE"] == "offline"
-        ):  # at exit, which a forked process does not reach
+        if environment["WANDB_MODE"] == "offline":  # at exit, which a forked process does not reach
             with suppress(Exception):
                 wandb.teardown()
 
