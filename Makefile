@@ -1,4 +1,4 @@
-# The commands people type. PYTHON is only used to make the virtual environment.
+# Common commands. PYTHON is only used to make the virtual environment.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint,docs]'
 	@touch $@
 
-# Trains on dates as people write them, then answers three of them.
+# Train on dates, then predict three of them.
 train: install
 	$(BIN)/lightning-tfm fit --config experiments/date_attention_lstm.yaml
 	$(BIN)/lightning-tfm generate $$(ls -td runs/date_attention_lstm/version_*/ | head -n 1)checkpoints/best.ckpt \
@@ -25,7 +25,7 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -m "not slow and not browser"
 
-# What takes minutes: many kills, many damaged files, the tutorials.
+# Slow tests: many kills, many damaged files, the tutorials.
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
@@ -33,17 +33,17 @@ test-slow: install
 test-browser: install
 	$(BIN)/python -m pytest -m browser
 
-# Tests the claims of all experiments with seeds 21 to 23.
+# Test the claims of all experiments with seeds 21 to 23.
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
 
-# Ours against its peers, side by side; FULL=1 runs those whole that a recorded run stands for.
+# Compare with peers, side by side; FULL=1 reruns the peers that are compared by a recorded run.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
 
 $(INSTALLED)-bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	# of what yoyodyne asks for, this is all that is needed here
+	# the only dependencies of yoyodyne that are needed here
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps yoyodyne maxwell
 	@touch $@
 

@@ -43,7 +43,7 @@ class Copy(GeneratedDataModule):
             raise UserError(f"num_symbols must be at least 2, but is {num_symbols}")
         if not 1 <= min_length <= max_length < longer_max_length:
             raise UserError(
-                "min_length, max_length and longer_max_length must rise, from 1, "
+                "min_length, max_length and longer_max_length must be at least 1 and increase, "
                 f"but are {min_length}, {max_length} and {longer_max_length}; try 1, 14 and 20"
             )
         self.symbols = [str(number) for number in range(num_symbols)]

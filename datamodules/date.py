@@ -35,7 +35,7 @@ DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
 """Positions in 1979-05-03 of the digits of a field, by the first letter of the field in a pattern."""
 
 MONTH, WEEKDAY = attrgetter("month"), date.weekday
-TELLS: dict[str, Callable[[date], int]] = {
+FIELD_VALUES: dict[str, Callable[[date], int]] = {
     "y": attrgetter("year"),
     "M": MONTH,
     "L": MONTH,
@@ -91,7 +91,7 @@ class Date(GeneratedDataModule):
             )
         self.locales = locales
         self.first, self.last = date(first_year, 1, 1), date(last_year, 12, 31)
-        # In one year, every month has each weekday with one and with two digits: all characters, and the longest text.
+        # The dates of one year contain every character and the longest text.
         texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
         characters = sorted({*"0123456789-", *"".join(texts)})
         super().__init__(
@@ -107,7 +107,7 @@ class Date(GeneratedDataModule):
 
     def _texts(self, day: date) -> list[str]:
         """Return a date in every format and locale."""
-        return [pattern.written(day)[0] for pattern in self.patterns]
+        return [pattern.format(day)[0] for pattern in self.patterns]
 
     def _ambiguous(self) -> set[str]:
         """Return the texts that stand for several dates: March 4 in one locale is April 3 in another."""
@@ -131,7 +131,7 @@ class Date(GeneratedDataModule):
         while True:
             day = drawn(start, end - timedelta(seconds=1), tzinfo=UTC).date()
             pattern = chosen(self.patterns)
-            text, spans = pattern.written(day)
+            text, spans = pattern.format(day)
             if text not in ambiguous:
                 yield Pair(text, day.isoformat(), links(spans), pattern.category)
 
@@ -155,20 +155,20 @@ class Pattern:
         self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", format)]
         self.locale = locale
         self.category = category
-        self._said: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow
+        self._formatted: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow
 
-    def written(self, day: date) -> tuple[str, tuple[Span, ...]]:
+    def format(self, day: date) -> tuple[str, tuple[Span, ...]]:
         """Return a date in this format, and the spans of its year, month and day."""
         text, spans = self.parts[0], []
         for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True):
-            value = TELLS[field[0]](day) if field[0] in TELLS else day
-            said = self._said.get((field, value))
-            if said is None:
-                said = self._said[field, value] = DateTimeFormat(day, self.locale)[field]
+            value = FIELD_VALUES[field[0]](day) if field[0] in FIELD_VALUES else day
+            formatted = self._formatted.get((field, value))
+            if formatted is None:
+                formatted = self._formatted[field, value] = DateTimeFormat(day, self.locale)[field]
             if field[0] in DIGITS:  # a weekday is not part of the target
                 begin = len(text)
-                spans.append((field[0], begin, begin + len(said), said.isdigit()))
-            text += said + after
+                spans.append((field[0], begin, begin + len(formatted), formatted.isdigit()))
+            text += formatted + after
         return text, tuple(spans)
 
 

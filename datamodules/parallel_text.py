@@ -109,8 +109,8 @@ class ParallelText(PairDataModule):
         batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, rank, world_size)
         if batches.fewest_rows < world_size:
             raise UserError(
-                f"batch_tokens must be enough for a row for each of {world_size} processes, but with "
-                f"{self.batch_tokens} a batch has {batches.fewest_rows}; raise it"
+                f"batch_tokens must allow at least one row for each of {world_size} processes, but "
+                f"{self.batch_tokens} gives a batch of {batches.fewest_rows}; raise it"
             )
         return batches
 

@@ -61,7 +61,7 @@ class Sentiment(LabelledDataModule):
     A validation or test split that is not given is a fraction of the training data, drawn by the hash of each text, so
     that equal texts are in the same split and the splits do not depend on the seed. The hash maps a text to a number u
     in [0, 1). It is a test text if u < test_fraction, a validation text if test_fraction <= u < test_fraction +
-    val_fraction, and a training text otherwise: each fraction is one of all texts.
+    val_fraction, and a training text otherwise, so that fractions are relative to all texts.
 
     Args:
         train: the training data: one name, or several files named by label.
@@ -74,8 +74,8 @@ class Sentiment(LabelledDataModule):
         num_ngrams: number of ids that the character n-grams of words share, which represent words unseen in training; 0
             for words without n-grams.
         max_length: maximum length of a text in tokens.
-        truncate: whether to keep the last `max_length` tokens of longer texts, since reviews sum up at their end,
-            instead of raising UserError.
+        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
+            often end with their verdict.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
 
     Note:
@@ -110,12 +110,12 @@ class Sentiment(LabelledDataModule):
         parts = read_labelled(train, encoding, "train")
         if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
             raise UserError(
-                "several texts must have one label, but most of those of train have their own, as "
-                f"{parts['train'][0].target[:40]!r}; the label comes first in a table, then the text"
+                "labels must repeat, but most texts of train have a unique label, such as "
+                f"{parts['train'][0].target[:40]!r}; in a table, column 1 is the label"
             )
         shares = {"test": test_fraction, "val": val_fraction}
         drawn = {split for split in shares if shares[split] and split not in parts}
-        parts |= shared_out(parts["train"], drawn, val_fraction, test_fraction)
+        parts |= split_by_hash(parts["train"], drawn, val_fraction, test_fraction)
         for split, names in (("test", test), ("val", val)):
             if names:
                 if split in drawn:
@@ -129,14 +129,14 @@ class Sentiment(LabelledDataModule):
                     )
                 parts |= read_labelled(names, encoding, split)
             if split not in parts:
-                raise UserError(f"{split}_fraction must be above 0 where {split} names no data, but is 0; try 0.1")
+                raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
         for split in ("val", "test"):
             for text in parts[split]:
                 if text.target not in labels:
                     raise UserError(
-                        f"each label must be one of the training part ({', '.join(labels)}), but that of "
-                        f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or train on more of that label"
+                        f"each label must occur in the training split ({', '.join(labels)}), but that of "
+                        f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or add such training texts"
                     )
         texts = (text.source for text in parts["train"])
         if tokenizer == "word":
@@ -150,8 +150,10 @@ class Sentiment(LabelledDataModule):
         return self.parts[split]
 
 
-def shared_out(texts: list[Pair], splits: Set[str], val_fraction: float, test_fraction: float) -> dict[str, list[Pair]]:
-    """Return the texts of "train" and of the splits that are drawn from them, by the rule of Sentiment.
+def split_by_hash(
+    texts: list[Pair], splits: Set[str], val_fraction: float, test_fraction: float
+) -> dict[str, list[Pair]]:
+    """Split texts by hash into "train" and the given splits, see Sentiment.
 
     Args:
         texts: all texts.
@@ -284,8 +286,8 @@ def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[Pu
         return {folder: folder.parent.name for folder in labels}
     if all(folder.name in PARTS for folder in labels):
         raise UserError(
-            f"{name!r} must hold folders named by their labels, as pos/ and neg/, with a text in each file, but has "
-            f"{' and '.join(repr(str(folder)) for folder in labels) or 'none'}"
+            f"{name!r} must hold folders named by their labels, such as pos/ and neg/, with a text in each file, but "
+            f"has {' and '.join(repr(str(folder)) for folder in labels) or 'none'}"
         )
     if labels[0].parent != labels[-1].parent:
         raise UserError(

@@ -10,7 +10,7 @@ from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
 class Tsv(PairDataModule):
-    """Data module of sources and targets of few different symbols, such as spelling and sound, or word and inflection.
+    """Data module of pairs over small symbol sets, such as spelling and sound, or word and inflection.
 
     A symbol is a character, or the text between two separators. All symbols that are not in the vocabulary are mapped
     to one unknown symbol.

@@ -35,7 +35,7 @@ TOPS, HEIGHT = (0, 1900), 1190
 
 def date_pair(day: date, text: str) -> Pair:
     """Return the pair of a date in one of its formats, with its gold alignment."""
-    written = (pattern.written(day) for pattern in Date().patterns)
+    written = (pattern.format(day) for pattern in Date().patterns)
     spans = next(spans for found, spans in written if found == text)
     return Pair(text, day.isoformat(), links(spans))
 

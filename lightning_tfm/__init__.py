@@ -49,7 +49,7 @@ _SOURCES = ("data", "decoding", "errors", "loading", "modules", "networks", "opt
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used: torch takes seconds to import, which a help text should not."""
+    """Import an exported name on first use, so that `--help` does not import torch."""
     if name in __all__:
         for source in _SOURCES:
             module = import_module(f"{__name__}.{source}")

@@ -42,7 +42,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")
-    # The commands are imported here: torch and Lightning take seconds, which a help text should not wait for.
+    # Import commands lazily: torch and Lightning take seconds to import.
     try:
         if command in ("--help", "-h"):
             print(USAGE, end="")
@@ -81,7 +81,7 @@ def main() -> None:
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
-        if not _speaks():
+        if not _is_main_process():
             sys.exit(0)
         print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
@@ -89,7 +89,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the last flush fails again
         sys.exit(141)
     except Interrupted as interrupted:
-        sys.exit(_told(interrupted))
+        sys.exit(_print_resume_command(interrupted))
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
@@ -99,24 +99,25 @@ def main() -> None:
         sys.exit(1)
 
 
-def _speaks() -> bool:
-    """Return whether this process prints the errors of a run and returns its exit status.
+def _is_main_process() -> bool:
+    """Return whether this is the main process of the machine, which reports errors and the exit status.
 
-    Other processes exit with status 0: if one of them failed, the launcher would kill this one before it has printed.
+    Note:
+        Other processes exit with status 0, since the launcher would kill this one before it reports the error.
     """
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _told(interrupted: Interrupted) -> int:
+def _print_resume_command(interrupted: Interrupted) -> int:
     """Print how to resume after a signal, and return the exit status."""
-    if not _speaks():
+    if not _is_main_process():
         return 0
     command = sys.argv[1:]
     if command[0] == "fit":
         command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
-        f"lightning-tfm: ended by {signal.Signals(interrupted.signum).name}{saved}; resume with:\n"
+        f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; resume with:\n"
         f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )

@@ -35,8 +35,8 @@ class AlignmentScore(Metric):
     - `accuracy`: the fraction of the target symbols with gold links that are linked to one of their gold symbols.
     - `error_rate`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
       links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. Of several, a head
-      needs to find only one: any letter of May gives 05. Target symbols without gold links, like the hyphens of a date,
-      should have no link.
+      needs to find only one: for example, any letter of May for 05. Target symbols without gold links, such as the
+      hyphens of a date, should have no link.
     - `entropy`: the entropy of the weights over the source, in nats, averaged over target symbols; 0 if each target
       symbol attends to one position only.
 

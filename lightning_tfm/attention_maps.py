@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_tfm.layers import attention_maps
 
 MAX_POSITIONS = 64
-"""Maximum number of rows, and of columns, shown of a layer."""
+"""Maximum number of rows and columns shown per layer."""
 
 VISIBLE = {ord("\n"): "\N{RETURN SYMBOL}", ord("\t"): "\N{RIGHTWARDS ARROW TO BAR}"}
 """Visible replacements of control characters."""

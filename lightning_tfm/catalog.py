@@ -74,7 +74,7 @@ class Experiment:
 
 
 def student_t(coverage: float, degrees_of_freedom: int) -> float:
-    """Return the half-width of the interval around 0 that holds a Student's t with this probability."""
+    """Return the two-sided quantile of Student's t: |t| is below it with probability `coverage`."""
     from scipy import stats  # slow to import
 
     return float(stats.t.ppf((1 + coverage) / 2, degrees_of_freedom))
@@ -88,7 +88,7 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def format_value(value: float) -> str:
-    """Format a metric with four decimals, or with two if it is 10 or more, as BLEU."""
+    """Format a metric with four decimals, or with two if it is 10 or more, such as BLEU."""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
@@ -148,7 +148,7 @@ def read_experiment(path: Path, claims: dict[str, Any] | None = None) -> Experim
     Raises:
         UserError: if the YAML or the claims are broken.
     """
-    read_yaml(path, "NAME")  # a broken YAML would otherwise fail only at its turn, hours later
+    read_yaml(path, "NAME")  # a broken file would otherwise fail only when its run starts, hours later
     text = path.read_text(encoding="utf-8")
     found = (read_claims(path.parent) if claims is None else claims).get(path.stem)
     if found is None:

@@ -106,9 +106,7 @@ class TfmCLI(LightningCLI):
             raise UserError(format_error(error, accepted)) from None
         config = self.config[self.config.subcommand]
         if config.trust_package and not _trust_packages():
-            raise UserError(
-                "--trust-package must stand on the command line, but stands in a YAML, which cannot trust itself"
-            )
+            raise UserError("--trust-package must be given on the command line, but is in a YAML file")
         check_classes(config.as_dict(), _trust_packages())
         if not 0 <= config.seed_everything < 2**32:
             raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
@@ -229,7 +227,7 @@ class TfmCLI(LightningCLI):
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
             return
-        # A callback of the user may keep others.
+        # The user may add other checkpoint callbacks.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
         path = checkpoints.best_model_path or checkpoints.last_model_path  # there is no best one without validation
         self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
@@ -268,7 +266,7 @@ def run() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)  # so that an error is a single line
     # Lightning 2.6 calls a function that torch 2.13 has deprecated
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Data lie in memory, where workers do not help; runs may be short.
+    # Data are in memory, so workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
     strict = {"exit_on_error": False, "allow_abbrev": False}
@@ -298,7 +296,7 @@ def run() -> None:
 
 
 def _trust_packages() -> list[str]:
-    """Return the packages behind `--trust-package`, which must be known before a configuration is parsed."""
+    """Return the packages named by `--trust-package`, which must be known before a configuration is parsed."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--trust-package", type=package_names, default=[])
     options, _ = parser.parse_known_args(sys.argv[1:])
@@ -323,7 +321,7 @@ def check_pair(model: str, data: str) -> None:
             networks = concrete(get_type_hints(other.__init__)["network"])
             fitting.append(f"lightning_tfm.modules.{name}, whose network is {' or '.join(networks)}")
     raise UserError(
-        f"model.class_path must be a module that learns from {data_class.holds}, which {data_class.__name__} holds, "
+        f"model.class_path must be a module that learns from {data_class.holds}, the data of {data_class.__name__}, "
         f"but {model_class.__name__} learns from {model_class.datamodule_class.holds}; try {'; or '.join(fitting)}"
     )
 

@@ -11,21 +11,21 @@ from lightning_tfm.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that rejects duplicate keys in a mapping, of which PyYAML would keep the last value."""
+    """Loader that rejects duplicate keys in a mapping, for which PyYAML keeps the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in lines:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} is in line {lines[key.value]} already; keep one of them",
+                    problem=f"duplicate key {key.value!r} (first in line {lines[key.value]}); keep one of them",
                     problem_mark=key.start_mark,
                 )
             lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
 
-# As on the command line.
+# Keep timestamps as strings, as the command line does.
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # type: ignore[type-var]  # unbound
 
 
@@ -42,29 +42,31 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"{setting} must name a YAML that can be read, but {str(path)!r}: {error.strerror}") from None
+        raise UserError(
+            f"{setting} must name a readable YAML file, but {str(path)!r} is not: {error.strerror}"
+        ) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{setting} must name a YAML in UTF-8, but line {line} of {str(path)!r} is not; save it in UTF-8"
+            f"{setting} must name a YAML file in UTF-8, but line {line} of {str(path)!r} is not; save it in UTF-8"
         ) from None
     try:
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        line, problem = _located(error, text)
+        line, problem = _locate(error, text)
         raise UserError(
-            f"{setting} must name a valid YAML, but line {line} of {str(path)!r} is not: {problem}"
+            f"{setting} must name a valid YAML file, but line {line} of {str(path)!r} is not: {problem}"
         ) from None
     if not isinstance(values, dict):
         held = "is empty" if values is None else f"holds {values!r:.50}"
-        raise UserError(f"{setting} must name a YAML of settings, NAME: VALUE, but {str(path)!r} {held}")
+        raise UserError(f"{setting} must name a YAML file of settings, NAME: VALUE, but {str(path)!r} {held}")
     return values
 
 
-def _located(error: yaml.YAMLError, text: str) -> tuple[int, str]:
+def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     """Return the line of an error, from 1, and a description of the problem."""
     if isinstance(error, yaml.reader.ReaderError):
-        return text.count("\n", 0, error.position) + 1, f"it has a character {chr(error.character)!r}; delete that"
+        return text.count("\n", 0, error.position) + 1, f"it contains the character {chr(error.character)!r}; delete it"
     assert isinstance(error, yaml.MarkedYAMLError)  # PyYAML raises no others
     assert error.problem_mark is not None
     assert error.problem is not None

@@ -44,10 +44,12 @@ def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> Non
     lines = [line for name, _, line in tested if name == "test"]
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:ANSWERS]:
-        console.print(Text.assemble("right  ", _short(line["source"]), " → ", (line["prediction"], "green")))
+        console.print(Text.assemble("correct  ", _short(line["source"]), " → ", (line["prediction"], "green")))
     for line in wrong[:ANSWERS]:
         answer = (line["prediction"], "red")
-        console.print(Text.assemble("wrong  ", _short(line["source"]), " → ", answer, f", but it is {line['target']}"))
+        console.print(
+            Text.assemble("wrong    ", _short(line["source"]), " → ", answer, f" (expected {line['target']})")
+        )
     folder = relative(Path(checkpoint).parents[1])
     sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # "-" starts an option
     example = next((shell_quote(_short(source)) for source in sources), "TEXT")
@@ -60,7 +62,7 @@ def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> Non
 
 
 def print_upload_command(trainer: Trainer) -> None:
-    """Print the command that uploads a run that W&B has recorded offline."""
+    """Print the command that uploads an offline run of W&B."""
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
             print(f"  {_executable('wandb')} sync {pattern}")
@@ -75,5 +77,5 @@ def _short(text: str) -> str:
 
 
 def _executable(command: str) -> str:
-    """Return a command of this environment as it can be typed, whether or not the environment is activated."""
+    """Return the name of a command of this environment, or its path if it is not on PATH."""
     return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))

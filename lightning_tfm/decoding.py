@@ -96,7 +96,7 @@ class DecodingOptions:
         seed: the seed of sampling.
 
     Raises:
-        UserError: if an option is out of range, or two exclude each other.
+        UserError: if an option is out of range, or two are mutually exclusive.
     """
 
     beam_size: int = 1
@@ -120,7 +120,7 @@ class DecodingOptions:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}; try 1")
         if self.beam_size > 1 and self.temperature:
-            raise UserError("beam_size and temperature exclude each other: a beam search does not sample")
+            raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
         """Raise UserError if an option is set that a task does not use.
@@ -181,35 +181,35 @@ def continue_text(
     encode: Callable[[Tensor], State],
     step: Step,
     tokens: Tensor,
-    number: int,
+    num_tokens: int,
     max_length: int,
     sample_fn: SampleFn = greedy,
 ) -> Tensor:
     """Generate the continuation of a text token by token.
 
     Note:
-        The network sees at most the last max_length tokens. At the end of its positions, it reads the last
-        max_length // 2 tokens again from position 0.
+        The network sees at most the last max_length tokens. When it runs out of positions, the last
+        max_length // 2 tokens are encoded again from position 0.
 
     Args:
         encode: `encode` of the network, for which the text is a source.
         step: `decode_step` of the network.
         tokens: the text (B, S), at least one token, without padding.
-        number: number of tokens to generate.
+        num_tokens: number of tokens to generate.
         max_length: number of positions of the network.
         sample_fn: function that selects the next tokens.
 
     Returns:
-        The generated tokens (B, number).
+        The generated tokens (B, num_tokens).
     """
-    text, end = tokens, tokens.size(1) + number
+    text, end = tokens, tokens.size(1) + num_tokens
     while text.size(1) < end:
         seen = text if text.size(1) < max_length else text[:, -max(1, max_length // 2) :]
         state, token = encode(seen[:, :-1]), seen[:, -1]
         for _ in range(min(max_length - seen.size(1) + 1, end - text.size(1))):
             logits, state = step(token, state)
             logits = _mask_special(logits)
-            logits[:, EOS] = -math.inf  # exactly `number` tokens are generated
+            logits[:, EOS] = -math.inf  # exactly num_tokens are generated
             token = sample_fn(logits)
             text = torch.cat((text, token.unsqueeze(1)), dim=1)
     return text[:, tokens.size(1) :]
@@ -238,10 +238,11 @@ def beam_search(
     state = reorder_state(state, rows.expand(batch, beam_size).reshape(-1))  # (B * K rows)
     token = torch.full((batch * beam_size,), BOS, device=device)
     prefixes = token.new_empty(batch, beam_size, 0)
-    scores = torch.full((batch, beam_size), -math.inf, device=device)
+    # Lightning changes the default dtype in half precision.
+    scores = torch.full((batch, beam_size), -math.inf, dtype=torch.float32, device=device)
     scores[:, 0] = 0  # all beams of a row are equal at first, so only one may count
     best = token.new_full((batch, max_length), PAD)
-    best_score = torch.full((batch,), -math.inf, device=device)
+    best_score = torch.full((batch,), -math.inf, dtype=torch.float32, device=device)
 
     def keep_best(candidates: Tensor, candidate_scores: Tensor) -> None:
         """Update the best sequences from candidates (B, K, n) with normalized scores (B, K)."""

@@ -1,4 +1,4 @@
-"""Messages of a command to its user: notes on standard error, user errors and signals that end the command."""
+"""User-facing messages: notes on standard error, errors and signals that end a command."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from types import FrameType
 from typing import Any, NoReturn, get_type_hints
 
 CLOSE = 0.5
-"""Minimum similarity of a name that an error message proposes, as difflib measures it, from 0 to 1."""
+"""Cutoff of `difflib.get_close_matches` for suggested names."""
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 """Form of a class in a configuration."""
 
 MISTAKES = {
-    r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; name another",
+    r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",
     r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder; name a file in it",
-    r"^Unexpected config:$": " must name a YAML, but is empty",
+    r"^Unexpected config:$": " must name a YAML file, but is empty",
     r"Invalid content in sub-config file (\S+): (.*?) in \"<unicode string>\", (line \d+)": (
-        r" must name a valid YAML, but \3 of '\1' is not: \2"
+        r" must name a valid YAML file, but \3 of '\1' is not: \2"
     ),
     r"^'utf-8' codec can't decode (byte \w+ in position \d+)": (
         r" must name a file in UTF-8, but \1 is not; save it as UTF-8"
     ),
     r"^(?:Unexpected config:|Unable to load config) (\S.*?)(?:  |$)": " must be settings, {NAME: VALUE}, but is \\1",
     r"unhashable type: '(\w+)'|argument of type '(\w+)' is not iterable": (
-        f".class_path must be the name of a class, as {CLASS}, but is of type \\1\\2"
+        f".class_path must be the name of a class, such as {CLASS}, but is of type \\1\\2"
     ),
     r"'(\w+)' object has no attribute 'keys'": (
-        f".init_args must be a mapping of settings, as {CLASS}, but is of type \\1"
+        f".init_args must be a mapping of settings, such as {CLASS}, but is of type \\1"
     ),
 }
 """Patterns of messages of the parser, and the text that replaces each, after the name of the setting."""
@@ -64,7 +64,7 @@ def rank_zero_print(text: str) -> None:
 
 
 def shell_quote(text: str) -> str:
-    """Quote an argument for bash like `shlex.quote`, with characters that cannot be printed as escapes.
+    """Quote an argument for bash like `shlex.quote`, escaping non-printable characters.
 
     When a command is pasted, a tab would act as a key press, and a line feed would break the line in two.
     """
@@ -88,9 +88,9 @@ def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
 def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
     """Return a message of one line for an error in the parsing of a configuration.
 
-    If the error or one of its causes is a UserError, its message is returned. Otherwise, the parser's tree of attempts
-    is reduced to the setting, the class it belongs to and the deepest reason, with the nearest accepted name for an
-    unknown one.
+    If the error or one of its causes is a UserError, its message is returned. Otherwise, the nested error of the
+    parser is reduced to the setting, the class it belongs to and the deepest reason, with the nearest accepted name
+    for an unknown one.
 
     Args:
         error: the error.
@@ -124,11 +124,11 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if option := re.search(r"unrecognized arguments: (--)?(\S+)", reason):
         if option[1]:
             return _unknown(option[2], accepted)
-        return f"an argument must be --SETTING VALUE, as --config YAML, but is {option[2]!r}; name its setting"
+        return f"an argument must be --SETTING VALUE, such as --config YAML, but is {option[2]!r}; name its setting"
     if missing := re.search(r"arguments are required: (\w+(?:[.,] ?\w+)*)", reason):
         names = re.sub(r"\b(fit|validate|test)\.", "", missing[1])
-        where = f"among the init_args of {classes[-1]}" if classes else "in a YAML, and name a YAML with --config"
-        return f"{names} must be set, but {'are' if ',' in names else 'is'} missing; write it {where}"
+        where = f"the init_args of {classes[-1]}" if classes else "a YAML file, and pass that with --config"
+        return f"{names} must be set, but {'are' if ',' in names else 'is'} missing; add it to {where}"
     if isinstance(error, ArgumentError):
         for pattern, message in MISTAKES.items():
             if found := re.search(pattern, reason):
@@ -143,9 +143,9 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
                 f"but is {(path[1] or path[2]).rpartition('.')[2]}"
             )
     if reason == "No supported gpu backend found!":
-        return "trainer.accelerator must be one that this machine has, but is gpu; try auto"
+        return "trainer.accelerator must be available on this machine, but is gpu; try auto"
     if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", reason):  # the parser does not check this
-        return f"a group of settings, as model.init_args.lr_schedule, must be {{NAME: VALUE}}, but is of type {kind[1]}"
+        return f"settings such as model.init_args.lr_schedule must be {{NAME: VALUE}}, but are of type {kind[1]}"
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         return _no_attribute(*missing.groups())
@@ -165,7 +165,7 @@ def _mismatch(text: str) -> str | None:
         if "Parser key" in line:  # a deeper setting: the types tried for the settings above are irrelevant
             kinds, depth = {}, indentation
         for of_type, choices, of_class in tried.findall(line):
-            kind = f"a class, as {CLASS}" if of_class else f"one of {choices}" if choices else f"of type {of_type}"
+            kind = f"a class, such as {CLASS}" if of_class else f"one of {choices}" if choices else f"of type {of_type}"
             kinds[kind] = None
         value = re.search(
             r"Got value: (.*)$|path string: (.*)$|Given value: NestedArg\(key='[\w.]+', val=(.*)\)$", line
@@ -222,7 +222,7 @@ def _classes_of(module: str) -> list[str]:
 
 def _nearest(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(names)}"
 
 
 def _type_of(owner: type, argument: str) -> Any:

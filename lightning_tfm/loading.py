@@ -44,7 +44,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
-            "it is damaged, or of another version of lightning_tfm"
+            "it is damaged, or from another version of lightning_tfm"
         ) from None
     return module.eval()
 

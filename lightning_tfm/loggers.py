@@ -24,20 +24,20 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
 PATIENCE = 2.0
-"""Timeout for an answer of W&B's server, in seconds; after it, the run starts offline."""
+"""Seconds to wait for the server of W&B before a run starts offline."""
 
 STARTING = 20.0
-"""Timeout for a server that answers to start a run, in seconds."""
+"""Seconds to wait for a reachable server to start a run."""
 
 FINISH = 60.0
-"""Timeout for the upload at the end of a run, in seconds; data not uploaded by then remain in W&B's folder."""
+"""Seconds to wait for the upload at the end of a run; data not uploaded by then remain in the folder of W&B."""
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     """Lightning's WandbLogger, but W&B never prompts the user, and its failures do not affect training.
 
     The run is online if the user is logged in and the server answers, otherwise offline; WANDB_MODE may be offline or
-    disabled. If W&B fails, at the start or later, it is not used any more, and a warning is printed.
+    disabled. If W&B fails, a warning is printed, and it is disabled for the rest of the run.
 
     Args:
         log_best: whether to log the best checkpoint as an artifact.
@@ -56,7 +56,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @property
     def experiment(self) -> Any:
-        """Return the run of W&B; a dummy in all processes but the first, and if W&B fails to start."""
+        """Return the W&B run, or a dummy on other ranks and after a failed start."""
         if self._experiment is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
             for mode in (self._mode, lambda: "offline"):
                 try:
@@ -69,8 +69,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                         init_timeout=STARTING, finish_timeout=FINISH, silent=offline
                     )
                     return super().experiment
-                except Exception as error:  # W&B may raise anything, which must not end the training
-                    _warn(f"does not start: {error}")
+                except Exception as error:  # W&B can raise any exception, and training must continue
+                    _warn(f"failed to start: {error}")
             self._experiment = _DummyExperiment()
         return super().experiment
 
@@ -121,7 +121,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     def finalize(self, status: str) -> None:
         super().finalize(status)
         if status == "failed" and (pattern := self.offline_pattern):
-            _warn(f"has what was logged so far; upload it with: wandb sync {pattern}")
+            _warn(f"stores the logged data offline; upload them with: wandb sync {pattern}")
 
     @rank_zero_only
     def log_table(  # type: ignore[override]  # without data frames, as MediaLogger
@@ -151,7 +151,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             return
         try:
             log(*values)
-        except Exception as error:  # a dead service may raise anything
+        except Exception as error:  # W&B can raise any exception
             import wandb
 
             self.failed = True
@@ -162,7 +162,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
 @runtime_checkable
 class MediaLogger(Protocol):
-    """Protocol of loggers of tables and images."""
+    """Protocol for loggers that support tables and images."""
 
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
         """Log a table.
@@ -196,7 +196,7 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
 
 
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
-    """Lightning's TensorBoardLogger, which writes beside the runs by default. Needs `pip install tensorboard`.
+    """Lightning's TensorBoardLogger, which writes to `runs/tensorboard` by default. Needs `pip install tensorboard`.
 
     Args:
         save_dir: the parent folder of `name`.

@@ -16,7 +16,7 @@ def keep_freed_memory() -> None:
 
     Note:
         By default, glibc returns large blocks to the system at once. Every training step allocates and frees the same
-        blocks, so it would fault in all their pages again: a fifth of the step of a small model on a CPU.
+        blocks, so it would fault in all their pages again, which takes a fifth of the step of a small model on a CPU.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         # Older versions reject a threshold above half of a heap and then use far less than their default.
@@ -29,7 +29,7 @@ def gc_disabled() -> Iterator[None]:
     """Disable garbage collection, for code that creates many long-lived objects, like imports and data loading.
 
     Note:
-        Python would scan all of these objects repeatedly, a fifth of the time of this code.
+        Python would scan all of these objects repeatedly, which takes a fifth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

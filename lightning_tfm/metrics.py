@@ -148,7 +148,7 @@ class CorpusScores:
         lines, self.lines = all_gather_list(self.lines), []
         outputs, references = (list(side) for side in zip(*lines, strict=True))
         known: dict[str, Callable[[], Any]] = {
-            "bleu": lambda: BLEU(force=True),  # no warning about separated full stops
+            "bleu": lambda: BLEU(force=True),  # suppresses the warning about tokenized input
             "chrf": CHRF,
         }
         metrics = {name: known[name]() for name in self.names}

@@ -100,12 +100,20 @@ class Muon(Optimizer):
         others = [group for group in groups if group["name"] != HIDDEN]
         self.parts: list[Optimizer] = []
         if hidden:
-            muon_lr = lr if muon_lr is None else muon_lr
-            settings: dict[str, Any] = {"lr": muon_lr, "momentum": momentum, "weight_decay": weight_decay}
+            hidden_lr = lr if muon_lr is None else muon_lr
+            settings: dict[str, Any] = {"lr": hidden_lr, "momentum": momentum, "weight_decay": weight_decay}
             self.parts.append(torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw", **settings))
         if others:
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
+        # Set last: the base class would add these to each group.
+        self.defaults = {
+            "lr": lr,
+            "muon_lr": muon_lr,
+            "momentum": momentum,
+            "betas": betas,
+            "weight_decay": weight_decay,
+        }
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]  # two overloads
         loss = None if closure is None else closure()
@@ -159,7 +167,7 @@ class LRSchedule:
             raise UserError(f"warmup_steps must be at least 0, but is {self.warmup_steps}; try 0")
 
     def check_max_steps(self, max_steps: int) -> None:
-        """Raise UserError if max_steps is below 1, as in a run without an end, since the schedule depends on it."""
+        """Raise UserError if max_steps is below 1, such as -1 for an unlimited run."""
         if max_steps < 1:
             raise UserError(
                 "trainer.max_steps must be at least 1, since the learning rate is scheduled over it, "

@@ -69,7 +69,7 @@ CLASSES = {
 }
 """Trusted classes, by the package that exports them."""
 
-TRUST_HELP = "packages, installed or in the current folder, whose code is trusted too; on the command line only"
+TRUST_HELP = "additional packages to trust, installed or in the current folder; on the command line only"
 
 
 @cache
@@ -101,7 +101,7 @@ def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
 
 
 def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", callables: bool = False) -> None:
-    """Raise UserError if a parsed configuration holds a class that it may not name there.
+    """Raise UserError if a parsed configuration names a class that is not allowed there.
 
     The parser rejects classes that it would import. This function also checks values that the parser does not, such as
     arguments of any type, and rejects a network or a module as the value of a setting that takes a function.

@@ -1,4 +1,4 @@
-"""What all tests share: the models and the data that every law is stated over."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ DATA = {
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test draws the same numbers, in the same precision, alone or among others."""
+    """Seed each test, and reset the precision of matrix products."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(params=NETWORKS)
 def network(request: pytest.FixtureRequest) -> Network:
-    """Each network in turn, untrained, with dropout off. Biases are drawn too: a law must not lean on zeros."""
+    """Return each network, untrained and in evaluation mode, with random biases."""
     torch.manual_seed(1)
     network = NETWORKS[request.param]()
     for parameter in network.parameters():
@@ -59,13 +59,13 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 @pytest.fixture(params=DATA)
 def make_data(request: pytest.FixtureRequest):
-    """Each data module in turn: call it with settings to construct a small one."""
+    """Return a function that constructs a small data module, for each class."""
     return DATA[request.param]
 
 
 @pytest.fixture
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Source (5, 7) and target_in (5, 6), rows of all lengths, right-padded."""
+    """Return a source (5, 7) and target_in (5, 6) with rows of all lengths, right-padded."""
     symbols = itertools.cycle(range(3, VOCAB_SIZE))
     source = torch.full((5, 7), PAD)
     target_in = torch.full((5, 6), PAD)
@@ -79,7 +79,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def new_wandb():
-    """W&B as in a process that has not used it yet: it knows no mode and no run."""
+    """Reset W&B to its initial state."""
     wandb.finish()
     wandb.teardown()
     yield
@@ -89,7 +89,7 @@ def new_wandb():
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
-    """Where the run that nothing has disturbed lies, by model."""
+    """Return a function that trains an undisturbed run of a model, once per session."""
     folders = {}
 
     def reference(model):

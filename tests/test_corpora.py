@@ -821,7 +821,7 @@ def test_lines_end_only_at_line_feeds(tmp_path):
     assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
     path.write_text("größe", encoding="latin-1")
     for other in ("utf-9", "hex", "zip", "rot13"):  # the last three are not text encodings
-        with pytest.raises(UserError, match=f"encoding must be one of texts that Python knows, but is '{other}'; try"):
+        with pytest.raises(UserError, match=f"encoding must be a text encoding known to Python, but is '{other}'; try"):
             read_text(path, other)
     with pytest.raises(UserError, match="must be in encoding idna, but its line 1 is not"):
         read_text(path, "idna")
@@ -899,7 +899,7 @@ BAD_DATA = {
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, [*reviews(), *[("pos", "<br />")] * 9]))]).setup(
             "fit"
         ),
-        r"each text must hold a word, but '<br />' \(pos\) does not; delete it",
+        r"each text must have at least one token, but '<br />' \(pos\) does not; delete it",
     ),
     "a damaged archive": (
         lambda p: sentiment([damaged(write_archive(p / "a.tar.gz", reviews()))]),

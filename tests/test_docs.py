@@ -44,7 +44,7 @@ def name_of(path):
 
 
 def blocks(path, *languages):
-    """The code blocks of a page in some languages; in a notebook, those of its Markdown cells."""
+    """Return the code blocks of a page in some languages; in a notebook, those of its Markdown cells."""
     text = path.read_text()
     if path.suffix == ".ipynb":
         text = "\n".join("".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown")
@@ -53,7 +53,7 @@ def blocks(path, *languages):
 
 
 def command_lines(path):
-    """The arguments of each `lightning-tfm` line of a page."""
+    """Yield the arguments of each `lightning-tfm` line of a page."""
     shown = blocks(path, "", "console", "{code-block} console")
     for line in "\n".join(shown).replace("\\\n", " ").splitlines():
         words = line.removeprefix("$ ").strip()
@@ -81,7 +81,7 @@ def test_pages_show_code_and_commands():
 )
 @pytest.mark.run
 def test_the_code_of_a_page_runs(path, tmp_path):
-    """Its blocks are one program, in order. Code that is not to be run is in a `{code-block}`."""
+    """Run the blocks as one program, in order. Code in a `{code-block}` is not run."""
     program = tmp_path / "page.py"
     program.write_text("\n\n".join(blocks(path, "python")))
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -105,7 +105,7 @@ def test_a_command_of_a_page_is_accepted(arguments, tmp_path):
     assert child.wait() == 0, child.err.read_text()
 
 
-def test_an_option_that_no_command_knows_is_found(tmp_path):
+def test_an_unknown_option_is_rejected(tmp_path):
     child = run("fit", "--config", "date_gpt", "--data.batchsize", "64", "--print_config", cwd=tmp_path)
     assert child.wait() == 2
     assert "batchsize" in child.err.read_text()
@@ -118,7 +118,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=name_of)
-def test_links_to_files_lead_somewhere(path):
+def test_relative_links_resolve(path):
     text = path.read_text()
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if "://" not in target and not target.startswith("mailto:"):

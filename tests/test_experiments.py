@@ -632,7 +632,7 @@ def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, caps
     message = mistake(
         monkeypatch, capsys, "fit", "--config", COPY, "--config", "a folder/mistake.yaml", "--config", COPY
     )
-    start = f"error: --config must name a valid YAML, but line {line} of 'a folder/mistake.yaml' is not: "
+    start = f"error: --config must name a valid YAML file, but line {line} of 'a folder/mistake.yaml' is not: "
     assert start in message
     assert problem in message.partition(start)[2]
 
@@ -640,7 +640,7 @@ def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, caps
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "--config must name a YAML of settings, NAME: VALUE, but 'mistake.yaml' is empty"),
+        (b"", "--config must name a YAML file of settings, NAME: VALUE, but 'mistake.yaml' is empty"),
         (b"# trainer:\n", "but 'mistake.yaml' is empty"),
         (b"- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
         (b"trainer\n", "but 'mistake.yaml' holds 'trainer'"),
@@ -672,7 +672,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
         (["fit", "--config", COPY, "--data", sys.executable], "data must name a file in UTF-8, but byte 0x"),
         (
             ["fit", "--config", COPY, "--data", "part.yaml"],
-            "data must name a valid YAML, but line 2 of 'part.yaml' is not",
+            "data must name a valid YAML file, but line 2 of 'part.yaml' is not",
         ),
         (["fit", "--config", COPY, "--data.class_path=[a, b]"], "data.class_path must be the name of a class"),
         (["fit", "--config", COPY, "--data.init_args=[a]"], "data.init_args must be a mapping of settings"),
@@ -688,8 +688,8 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
             ["fit", "--config", COPY, "--trainer.callbacks+={class_path: [a]}"],
             "trainer.callbacks.class_path must be the name of a class",
         ),
-        (["fit", COPY], "an argument must be --SETTING VALUE, as --config YAML, but is "),
-        (["fit", "--config", ""], "--config must name a YAML, but is empty"),
+        (["fit", COPY], "an argument must be --SETTING VALUE, such as --config YAML, but is "),
+        (["fit", "--config", ""], "--config must name a YAML file, but is empty"),
         (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; write it in a YAML"),
         (["fit", "--config", COPY, "--trainer=3"], "trainer must be settings, {NAME: VALUE}, but is '3'"),
         (
@@ -704,7 +704,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
         (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
         (["fit"], "name a YAML with --config"),
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
-        (["fit", "--config", sys.executable], "must name a YAML in UTF-8"),
+        (["fit", "--config", sys.executable], "must name a YAML file in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],

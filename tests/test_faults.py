@@ -1,4 +1,4 @@
-"""Fault injection: what a run survives, what it refuses, and the messages it prints."""
+"""Fault injection: signals, damaged files, non-finite losses, untrusted code and failures of W&B."""
 
 from __future__ import annotations
 
@@ -571,7 +571,7 @@ def server(request):
 LOGGED_IN = {"WANDB_MODE": None, "WANDB_API_KEY": "0" * 40}
 
 
-def assert_unharmed(child, reference, cwd):
+def assert_unchanged(child, reference, cwd):
     assert child.wait() == 0, child.err.read_text()
     assert_same_run(cwd, reference("gpt"), "gpt")
     assert "Traceback" not in child.err.read_text()
@@ -581,14 +581,14 @@ def assert_unharmed(child, reference, cwd):
 @pytest.mark.run
 def test_a_failing_wandb_server_does_not_change_the_run(server, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server)
-    assert_unharmed(child, reference, tmp_path)
+    assert_unchanged(child, reference, tmp_path)
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
 @pytest.mark.run
 def test_a_missing_network_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL="http://wandb.invalid")
-    assert_unharmed(child, reference, tmp_path)
+    assert_unchanged(child, reference, tmp_path)
     assert "W&B cannot be reached at http://wandb.invalid, so the run is offline" in child.err.read_text()
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
@@ -608,7 +608,7 @@ def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
 @pytest.mark.run
 def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE=None, HOME=str(tmp_path), NETRC=str(tmp_path / "none"))
-    assert_unharmed(child, reference, tmp_path)
+    assert_unchanged(child, reference, tmp_path)
     assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
 
 
@@ -616,7 +616,7 @@ def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
 @pytest.mark.run
 def test_a_failing_wandb_service_does_not_change_the_run(fault, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 20, fault), WANDB_MODE="offline")
-    assert_unharmed(child, reference, tmp_path)
+    assert_unchanged(child, reference, tmp_path)
 
 
 @pytest.mark.run
@@ -624,4 +624,4 @@ def test_an_unusable_wandb_folder_does_not_change_the_run(reference, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/wandb").write_text("in its place")
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE="offline")
-    assert_unharmed(child, reference, tmp_path)
+    assert_unchanged(child, reference, tmp_path)

@@ -1,4 +1,4 @@
-"""The framework needs nothing that exists only on Linux; see elsewhere.py for what is hidden."""
+"""The framework without the APIs that exist only on Linux, which elsewhere.py hides."""
 
 from __future__ import annotations
 

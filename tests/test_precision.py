@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -23,17 +24,19 @@ from lightning.pytorch.strategies import (
 
 from corpora import TEXT, reviews, write_lines
 from datamodules import Copy, Sentiment, Text
+from lightning_tfm import cli
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, read
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean
-from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
+from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.modules.task import check_strategy
-from lightning_tfm.networks import GPT, EncoderClassifier
+from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW
 from lightning_tfm.tokenization import EOS, PAD
+from runs import fit, in_process
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
@@ -78,6 +81,12 @@ def make_language_model(tmp_path):
     return data, LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=7), data.tokenizer)
 
 
+def make_masked_language_model(tmp_path):
+    data, _ = make_language_model(tmp_path)
+    network = MaskedEncoder(data.vocab_size, 16, 2, 1, max_length=7)
+    return data, MaskedLanguageModel(network, data.tokenizer, mask_fraction=0.5)
+
+
 def make_classifier(tmp_path, learning_rate=1e-3):
     table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(800)))
     more = write_lines(tmp_path / "more.tsv", map("\t".join, reviews(2 * BATCHES, seed=1)))
@@ -86,7 +95,12 @@ def make_classifier(tmp_path, learning_rate=1e-3):
     return data, Classifier(network, data.tokenizer, data.labels, partial(AdamW, lr=learning_rate))
 
 
-TASKS = {"seq2seq": make_seq2seq, "language_model": make_language_model, "classifier": make_classifier}
+TASKS = {
+    "seq2seq": make_seq2seq,
+    "language_model": make_language_model,
+    "masked_language_model": make_masked_language_model,
+    "classifier": make_classifier,
+}
 
 
 class Recorder(Callback):
@@ -123,6 +137,19 @@ def expected_metrics(task, recorder, data, module):
             "accuracy": (answers == labels).double().mean().item(),
             "f1": sum(f1) / len(f1),
         }
+    if task == "masked_language_model":
+        nll = tokens = right = 0
+        for batch, scores in zip(recorder.batches, log_probs, strict=True):
+            text = batch.target_in
+            draws = [
+                torch.rand(3, text.size(1), generator=torch.Generator().manual_seed(int(row))) for row in batch.rows
+            ]
+            _, target = module._masked(text, torch.stack(draws, dim=1))
+            masked = target != PAD
+            nll -= scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)[masked].sum().item()
+            right += (scores.argmax(-1) == target)[masked].sum().item()
+            tokens += masked.sum().item()
+        return {"loss": nll / tokens, "perplexity": math.exp(nll / tokens), "accuracy": right / tokens}
     nll = tokens = right = 0
     for batch, scores in zip(recorder.batches, log_probs, strict=True):
         real = batch.target_out != PAD
@@ -161,6 +188,19 @@ def test_metrics_equal_float64_over_many_batches(task, precision, tmp_path):
     assert {f"val/{name}" for name in expected} == logged.keys()
     for name, value in expected.items():
         assert logged[f"val/{name}"] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_beam_search_runs_in_the_test_in_every_precision(precision, tmp_path):
+    torch.manual_seed(0)
+    data, module = make_seq2seq(tmp_path)
+    module.beam_size = 2
+    trained = make_trainer("32-true", max_steps=200)
+    trained.fit(module, data)
+    expected = trained.test(module, data, verbose=False)[0]
+    logged = make_trainer(precision).test(module, data, verbose=False)[0]
+    assert expected["test/exact_match"] > 0
+    assert logged["test/exact_match"] == pytest.approx(expected["test/exact_match"], abs=0.2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -347,6 +387,23 @@ def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
 def test_a_strategy_that_shards_gradients_is_refused(strategy):
     with pytest.raises(UserError, match=f"trainer.strategy must be .* but is {strategy.__name__}; try ddp"):
         check_strategy(object.__new__(strategy))  # some need packages that are not installed
+
+
+def test_a_strategy_that_shards_gradients_is_refused_before_training(monkeypatch, tmp_path):
+    """The check runs in the command and in the library."""
+    _, module = make_seq2seq(tmp_path)
+    module.trainer = SimpleNamespace(strategy=object.__new__(FSDPStrategy))
+    with pytest.raises(UserError, match=r"trainer.strategy must be"):
+        module.on_fit_start()
+
+    def refuse(strategy):
+        assert isinstance(strategy, SingleDeviceStrategy)
+        raise UserError("refused")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "check_strategy", refuse)
+    assert in_process(monkeypatch, *fit("gpt")) == 2
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])

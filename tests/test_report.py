@@ -185,7 +185,7 @@ def test_a_report_works_in_a_browser(html, browser):
 
     Select(browser.find_element(By.ID, "a-example")).select_by_index(1)
     buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
-    description = browser.find_element(By.ID, "a-told")
+    description = browser.find_element(By.ID, "a-status")
     buttons[0].send_keys(Keys.ARROW_RIGHT)
     second = description.text
     assert f"“{buttons[1].text}” attends to" in second
@@ -307,7 +307,7 @@ def test_a_run_without_a_valid_checkpoint_is_shown_without_attention(two_runs, t
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("config.yaml", "a: 1\nb: {\n", "RUN must name a valid YAML, but line 3 of '.*/config.yaml' is not: "),
+        ("config.yaml", "a: 1\nb: {\n", "RUN must name a valid YAML file, but line 3 of '.*/config.yaml' is not: "),
         ("metrics.csv", "step,val/loss\n1,high\n", "'.*/metrics.csv' is damaged; delete it to leave it out"),
         ("metrics.csv", "val/loss\n1\n", "'.*/metrics.csv' is damaged"),
         ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' is damaged"),

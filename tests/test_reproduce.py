@@ -130,10 +130,10 @@ def test_runs_of_another_version_of_an_experiment_are_refused(project):
         (["none"], "'none' must be a YAML or the name of an experiment, but is neither"),
         (["--seeds", "3..1"], "--seeds must be 1 to 1000 different seeds below 4294967296, but is '3..1'; try 21..23"),
         (["--seeds", "1,1"], "--seeds must be 1 to 1000 different seeds"),
-        (["--seeds", "many"], "--seeds must be numbers, as 7, 1..5 or 1,4,9, but is 'many'"),
+        (["--seeds", "many"], "--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is 'many'"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
-        (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML, but line 4 of 'broken.yaml' is not: "),
-        (["copy_gpt", "latin.yaml"], "NAME must name a YAML in UTF-8, but line 2 of 'latin.yaml' is not"),
+        (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML file, but line 4 of 'broken.yaml' is not: "),
+        (["copy_gpt", "latin.yaml"], "NAME must name a YAML file in UTF-8, but line 2 of 'latin.yaml' is not"),
         (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
         (
             ["copy_gpt", "--seeds", "1", "--output", "old"],
@@ -273,7 +273,25 @@ def test_claims_use_generated_or_pinned_data(path):
     if not issubclass(data, GeneratedDataModule):
         pinned = sys.modules[data.__module__].FILES
         named = [config["init_args"].get(split) or [] for split in ("train", "val", "test")]
-        assert {name for names in named for name in names} <= pinned.keys()
+        named = {name for names in named for name in names}
+        if config["init_args"].get("path") == "tiny_shakespeare":
+            named.add("tinyshakespeare/input.txt")
+        assert named
+        assert named <= pinned.keys()
+
+
+@pytest.mark.parametrize("experiment", list_experiments(EXPERIMENTS), ids=lambda experiment: experiment.name)
+def test_corpora_are_tested_on_another_part_than_they_are_validated_on(experiment):
+    """Settings are chosen on the validation data."""
+    data = yaml.safe_load(experiment.path.read_text())["data"]
+    settings = data["init_args"]
+    if data["class_path"] == "ParallelText":
+        assert settings["test"] == [f"multi30k/test_2016_flickr.{language}.gz" for language in ("de", "en")]
+        assert set(settings["test"]).isdisjoint(settings["val"] + settings["train"])
+    elif data["class_path"] == "Text":
+        assert settings["test_fraction"] > 0
+    elif data["class_path"] == "Sentiment":
+        assert settings.get("test") or settings.get("test_fraction", 0.1) > 0
 
 
 CLAIM_SEEDS = {

@@ -33,7 +33,7 @@ KILLS = [
     ("in a validation", 2),
     ("after an update of the weights", 8),
     ("before a checkpoint is on the disk", 7),
-    ("at the edge of a pass over the data", 2),
+    ("at an epoch boundary", 2),
     ("after a validation", 1),
     ("after a checkpoint is in its place", 3),
     ("after a checkpoint is in its place", 1),
@@ -163,6 +163,8 @@ def test_resuming_with_other_settings_of_a_step_is_refused(tmp_path, monkeypatch
         ("trainer.accumulate_grad_batches", 3, 1),
         ("trainer.precision", "bf16-mixed", "32-true"),
         ("trainer.max_steps", 120, 60),
+        ("checkpoint.monitor", "val/exact_match", "val/loss"),
+        ("checkpoint.mode", "max", "min"),
         ("trainer.callbacks", AVERAGING % 0.9, None),
     ):
         settings = arguments | {name: value}

@@ -1,4 +1,4 @@
-"""Every task from its files to predictions by the commands, in runs of a few seconds."""
+"""End-to-end tests of all tasks on small files."""
 
 from __future__ import annotations
 
@@ -667,7 +667,10 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
         ({"text_only": "false"}, r"text_only must be that of '.*gpt2' \(True\), but is False"),
         ({"gelu": "exact"}, r"gelu must be that of '.*gpt2' \(tanh\), but is exact"),
         ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
-        ({"folder": "none"}, r"pretrained must be a folder of Hugging Face's GPT-2, but there is no none/config.json"),
+        (
+            {"folder": "none"},
+            r"pretrained must be a folder with a Hugging Face GPT-2, but there is no none/config.json",
+        ),
     ],
 )
 def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):

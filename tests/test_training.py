@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import subprocess
@@ -25,6 +26,7 @@ from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, token_nll
 from lightning_tfm.modules import Seq2SeqModule
+from lightning_tfm.modules.task import describe_optimizer
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
 from lightning_tfm.optimizers import AdamW, LRSchedule, Muon, parameter_groups
@@ -335,6 +337,15 @@ def test_schedules_equal_their_formulas():
     falling = rates(1.0, 100, warmup_steps=4, decay="inverse_sqrt")
     assert falling[4:] == pytest.approx([math.sqrt(4 / step) for step in range(4, 100)])
     assert rates(1.0, 10, decay="cosine")[0] == 1.0
+
+
+@pytest.mark.parametrize("cls", [AdamW, Muon])
+def test_checkpoints_record_all_settings_of_an_optimizer(cls):
+    """A resumed run with other settings is refused only if they are recorded."""
+    recorded = describe_optimizer(partial(cls, lr=0.5, weight_decay=0.25))["init_args"]
+    settings = set(inspect.signature(cls).parameters) - {"params"}
+    assert settings <= recorded.keys()
+    assert (recorded["lr"], recorded["weight_decay"]) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize("cls", [AdamW, Muon, torch.optim.SGD])

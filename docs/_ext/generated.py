@@ -184,10 +184,10 @@ def _fit() -> str:
 
 def commands() -> str:
     """Return the reference of all commands."""
-    told = summaries()
-    rows = [(f"[`{command}`](#{command})", summary) for command, summary in told.items()]
+    by_command = summaries()
+    rows = [(f"[`{command}`](#{command})", summary) for command, summary in by_command.items()]
     parts = [table(("command", "purpose"), rows)]
-    for command, summary in told.items():
+    for command, summary in by_command.items():
         parts.append(f"## {command}\n")
         if command == "fit":
             parts.append(f"{sentence(summary)}\n\n{_fit()}")

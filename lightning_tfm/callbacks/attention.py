@@ -50,7 +50,7 @@ class AttentionLogger(Callback):
             return
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
         gold = gold_links(pairs, batch)
-        network = cast(Seq2SeqNetwork, pl_module.network)  # which PairDataset is for
+        network = cast(Seq2SeqNetwork, pl_module.network)  # of all tasks on pairs
         with attention_maps(network) as maps:
             network(batch.source, batch.target_in)
         for layer, weights in network.source_attention(maps, batch.source).items():

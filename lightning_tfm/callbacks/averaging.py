@@ -20,7 +20,7 @@ class WeightAveraging(callbacks.WeightAveraging):
     spans about a third of the steps so far; otherwise the initialization would dominate in a short run.
 
     Args:
-        decay: largest weight of the previous average in an update, above 0 and below 1.
+        decay: maximum decay rate of the average, above 0 and below 1.
 
     Note:
         The average is stored in float32 or wider in every precision: half precision would round small updates away.

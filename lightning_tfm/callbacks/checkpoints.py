@@ -50,7 +50,7 @@ class Checkpoints(Checkpoint):
         if keep_last < 0:
             raise UserError(f"checkpoint.keep_last must be at least 0, but is {keep_last}; try 5")
         self.every_n_train_steps, self.keep_last = every_n_train_steps, keep_last
-        self.monitor, self.sign = monitor, {"min": 1, "max": -1}[mode]
+        self.monitor, self.mode = monitor, mode
         self.best_score = math.inf
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # received by this process
@@ -111,7 +111,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
             _flush(trainer)
-        self._end_if_agreed(trainer)
+        self._end_if_interrupted(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -128,12 +128,12 @@ class Checkpoints(Checkpoint):
             metrics = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
             raise UserError(
                 f"checkpoint.monitor must be a metric of the validation, but is {self.monitor!r}; "
-                f"there are {', '.join(metrics)}"
+                f"available: {', '.join(metrics)}"
             )
         if trainer.sanity_checking:
             return
         self.stopped = trainer.should_stop
-        score = self.sign * trainer.callback_metrics[self.monitor].item()
+        score = trainer.callback_metrics[self.monitor].item() * (1 if self.mode == "min" else -1)
         if odd := self._not_finite(trainer):
             rank_zero_print(f"{odd} at step {trainer.global_step}; these weights are not saved as the best")
         elif score < self.best_score:
@@ -155,7 +155,7 @@ class Checkpoints(Checkpoint):
 
     def _save_if_due(self, trainer: Trainer) -> None:
         self.stopped = trainer.should_stop
-        self.ends = self._agree(trainer)
+        self.ends = self._any_interrupted(trainer)
         step = trainer.global_step
         due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ends
         if due and not trainer.fast_dev_run:
@@ -175,28 +175,30 @@ class Checkpoints(Checkpoint):
         if failure is not None:
             raise UserError(failure)
 
-    def _agree(self, trainer: Trainer) -> bool:
+    def _any_interrupted(self, trainer: Trainer) -> bool:
         """Return whether any process has received a signal."""
         if trainer.world_size == 1:
             return self.signum is not None  # a tensor would synchronize with the device
-        told = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)  # Lightning's waits at a barrier first
-        return bool(told)
+        interrupted = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(
+            interrupted, torch.distributed.ReduceOp.MAX
+        )  # Lightning's all_reduce adds a barrier
+        return bool(interrupted)
 
-    def _end_if_agreed(self, trainer: Trainer) -> None:
+    def _end_if_interrupted(self, trainer: Trainer) -> None:
         if self.ends:
             found = "last" if isinstance(trainer.logger, CSVLogger) else self.last_model_path
             raise Interrupted(self.signum or signal.SIGTERM, self.saved_step, found)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.ends = self._agree(trainer)
-        self._give_signals_back()
-        self._end_if_agreed(trainer)
+        self.ends = self._any_interrupted(trainer)
+        self._restore_handlers()
+        self._end_if_interrupted(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._give_signals_back()
+        self._restore_handlers()
 
-    def _give_signals_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for signum, handler in self.handlers.items():
             signal.signal(signum, handler)
         self.handlers = {}

@@ -24,19 +24,19 @@ PER_CATEGORY = ("exact_match", "nll")
 
 
 def is_per_category(metric: str) -> bool:
-    """Return whether a test metric belongs to one category of pairs, as test/exact_match/CATEGORY does."""
+    """Return whether a test metric belongs to one category of pairs, such as test/exact_match/CATEGORY."""
     return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 class Predictions(Callback):
-    """Logs a few predictions of each validation as a table, in W&B, and saves all predictions of the test.
+    """Logs a few predictions of each validation to loggers that support tables, and saves all predictions of the test.
 
     The test of a run writes `predictions.jsonl` into its folder, one `Prediction` per line, and the figures of
     `TaskModule.figures` as PNG files. If pairs have a category, the exact match of each is logged as
     `test/exact_match/CATEGORY`, and the mean loss of a target, in nats, as `test/nll/CATEGORY`.
 
     Note:
-        Language models that continue texts have no predictions.
+        Language models have no predictions.
     """
 
     def __init__(self) -> None:

@@ -68,10 +68,10 @@ class Summary(Callback):
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test/")
         }
-        told = signatures(pl_module)
+        scores = signatures(pl_module)
         summary = {
             "test": test,
-            **({"signatures": told} if told else {}),
+            **({"signatures": scores} if scores else {}),
             "train_seconds": round(self.earlier_seconds, 2),
             "samples_per_second": round(self.samples / self.earlier_seconds, 1),
             "steps": trainer.global_step,

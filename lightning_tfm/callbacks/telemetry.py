@@ -18,8 +18,8 @@ class Telemetry(Callback):
     """Logs throughput and memory every `trainer.log_every_n_steps` steps.
 
     - `samples`: target sequences seen since the run began, over all processes and resumes; also logged at validations.
-    - `tokens_per_second`: over all processes since it was last logged, without validation. Counts the tokens that are
-      scored or, in classification, read.
+    - `tokens_per_second`: over all processes since it was last logged, without validation. Counts target
+      tokens or, in classification, input tokens.
     - `gpu_memory_gib`, on a GPU: the peak memory of this process, in GiB.
     - `mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOPs of the matrix products of a step, which
       torch counts in the first batch, over the peak of the device. Not logged for recurrent networks, whose kernels
@@ -68,13 +68,13 @@ class Telemetry(Callback):
         assert self.begun is not None
         tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # synchronizes with the device
         speed = tokens / (self.seconds + time.perf_counter() - self.begun)
-        told = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
+        values = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":
-            told["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
+            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30
         if self.peak:
             assert self.flops_per_token is not None
-            told["mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
-        pl_module.log_dict(told)
+            values["mfu"] = speed * self.flops_per_token / self.peak / trainer.world_size
+        pl_module.log_dict(values)
         self._begin(trainer.global_step)
 
 

@@ -47,7 +47,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
         raise UserError(
             f"the checkpoint {str(path)!r} cannot be written: {failure.strerror}; "
             + ("the one before it is kept" if path.exists() else "nothing was overwritten")
-            + "; make room, or choose a folder that can be written, then resume with --ckpt_path last"
+            + "; free disk space, or choose a writable folder, then resume with --ckpt_path last"
         ) from None
 
 

@@ -26,7 +26,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
         for part in ("class_path", "network", "tokenizer", "labels"):
             if other["hyper_parameters"].get(part) != first["hyper_parameters"].get(part):
                 raise UserError(
-                    f"all checkpoints must have one {part}, but those of {str(paths[0])!r} and {str(path)!r} differ"
+                    f"all checkpoints must have the same {part}, but {str(paths[0])!r} and {str(path)!r} differ"
                 )
         for name, weight in other["state_dict"].items():
             total[name] += weight.double()

@@ -33,7 +33,7 @@ def check_fits(
         step_settings: the settings of `TaskModule.step_settings`; compared if `resuming`.
     """
     checkpoint = read(path)
-    odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but parts do not fit")
+    odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but is incompatible")
     try:
         saved = checkpoint["hyper_parameters"]
         pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
@@ -54,8 +54,8 @@ def check_fits(
             _ = [checkpoint[part] for part in TRAINING]
             if ("averaging_state" in checkpoint) is not averages:
                 raise UserError(
-                    f"trainer.callbacks must {'not ' * averages}have a WeightAveraging to resume from {str(path)!r}, "
-                    f"whose run has {'none' if averages else 'one'}; use its config.yaml"
+                    f"trainer.callbacks must {'not ' * averages}contain WeightAveraging to resume from {str(path)!r}, "
+                    f"which was trained with{'out' * averages} it; use its config.yaml"
                 )
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
@@ -77,8 +77,8 @@ def check_fits(
     check_equal(pairs)
     if saved["tokenizer"] != hyper_parameters["tokenizer"]:
         raise UserError(
-            f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but the "
-            f"data's has {our_size} ids and is another one; use the data it was trained on"
+            f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but that of the "
+            f"data differs ({our_size} ids); use the data it was trained on"
         )
     check_equal(step_pairs)
     if their_shapes != shapes:

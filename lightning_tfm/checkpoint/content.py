@@ -25,7 +25,9 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.is_dir():
         inside = next((path / name for name in ("best.ckpt", "checkpoints/best.ckpt") if (path / name).is_file()), None)
-        mend = f"try {str(inside)!r}" if inside else "name a file that fit has written, as .../checkpoints/best.ckpt"
+        mend = (
+            f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
+        )
         raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {mend}")
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
@@ -48,7 +50,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
     if named:
         raise UserError(
-            f"{str(path)!r} must name no class but its module's, network's and optimizer's, but names {named[0]!r}; "
+            f"{str(path)!r} must name only the classes of its module, network and optimizer, but names {named[0]!r}; "
             "do not trust it"
         )
     return checkpoint

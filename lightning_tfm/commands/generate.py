@@ -1,4 +1,4 @@
-"""`lightning-tfm generate`: predict for lines of text with a trained model."""
+"""`lightning-tfm generate`: run a trained model on lines of text."""
 
 from __future__ import annotations
 
@@ -78,14 +78,17 @@ def make_parser() -> CommandParser:
         "--temperature",
         type=float,
         metavar="T",
-        help="sample: the lower, the more conservative (default: 0, greedy decoding; for a language model, 0.8)",
+        help="sampling temperature; lower is more conservative (default: 0, greedy; for a language model, 0.8)",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="sample among the K most probable tokens only")
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="sample among the most probable tokens of total probability P"
     )
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="the most tokens to generate (default: 500 for a language model)"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="maximum number of tokens to generate (default: 500 for a language model)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of sampling")
     parser.add_trust_package()

@@ -60,7 +60,7 @@ def make_parser() -> CommandParser:
         "lightning-tfm report",
         description="Show runs on one page: settings, curves, errors and attention. It needs no network.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, as runs/date_gpt/version_0")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, such as runs/date_gpt/version_0")
     parser.add_argument(
         "--output", type=Path, default=Path("report.html"), metavar="FILE", help="file to write (default: report.html)"
     )

@@ -1,6 +1,6 @@
 """`lightning-tfm reproduce`: run experiments over seeds, and compare the results with their claims.
 
-Settings are chosen on validation data with seeds 1 to 3. Claims are stated from seeds that were used for no choice, 11
+Settings are chosen on validation data with seeds 1 to 3. Claims are stated from held-out seeds, 11
 to 15, and tested with seeds 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction
 interval (Student's t), given the values of the claim's own seeds, or within 0.1 % of the claim.
 """
@@ -88,8 +88,8 @@ def reproduce(arguments: list[str]) -> int:
     for seed, experiment in jobs:
         _check(_folder(options.output, experiment, seed), experiment, source)
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    told, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
-    columns = (told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), now)
+    description, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
+    columns = (description, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), now)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs), now="")
         done = 0.0
@@ -106,7 +106,7 @@ def reproduce(arguments: list[str]) -> int:
             done += experiment.seconds
             progress.update(bar, completed=done)
             runs[experiment.name].append(run)
-            console.print(f"{title}: {_told(experiment, run)}")
+            console.print(f"{title}: {_describe(experiment, run)}")
             _write(options.output, source, experiments, runs)
     rows = [row for experiment in experiments for row in compared(experiment, runs[experiment.name])]
     print(table(experiments, runs), end="")
@@ -125,7 +125,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="an experiment or a YAML (default: all experiments with claims)"
     )
-    parser.add_argument("--seeds", default=SEEDS, metavar="SEEDS", help=f"as 7, 1..5 or 1,4,9 (default: {SEEDS})")
+    parser.add_argument("--seeds", default=SEEDS, metavar="SEEDS", help=f"such as 7, 1..5 or 1,4,9 (default: {SEEDS})")
     parser.add_argument(
         "--output",
         type=Path,
@@ -151,7 +151,7 @@ def _seeds(text: str) -> list[int]:
     for part in text.split(","):
         bounds = part.split("..")
         if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
-            raise UserError(f"--seeds must be numbers, as 7, 1..5 or 1,4,9, but is {text!r}; try {SEEDS}")
+            raise UserError(f"--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is {text!r}; try {SEEDS}")
         seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MOST_SEEDS + 1))
     if not 0 < len(set(seeds)) == len(seeds) <= MOST_SEEDS or max(seeds) >= 2**32:
         raise UserError(
@@ -214,7 +214,7 @@ def _fitting(experiment: Experiment, seed: int, folder: Path, trust_packages: Se
         command += ["--trust-package", ",".join(trust_packages)]
     command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
     with (folder / "log").open("w", encoding="utf-8") as log:
-        # A session of its own keeps Ctrl-C in the terminal from it: it receives one signal only, and saves first.
+        # In a new session, Ctrl-C does not reach the run, which receives a single SIGTERM and saves first.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -264,7 +264,7 @@ def _failed(folder: Path, seed: int) -> Run:
     return Run(seed, None, f"{lines[-1] if lines else 'it was killed'} ({folder / 'log'})")
 
 
-def _told(experiment: Experiment, run: Run) -> str:
+def _describe(experiment: Experiment, run: Run) -> str:
     if run.summary is None:
         return f"FAILED: {run.failure}"
     reached = ", ".join(f"{claim.metric} {_number(_value(run, claim.metric))}" for claim in experiment.claims)
@@ -361,6 +361,6 @@ def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], 
     }
     write_text(output / "reproduce.json", json.dumps(content, indent=2) + "\n")
     machine = f"{source['hardware']['cores']} cores of {source['hardware']['processor']}"
-    state = f"commit {source['commit']}" + (", with changes that are not committed" if source["uncommitted"] else "")
+    state = f"commit {source['commit']}" + (", with uncommitted changes" if source["uncommitted"] else "")
     text = f"# Results\n\nBy `lightning-tfm reproduce` at {made}, {state}, on {machine}.\n\n{table(experiments, runs)}"
     write_text(output / "RESULTS.md", text)

@@ -25,7 +25,7 @@ class RunStatus(NamedTuple):
     Attributes:
         name: the folder of the run below the folder that is listed.
         state: "finished", "running" or "stopped at step N".
-        result: the metric of the test that says most, or the last value of the validation loss.
+        result: the main metric of the test, or the last validation loss.
         seconds: the training time; None if the run has not finished.
     """
 

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Examples(Protocol):
-    """Protocol of encoded datasets that cut a batch by one index operation, `examples[rows]`."""
+    """Protocol of encoded datasets, which return a batch for a tensor of row indices."""
 
     @property
     def lengths(self) -> Tensor:

@@ -114,13 +114,13 @@ class TaskDataModule(LightningDataModule, ABC):
             "generator": torch.Generator(),  # otherwise each iterator would draw from the generator that dropout uses
         }
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_world_size(self) -> tuple[int, int]:
         """Return the rank of this process and the world size."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def train_dataloader(self) -> ResumableDataLoader:
         """Return the loader of all batches of the run, or of one pass over the data if `max_steps` is not set."""
-        stream = self.training_batches(*self._place())
+        stream = self.training_batches(*self._rank_and_world_size())
         if self.trainer is not None and self.trainer.max_steps > 0:
             num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         else:
@@ -128,7 +128,7 @@ class TaskDataModule(LightningDataModule, ABC):
         return ResumableDataLoader(self.datasets["train"], stream, num_batches, **self._loader_settings())
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        examples, (rank, world_size) = self.datasets[split], self._place()
+        examples, (rank, world_size) = self.datasets[split], self._rank_and_world_size()
         if len(examples) < world_size:
             raise UserError(
                 f"{split} must hold at least one example for each of {world_size} processes, but holds {len(examples)}"
@@ -144,6 +144,6 @@ class TaskDataModule(LightningDataModule, ABC):
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore SIGINT and SIGTERM in a worker: Ctrl-C reaches every process, but the main one ends its workers."""
+    """Ignore SIGINT and SIGTERM in a worker: Ctrl-C reaches every process, and the main process stops its workers."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)

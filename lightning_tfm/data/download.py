@@ -31,7 +31,7 @@ def download(name: str, file: Download) -> Path:
 
     Args:
         name: the path of the file below the cache and the mirror, such as multi30k/train.de.gz; a mirror that is a
-            folder may also hold it without the leading folder, as train.de.gz.
+            folder may also hold it without the leading folder, such as train.de.gz.
         file: the address and the SHA-256 of the file.
 
     Raises:
@@ -50,17 +50,17 @@ def download(name: str, file: Download) -> Path:
             raise UserError(
                 f"{MIRROR} must name a folder that holds {name!r} or {paths[1].name!r}, but {mirror!r} does not"
             )
-        if not _is_right(path, sha256):
-            raise UserError(_another(str(path), sha256))
+        if not _has_sha256(path, sha256):
+            raise UserError(_unexpected(str(path), sha256))
         return path
     source = f"{mirror.rstrip('/')}/{name}" if mirror else address
     cache = Path(pooch.os_cache("lightning_tfm"))
     path, part = cache / name, cache / f"{name}.part"
     pooch.get_logger().setLevel("ERROR")
-    retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_go_on, part))
+    retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_continue_download, part))
     kept = 0  # bytes of an earlier, interrupted download
     try:
-        if path.is_file() and _is_right(path, sha256):  # first: the cache may be read-only
+        if path.is_file() and _has_sha256(path, sha256):  # first: the cache may be read-only
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # only one process of a run downloads the file
@@ -80,26 +80,26 @@ def download(name: str, file: Download) -> Path:
             "folder that holds the file"
         ) from None
     except ValueError:
-        raise UserError(_another(source, sha256)) from None
+        raise UserError(_unexpected(source, sha256)) from None
     except OSError as error:
         raise UserError(
-            f"{name!r} cannot be kept in {str(cache)!r}: {error.strerror}; make room there, or let XDG_CACHE_HOME name "
+            f"{name!r} cannot be kept in {str(cache)!r}: {error.strerror}; free disk space, or set XDG_CACHE_HOME to "
             "another folder"
         ) from None
 
 
-def _is_right(path: Path, sha256: str) -> bool:
+def _has_sha256(path: Path, sha256: str) -> bool:
     """Return whether a file has the given SHA-256."""
     import pooch
 
     return pooch.file_hash(str(path)) == sha256
 
 
-def _another(place: str, sha256: str) -> str:
-    return f"{place} must be the file of SHA-256 {sha256[:20]}..., but is another one, and is not used"
+def _unexpected(place: str, sha256: str) -> str:
+    return f"{place} has an unexpected SHA-256 (expected {sha256[:20]}...) and is not used"
 
 
-def _go_on(part: Path, address: str, output: str, _: object) -> None:
+def _continue_download(part: Path, address: str, output: str, _: object) -> None:
     """Download the bytes that `part` lacks and move it to `output`, where pooch verifies the SHA-256."""
     import requests
 
@@ -109,7 +109,7 @@ def _go_on(part: Path, address: str, output: str, _: object) -> None:
     with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:
         if begin and response.status_code == 416:  # no bytes are missing, but `part` is unverified: restart
             part.unlink()
-            return _go_on(part, address, output, _)
+            return _continue_download(part, address, output, _)
         response.raise_for_status()
         begin = begin if response.status_code == 206 else 0
         length = response.headers.get("Content-Length")

@@ -90,18 +90,21 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         known = codecs.lookup(encoding).name
         begun = next((other for mark, other in BOMS.items() if data.startswith(mark)), None)
         if begun and not known.startswith(begun):
-            raise UserError(f"the file {name!r} must be in encoding {encoding}, but begins as {begun} does; name that")
+            raise UserError(
+                f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {begun}; "
+                "set encoding to that"
+            )
         if not known.startswith(("utf-16", "utf-32")) and b"\0" in data:
             raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
         text = data.decode(encoding)
     except UnicodeError as error:
         line = data[: getattr(error, "start", 0)].count(b"\n") + 1
         raise UserError(
-            f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; name its encoding"
+            f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; set its encoding"
         ) from None
     except LookupError:  # also for codecs from bytes to bytes, such as "zip"
         raise UserError(
-            f"encoding must be one of texts that Python knows, but is {encoding!r}; try utf-8 or latin-1"
+            f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if not text.strip():

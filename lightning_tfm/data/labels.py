@@ -63,11 +63,12 @@ class LabelledDataset(Dataset[LabelledBatch]):
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], max_length: int) -> None:
         self.pairs = pairs
+        self.max_length = max_length
         ids = tokenizer.encode_all([pair.source for pair in pairs])
         if not all(ids):
             empty = pairs[ids.index([])]
             raise UserError(
-                f"each text must hold a word, but {empty.source[:40]!r} ({empty.target}) does not; delete it"
+                f"each text must have a token, but {empty.source[:40]!r} ({empty.target}) does not; delete it"
             )
         self.longest = max(map(len, ids))
         self.cut = sum(len(row) > max_length for row in ids)  # number of truncated texts
@@ -82,7 +83,8 @@ class LabelledDataset(Dataset[LabelledBatch]):
 
     @cached_property
     def fingerprint(self) -> str:
-        return hash_lines(f"{pair.target}\t{pair.source}" for pair in self.pairs)
+        lines = [f"{pair.target}\t{pair.source}" for pair in self.pairs]
+        return hash_lines([*lines, f"max_length {self.max_length}"] if self.cut else lines)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -145,6 +147,6 @@ class LabelledDataModule(TaskDataModule, ABC):
             )
         if examples.cut:
             rank_zero_print(
-                f"of {examples.cut} of {len(pairs)} texts of {split} the last {self.max_length} tokens are read"
+                f"{examples.cut} of {len(pairs)} {split} texts are truncated to their last {self.max_length} tokens"
             )
         return examples

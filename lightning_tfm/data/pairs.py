@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class PairDataset(Dataset[Batch]):
-    """Dataset of encoded pairs: `dataset[rows]` is a Batch, cut by one index operation."""
+    """Dataset of encoded pairs: `dataset[rows]` is a Batch."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self.pairs = pairs
@@ -143,7 +143,7 @@ class GeneratedDataModule(PairDataModule):
 
     Args:
         sizes: the number of pairs of each split.
-        spelling: a function that normalizes sources; sources with the same result belong to the same split.
+        split_key: a function that normalizes sources; sources with the same result belong to the same split.
         tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
             PairDataModule.
     """
@@ -158,7 +158,7 @@ class GeneratedDataModule(PairDataModule):
         num_workers: int,
         seed: int,
         sizes: dict[str, int],
-        spelling: Callable[[str], str] = str,
+        split_key: Callable[[str], str] = str,
     ) -> None:
         test_sets = tuple(split for split in sizes if split not in ("train", "val"))
         super().__init__(
@@ -177,7 +177,7 @@ class GeneratedDataModule(PairDataModule):
         if batch_size > sizes["train"]:
             raise UserError(f"batch_size must be at most train_size ({sizes['train']}), but is {batch_size}")
         self.sizes = sizes
-        self.spelling = spelling
+        self.split_key = split_key
 
     def setup(self, stage: str) -> None:
         if self.datasets:
@@ -208,7 +208,7 @@ class GeneratedDataModule(PairDataModule):
         hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
         with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
-                if _bucket(self.spelling(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
+                if _bucket(self.split_key(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
                     seen.add(pair.source)
                     pairs.append(pair)
                     misses = 0

@@ -49,7 +49,7 @@ class Dropout(nn.Module):
     Note:
         On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the matrix
         product before it. Here, 64 random bits decide on four values, 16 bits each: p is rounded to a multiple of
-        2^-16 below 1.
+        2^-16, at most 1 - 2^-15, so that float16 can represent 1 / (1 - p).
 
     Args:
         p: the probability, at least 0 and below 1.
@@ -66,7 +66,7 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
-        zeroed = min(round(self.p * 2**16), 2**16 - 1)  # how many of the 2^16 values of 16 bits zero a value
+        zeroed = min(round(self.p * 2**16), 2**16 - 2)  # 16-bit values below this threshold zero an element
         bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
         kept = (bits[: x.numel()] >= zeroed - 2**15).view(x.shape)
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - zeroed))

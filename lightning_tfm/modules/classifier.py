@@ -1,4 +1,4 @@
-"""Classification: a text is the input, its class the output."""
+"""Text classification."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Classifier(TaskModule):
             if (value := network.hyper_parameters[name]) and tokenizer.unknown_id is None:
                 raise UserError(
                     f"{name} must not be set for subwords, which have no unknown token, but is {value}; "
-                    "let data.init_args.tokenizer be word"
+                    "set data.init_args.tokenizer to word"
                 )
         super().__init__(
             network,
@@ -98,7 +98,7 @@ class Classifier(TaskModule):
             self._count(self.trainer.datamodule.datasets["train"])
 
     def _count(self, dataset: LabelledDataset) -> None:
-        """Count the features of the training data, from which a NaiveBayes classifies."""
+        """Fit the naive Bayes classifier to the training data."""
         naive_bayes = self.network.naive_bayes
         assert naive_bayes is not None
         for buffer in naive_bayes.buffers():
@@ -148,7 +148,7 @@ class Classifier(TaskModule):
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(strip_fields(line))
         longest = self.network.max_length
-        return ids[-longest:], f"of its {len(ids)} tokens the last {longest} are read" if len(ids) > longest else ""
+        return ids[-longest:], f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
 
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         text, _ = pad_sequences(sources)

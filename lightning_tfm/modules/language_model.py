@@ -1,4 +1,4 @@
-"""Language modelling: the next token of a text is predicted."""
+"""Language modelling: predicts the next token of a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LanguageModel(TaskModule):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        pretrained: a folder with a GPT-2 of Hugging Face, of the network's size, whose weights training starts from;
+        pretrained: a folder with a Hugging Face GPT-2 of the network's size, whose weights training starts from;
             the data's tokenizer must be that of the folder.
     """
 
@@ -123,7 +123,7 @@ class LanguageModel(TaskModule):
         self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
     ) -> list[AttentionExample]:
         """Return the first windows of the text."""
-        return window_examples(dataset, self.tokenizer, "each token over those before it")
+        return window_examples(dataset, self.tokenizer, "causal self-attention")
 
 
 def window_examples(dataset: TextDataset, tokenizer: Tokenizer, title: str) -> list[AttentionExample]:

@@ -1,4 +1,4 @@
-"""Masked language modelling: masked tokens of a text are predicted from those around them (Devlin et al. 2019)."""
+"""Masked language modelling: predicts masked tokens of a text from their context (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MaskedLanguageModel(TaskModule):
 
         Args:
             text: (B, T).
-            draws: uniform random numbers (3, B, T): which tokens are masked, how, and the random tokens.
+            draws: uniform random numbers (3, B, T) in float32: which tokens are masked, how, and the random tokens.
         """
         real = text != PAD
         lowest = draws[0].masked_fill(~real, 1).amin(1, keepdim=True)
@@ -86,13 +86,16 @@ class MaskedLanguageModel(TaskModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         text = batch.target_in
-        source, target = self._masked(text, torch.rand(3, *text.shape, device=text.device))
+        draws = torch.rand(3, *text.shape, dtype=torch.float32, device=text.device)
+        source, target = self._masked(text, draws)
         return self.accumulate_loss(token_nll(self.network(source), target), (target != PAD).sum())
 
     def _evaluate(self, batch: Batch, prefix: str) -> None:
         text = batch.target_in
+        # In float32, whatever the precision, so that the same tokens are masked.
         draws = [
-            torch.rand(3, text.size(1), generator=torch.Generator().manual_seed(row)) for row in batch.rows.tolist()
+            torch.rand(3, text.size(1), dtype=torch.float32, generator=torch.Generator().manual_seed(row))
+            for row in batch.rows.tolist()
         ]
         source, target = self._masked(text, torch.stack(draws, dim=1).to(text.device))
         logits, tokens = self.network(source), (target != PAD).sum()
@@ -149,4 +152,4 @@ class MaskedLanguageModel(TaskModule):
         self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
     ) -> list[AttentionExample]:
         """Return the first windows of the text."""
-        return window_examples(dataset, self.tokenizer, "each token over all others")
+        return window_examples(dataset, self.tokenizer, "bidirectional self-attention")

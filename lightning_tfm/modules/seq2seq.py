@@ -1,4 +1,4 @@
-"""Sequence to sequence: one sequence is the input, another the output."""
+"""Sequence-to-sequence learning."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer
 class Seq2SeqModule(TaskModule):
     """Trains a network to map a source to its target, and tests it by decoding.
 
-    Exact match is the share of outputs whose text is that of the target: the `correct` ones of predictions.jsonl.
+    Logs `exact_match`, the fraction of outputs equal to the target, `correct` in predictions.jsonl.
 
     Args:
         network: the network.
         tokenizer: the tokenizer of the data.
-        max_target_length: the most tokens of an output, EOS included.
+        max_target_length: maximum number of tokens of an output, EOS included.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
         label_smoothing: label smoothing of the training loss; validation and test losses have none.
-        text_metrics: corpus metrics to compute on outputs made of words.
+        text_metrics: corpus metrics, which need a word-based tokenizer.
         beam_size: the number of beams in the test; validation is greedy.
     """
 
@@ -64,8 +64,8 @@ class Seq2SeqModule(TaskModule):
             raise UserError(f"beam_size must be at least 1, but is {beam_size}; try 5")
         if text_metrics and not tokenizer.is_word_based:
             raise UserError(
-                f"text_metrics must be empty where symbols are characters, but is {', '.join(text_metrics)}: "
-                "it scores words"
+                f"text_metrics must be empty unless the tokenizer is word-based, but is "
+                f"{', '.join(text_metrics)}; leave it out"
             )
         if network.hyper_parameters.get("text_only"):
             raise UserError("text_only must be false for a network with targets, since these end with EOS")
@@ -113,7 +113,7 @@ class Seq2SeqModule(TaskModule):
             outputs = decode(self.network.decode_step, state, self.max_target_length)
         texts = [self.tokenizer.decode(ids) for ids in outputs.tolist()]
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
-        references = [pair.target for pair in pairs]  # as they are, not as they are encoded
+        references = [pair.target for pair in pairs]  # the original text, which decoding may not restore
         exact = [text == reference for text, reference in zip(texts, references, strict=True)]
         metrics.count(batch, logits, torch.tensor(exact, device=self.device))
         if self.text_metrics:

@@ -1,4 +1,4 @@
-"""The training step that all tasks share."""
+"""Base class of tasks, with their shared training step."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ MAX_BATCHED_LENGTH = 1_000
 """Tokens above which `predict` runs a source in a batch of its own: the others would be padded to its length."""
 
 NUM_EXAMPLES = 2
-"""Examples whose attention is drawn: the first ones, and as many with the largest loss."""
+"""Number of examples whose attention is drawn from the start of the test, and by largest loss."""
 
 MAX_TITLE_LENGTH = 80
-"""Characters of a source in a title."""
+"""Maximum length of a source in a title, in characters."""
 
 
 class Prediction(TypedDict, total=False):
@@ -69,8 +69,8 @@ class Answer(NamedTuple):
     """The output for one line of input.
 
     Attributes:
-        text: the output; None if the line cannot be answered.
-        note: why not, or a remark about the input; empty if there is none.
+        text: the output; None if there is none.
+        note: the reason for a missing output, or a warning about the input; may be empty.
     """
 
     text: str | None
@@ -112,8 +112,8 @@ def check_strategy(strategy: Strategy) -> None:
     """Raise UserError unless each process holds whole gradients, whose norm a training step takes."""
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
         raise UserError(
-            "trainer.strategy must be one whose processes hold the whole model, so that the norm that is logged and "
-            f"clipped is that of the whole gradient, but is {type(strategy).__name__}; try ddp"
+            "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
+            f"but is {type(strategy).__name__}; try ddp"
         )
 
 
@@ -234,7 +234,10 @@ class TaskModule(LightningModule, ABC):
 
     @abstractmethod
     def max_input_lengths(self) -> dict[str, int | None]:
-        """Return the largest length of each argument of `forward`, None if unlimited; without those always empty."""
+        """Return the largest length of each argument of `forward`, None if unlimited.
+
+        Arguments that are always empty are omitted.
+        """
 
     def load_pretrained(self) -> None:
         """Load pretrained weights into the network, if there are any; called when a new run starts."""
@@ -279,7 +282,7 @@ class TaskModule(LightningModule, ABC):
         for number, line in enumerate(lines):
             try:
                 if any("\ud800" <= character <= "\udfff" for character in line):
-                    raise UserError("it must be UTF-8, but is not")
+                    raise UserError("it is not valid UTF-8")
                 sources[number], notes[number] = self.encode_line(normalize_text(line))
             except UserError as error:
                 answers[number] = Answer(None, str(error))
@@ -296,7 +299,7 @@ class TaskModule(LightningModule, ABC):
         """Return the ids of a line of input, and a remark about it or an empty string.
 
         Raises:
-            UserError: if it cannot be answered.
+            UserError: if there is no output for it.
         """
 
     def tokenize(self, line: str) -> Ids:
@@ -309,13 +312,13 @@ class TaskModule(LightningModule, ABC):
             raise UserError("it is empty")
         ids = self.tokenizer.encode(line)
         if not ids:
-            raise UserError("there is no word in it")
+            raise UserError("it has no tokens")
         return ids
 
     def unknown_note(self, ids: Ids) -> str:
         """Return a remark about the unknown symbols of a line; empty if there are none."""
         unknown = sum(id == self.tokenizer.unknown_id for id in ids)
-        return f"{unknown} of its {len(ids)} symbols are unknown to the model" if unknown else ""
+        return f"{unknown} of {len(ids)} tokens are not in the vocabulary" if unknown else ""
 
     @abstractmethod
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
@@ -353,10 +356,10 @@ class TaskModule(LightningModule, ABC):
         return {}
 
     def setup(self, stage: str) -> None:
-        """Convert the module to float64 if that is the precision, and have checkpoints written with a checksum.
+        """Convert the module to float64 if that is the precision, and write checkpoints with a checksum.
 
         Note:
-            Lightning converts it after it has restored a checkpoint, whose float64 weights would be rounded.
+            Lightning converts the module only after it restores a checkpoint, which would round float64 weights.
         """
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
@@ -374,7 +377,7 @@ class TaskModule(LightningModule, ABC):
         """
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
-            raise UserError(f"vocab_size must be that of the data ({data.vocab_size}), but is {vocab_size}; set it so")
+            raise UserError(f"vocab_size must be that of the data, but is {vocab_size}; set it to {data.vocab_size}")
         self.network.check_lengths(data.max_source_length, data.max_target_length)
         data.check_processes(world_size)
 
@@ -462,7 +465,7 @@ class TaskModule(LightningModule, ABC):
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the settings that change a step, except those of the network and the optimizer, by name."""
+        """Return the settings that a resumed run must keep, besides those of the network and the optimizer, by name."""
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         return {
@@ -471,6 +474,8 @@ class TaskModule(LightningModule, ABC):
             "trainer.gradient_clip_val": clips or None,
             "trainer.gradient_clip_algorithm": (algorithm.value if algorithm else "norm") if clips else None,
             **{f"model.init_args.{name}": self.hparams.get(name) for name in self.step_arguments},
+            "checkpoint.monitor": getattr(trainer.checkpoint_callback, "monitor", None),
+            "checkpoint.mode": getattr(trainer.checkpoint_callback, "mode", None),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
             **({"trainer.max_steps": trainer.max_steps} if self.lr_schedule.needs_max_steps else {}),
         }
@@ -553,13 +558,13 @@ def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, An
         raise
     except (TypeError, ValueError) as error:
         cls = make_optimizer.func if isinstance(make_optimizer, partial) else make_optimizer
-        raise UserError(f"optimizer must be given settings that it accepts, but {cls.__name__} says: {error}") from None
+        raise UserError(f"optimizer must have valid settings, but those of {cls.__name__} are not: {error}") from None
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
     return {"class_path": class_path(type(optimizer)), "init_args": settings}
 
 
 def unfuse(optimizer: Optimizer) -> None:
-    """Turn fused steps off, whose gradients Lightning cannot unscale before they are clipped."""
+    """Disable fused steps, for which Lightning cannot unscale gradients before clipping."""
     for part in getattr(optimizer, "parts", [optimizer]):
         for group in part.param_groups:
             if group.get("fused"):

@@ -103,7 +103,8 @@ class EncoderClassifier(TextNetwork):
         words = text[..., 0]
         real = words != PAD  # (B, S)
         if self.training and self.word_dropout:
-            dropped = (torch.rand(real.shape, device=text.device) < self.word_dropout) & real
+            draws = torch.rand(real.shape, dtype=torch.float32, device=text.device)  # half precision would round them
+            dropped = (draws < self.word_dropout) & real
             unknown = F.pad(text.new_tensor([UNKNOWN_ID]), (0, text.size(2) - 1), value=PAD)  # (G)
             text = torch.where(dropped.unsqueeze(-1), unknown, text)
         x = self.embedding(text.flatten(0, 1)).unflatten(0, real.shape)

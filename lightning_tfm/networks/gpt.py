@@ -123,7 +123,7 @@ class GPT(CausalNetwork):
         for name, value in ours.items():
             theirs = getattr(config, name)
             if theirs != value and not (name == "n_inner" and theirs is None):  # None stands for 4 x the width
-                raise UserError(f"{name} must be {value} for GPT-2 weights to mean the same here, but is {theirs}")
+                raise UserError(f"{name} must be {value} to load the weights of GPT-2, but is {theirs}")
         gpt = cls(
             num_special + config.vocab_size,
             config.n_embd,
@@ -207,7 +207,7 @@ class GPT(CausalNetwork):
     def load_pretrained(self, folder: str) -> None:
         if not Path(folder, "config.json").is_file():
             raise UserError(
-                f"pretrained must be a folder of Hugging Face's GPT-2, but there is no {folder}/config.json"
+                f"pretrained must be a folder with a Hugging Face GPT-2, but there is no {folder}/config.json"
             )
         try:
             from safetensors import SafetensorError
@@ -227,7 +227,7 @@ class GPT(CausalNetwork):
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
-                f"pretrained must be a folder of Hugging Face's GPT-2, but {folder!r} is not: {reason}"
+                f"pretrained must be a folder with a Hugging Face GPT-2, but {folder!r} is not: {reason}"
             ) from None
         pretrained = GPT.from_huggingface(model, NUM_SPECIAL)
         theirs = pretrained.hyper_parameters | {"dropout": self.hyper_parameters["dropout"]}  # dropout has no weights
@@ -238,5 +238,5 @@ class GPT(CausalNetwork):
             )
         for name, value in self.hyper_parameters.items():
             if theirs[name] != value:
-                raise UserError(f"{name} must be that of {folder!r} ({theirs[name]}), but is {value}; set it so")
+                raise UserError(f"{name} must be that of {folder!r}, but is {value}; set it to {theirs[name]}")
         self.load_state_dict(pretrained.state_dict())

@@ -12,7 +12,7 @@ from lightning_tfm.networks.network import CausalNetwork, State, check_max_lengt
 from lightning_tfm.tokenization import PAD
 
 CHUNK = 64
-"""Tokens whose weights are formed at once; earlier tokens are summarized in the state."""
+"""Number of tokens whose weights are computed at once; earlier tokens enter through the state."""
 
 
 class LinearAttention(Attention):

@@ -15,7 +15,7 @@ FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 class NaiveBayes(nn.Module):
     """Naive Bayes classifier over the presence of words and bigrams in a text.
 
-    It is hard to beat on short texts, and its errors differ from the errors of a network (Wang & Manning 2012).
+    A strong baseline on short texts, whose errors differ from those of a network (Wang & Manning 2012).
 
     Args:
         vocab_size: number of word ids.

@@ -224,4 +224,7 @@ class CausalNetwork(Seq2SeqNetwork):
         """Select the weights (B, H, T, S) of the target over the source, normalized to sum to 1."""
         S = source.size(1)
         parts = {name: weights[:, :, S:, :S] for name, weights in maps.items()}
-        return {name: part / part.sum(-1, keepdim=True).clamp(min=1e-9) for name, part in parts.items()}
+        return {
+            name: part / part.sum(-1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)  # no 0 / 0 at padding
+            for name, part in parts.items()
+        }

@@ -69,8 +69,8 @@ class Transformer(Seq2SeqNetwork):
         self.encoder, self.encoder_norm = stack(cross_attention=False), last_norm()
         self.decoder, self.decoder_norm = stack(cross_attention=True), last_norm()
         self.head = Linear(d_model, vocab_size, bias=False)
-        # Small, so that the symbols do not drown out the positions: copying, learned from 4,000 sequences, reaches an
-        # exact match of 1.000, but 0.927 with a standard deviation of 0.18.
+        # A small deviation keeps symbols from dominating the positions: on copying with 4,000 sequences, one of 0.18
+        # lowers exact match from 1.000 to 0.927.
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=0.02)
         if tie_embeddings:

@@ -52,7 +52,7 @@ def collect_run(folder: Path, name: str, points: int, trust_packages: Sequence[s
         folder: the run's folder.
         name: the run's name on the page.
         points: the approximate number of points in each curve.
-        trust_packages: the packages behind `--trust-package`.
+        trust_packages: the packages named by `--trust-package`.
     """
     settings = read_yaml(folder / "config.yaml", "RUN")
     predictions = _predictions(folder / "predictions.jsonl")
@@ -66,7 +66,7 @@ def collect_run(folder: Path, name: str, points: int, trust_packages: Sequence[s
         "categories": _per_category(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
-        "predictions": [_told(line) for line in _shown(predictions, PREDICTIONS)],
+        "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
         "attention": list(
             _attention(
                 next(filter(Path.is_file, checkpoints), None),
@@ -94,16 +94,16 @@ def _facts(folder: Path) -> dict[str, str]:
     summary, provenance = folder / "summary.json", folder / "provenance.json"
     if summary.is_file():
         with _reading(summary):
-            told = json.loads(summary.read_text(encoding="utf-8"))
+            results = json.loads(summary.read_text(encoding="utf-8"))
             facts |= {
-                f"test/{name}": f"{value:.4f}" for name, value in told["test"].items() if not is_per_category(name)
+                f"test/{name}": f"{value:.4f}" for name, value in results["test"].items() if not is_per_category(name)
             }
             facts |= {
-                "training": f"{told['train_seconds']:,.0f} s",
-                "samples per second": f"{told['samples_per_second']:,.0f}",
-                "steps": f"{told['steps']:,}",
-                "parameters": f"{told['parameters']:,}",
-                "seed": str(told["seed"]),
+                "training": f"{results['train_seconds']:,.0f} s",
+                "samples per second": f"{results['samples_per_second']:,.0f}",
+                "steps": f"{results['steps']:,}",
+                "parameters": f"{results['parameters']:,}",
+                "seed": str(results["seed"]),
             }
     if provenance.is_file():
         with _reading(provenance):
@@ -111,7 +111,7 @@ def _facts(folder: Path) -> dict[str, str]:
             first, last = starts[0], starts[-1]
             dirty = " and changes" if last["git"].get("dirty") else ""
             facts |= {
-                "begun": first["time"],
+                "started": first["time"],
                 "commit": (last["git"]["commit"] or "unknown")[:10] + dirty,
                 "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
                 "torch": last["versions"]["torch"],
@@ -167,10 +167,10 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
     return worst + [rest[place * len(rest) // others] for place in range(others)]
 
 
-def _told(line: Json) -> Json:
-    told = {name: line[name] for name in ("split", "source", "target", "prediction", "correct", "nll", "category")}
-    told |= {"probability": line["probability"]} if "probability" in line else {}
-    return told if math.isfinite(told["nll"]) else told | {"nll": None}  # JSON has no NaN
+def _plain(line: Json) -> Json:
+    plain = {name: line[name] for name in ("split", "source", "target", "prediction", "correct", "nll", "category")}
+    plain |= {"probability": line["probability"]} if "probability" in line else {}
+    return plain if math.isfinite(plain["nll"]) else plain | {"nll": None}  # JSON has no NaN
 
 
 def _per_category(predictions: list[Json]) -> list[Json]:
@@ -199,20 +199,20 @@ def _attention(
         checkpoint: the path of the checkpoint, if there is one.
         predictions: the predictions of the test.
         examples: the examples whose attention was drawn after the test; used if there are no predictions.
-        trust_packages: the packages behind `--trust-package`.
+        trust_packages: the packages named by `--trust-package`.
     """
     if checkpoint is None or not (predictions or examples):
         return
     try:
         module = load(checkpoint, trust_packages)
     except UserError as error:  # an untrusted package or a damaged file must not prevent the rest of the page
-        rank_zero_print(f"no attention of {checkpoint}: {error}")
+        rank_zero_print(f"cannot show the attention of {checkpoint}: {error}")
         return
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {_short(line['source'])} \N{RIGHTWARDS ARROW} {_short(line['prediction'])}"
         layers = sorted(module.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
-        yield _told(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
+        yield _plain(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
     for content in [] if predictions else examples:
         drawn = [_layer(layer.cropped()) for layer in module.attention(content)]
         yield {"title": _short(str(content.get("text", ""))), "layers": drawn}

@@ -11,7 +11,7 @@ from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_s
 
 
 class SubwordTokenizer(Tokenizer):
-    """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), which can write any text.
+    """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), for any text.
 
     Its ids are the ids of the model plus NUM_SPECIAL.
 

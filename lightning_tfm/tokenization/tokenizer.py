@@ -17,7 +17,7 @@ Ids = list[int] | list[tuple[int, ...]]
 """Ids of a text: one id per token, or a tuple per token for tokenizers with several ids per token."""
 
 UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
-"""Symbol for unknown symbols, the first of a vocabulary that accepts them, and its id."""
+"""Symbol and id of out-of-vocabulary symbols."""
 
 
 class Tokenizer(ABC):

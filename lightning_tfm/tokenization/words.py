@@ -14,7 +14,7 @@ from lightning_tfm.tokenization.tokenizer import PAD, UNKNOWN, UNKNOWN_ID, Ids, 
 
 
 class WordTokenizer(Tokenizer):
-    """Tokenizer of lower-case words and punctuation marks, for texts that a model reads but does not write.
+    """Tokenizer of lower-case words and punctuation marks, for inputs only.
 
     Combining marks, and the joiners of Indic and Persian words and of emoji, belong to the character before them, so
     that words of all scripts stay whole.
