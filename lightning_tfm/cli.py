@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -10,19 +11,19 @@ import sys
 import warnings
 from argparse import ArgumentError, ArgumentParser
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
-from lightning.pytorch.callbacks import WeightAveraging as AnyAveraging
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_tfm import modules
+from lightning_tfm import modules, networks
 from lightning_tfm.callbacks import (
     AttentionLogger,
     Checkpoints,
@@ -35,7 +36,7 @@ from lightning_tfm.callbacks import (
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
-from lightning_tfm.checkpoint import check_fits, read
+from lightning_tfm.checkpoint import read
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
@@ -84,10 +85,10 @@ class TfmCLI(LightningCLI):
         parser.add_argument("--seed_everything", type=int, default=self.seed_everything_default, help="from 0 on")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        # The parser must not ask for these: they are taken from the data module once it is constructed.
-        for name in ("vocab_size", "num_classes"):
+        # Arguments without a default are taken from the data module once it is constructed.
+        for name in _required_arguments(networks):
             parser.link_arguments(f"data.{name}", f"model.init_args.network.init_args.{name}", apply_on="instantiate")
-        for name in ("tokenizer", "max_target_length", "labels"):
+        for name in _required_arguments(modules, except_for="network"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
@@ -192,11 +193,7 @@ class TfmCLI(LightningCLI):
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            shapes = {name: weight.shape for name, weight in self.model.state_dict().items()}
-            averages = any(isinstance(callback, AnyAveraging) for callback in self.trainer.callbacks)
-            resuming = self.subcommand == "fit"
-            settings = self.model.step_settings(self.trainer)
-            check_fits(path, self.model.hparams_initial, shapes, resuming, averages, settings)
+            self.model.check_checkpoint(read(path), path, self.trainer, resuming=self.subcommand == "fit")
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
@@ -292,6 +289,19 @@ def run() -> None:
             "use_distributed_sampler": False,  # the samplers of the data modules do
         },
         parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
+    )
+
+
+def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:
+    """Return the names of the arguments without a default of all concrete classes that a package exports."""
+    classes = [cls for name in package.__all__ if not inspect.isabstract(cls := getattr(package, name))]
+    return sorted(
+        {
+            argument.name
+            for cls in classes
+            for argument in inspect.signature(cls).parameters.values()
+            if argument.default is argument.empty and argument.name != except_for
+        }
     )
 
 

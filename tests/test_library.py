@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import lightning
 import pytest
 
@@ -23,6 +25,7 @@ from lightning_tfm import (
     UserError,
 )
 from lightning_tfm.checkpoint import verify_checksum
+from lightning_tfm.optimizers import AdamW
 from runs import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
@@ -90,6 +93,30 @@ def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
     resumed, _ = train("resumed", 8, path)
     for name, weight in whole.state_dict().items():
         assert weight.equal(resumed.state_dict()[name]), name
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path):
+    """Lightning's own Trainer makes the checks of the command."""
+    data = Copy(**SIZES)
+
+    def train(lr, clip, path=None):
+        network = Transformer.from_data(data, d_ff=32, **SMALL)
+        settings = {"optimizer": partial(AdamW, lr=lr), "lr_schedule": LRSchedule(2, decay="inverse_sqrt")}
+        module = Seq2SeqModule.from_data(data, network, **settings)
+        quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(
+            max_steps=2, gradient_clip_val=clip, default_root_dir=tmp_path / f"{lr}-{clip}", **quiet
+        )
+        trainer.fit(module, data, ckpt_path=path, weights_only=True)
+        return trainer.checkpoint_callback.best_model_path
+
+    path = train(0.001, 1.0)
+    for lr, clip, message in (
+        (0.002, 1.0, r"lr must be .* \(0.001\)"),
+        (0.001, 0.5, r"gradient_clip_val must be .* \(1.0\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(lr, clip, path)
 
 
 def test_modules_and_networks_refuse_data_of_another_task(tmp_path):

@@ -10,14 +10,13 @@ from typing import Any, cast
 import torch
 from lightning import Callback, LightningModule, Trainer
 
-from lightning_tfm.alignment import AlignmentScore, gold_links
+from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
-from lightning_tfm.data import Batch, PairDataset
+from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
-from lightning_tfm.layers import RotaryPositions, attention_maps
+from lightning_tfm.layers import RotaryPositions
 from lightning_tfm.loggers import media_loggers
 from lightning_tfm.modules.task import AttentionExample, TaskModule
-from lightning_tfm.networks import Seq2SeqNetwork
 
 
 class AttentionLogger(Callback):
@@ -43,17 +42,13 @@ class AttentionLogger(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        dataset = trainer.val_dataloaders.dataset
-        if trainer.sanity_checking or not isinstance(dataset, PairDataset):
+        if trainer.sanity_checking:
             return
-        if any(pair.alignment is None for pair in dataset.pairs):  # in the whole split: all processes must agree
+        aligned = cast(TaskModule, pl_module).aligned_attention(trainer.val_dataloaders.dataset, batch)
+        if aligned is None:
             return
-        pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
-        gold = gold_links(pairs, batch)
-        network = cast(Seq2SeqNetwork, pl_module.network)  # of all tasks on pairs
-        with attention_maps(network) as maps:
-            network(batch.source, batch.target_in)
-        for layer, weights in network.source_attention(maps, batch.source).items():
+        maps, gold = aligned
+        for layer, weights in maps.items():
             if layer not in self.scores:
                 self.scores[layer] = AlignmentScore(weights.size(1)).to(pl_module.device)
             self.scores[layer].update(weights, gold, batch)

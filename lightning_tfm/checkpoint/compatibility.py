@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Size
 
-from lightning_tfm.checkpoint.content import has_training_state, read
+from lightning_tfm.checkpoint.content import has_training_state
 from lightning_tfm.errors import UserError
 
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
@@ -15,6 +15,7 @@ TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedul
 
 
 def check_fits(
+    checkpoint: dict[str, Any],
     path: str | Path,
     hyper_parameters: dict[str, Any],
     shapes: dict[str, Size],
@@ -25,14 +26,14 @@ def check_fits(
     """Raise UserError, naming the first difference, if a checkpoint does not fit the model or the run.
 
     Args:
-        path: the checkpoint.
+        checkpoint: the checkpoint.
+        path: its path, for error messages.
         hyper_parameters: the hyper-parameters of the model.
         shapes: the shapes of the model's weights, by name.
         resuming: whether training is resumed; if so, the optimizer and the learning rate schedule must be equal, too.
         averages: whether the run averages its weights; a resumed run must do as it did before.
         step_settings: the settings of `TaskModule.step_settings`; compared if `resuming`.
     """
-    checkpoint = read(path)
     odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but is incompatible")
     try:
         saved = checkpoint["hyper_parameters"]

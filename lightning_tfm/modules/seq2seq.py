@@ -10,10 +10,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_tfm.alignment import gold_links
 from lightning_tfm.attention_maps import AttentionMap, attention_weights
 from lightning_tfm.data import Batch, Pair, PairDataModule, PairDataset, pad_sequences
 from lightning_tfm.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.errors import UserError
+from lightning_tfm.layers import attention_maps
 from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.task import (
     Evaluation,
@@ -169,6 +171,14 @@ class Seq2SeqModule(TaskModule):
     def max_input_lengths(self) -> dict[str, int | None]:
         target = self.network.max_target_length(self.max_target_length)
         return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
+
+    def aligned_attention(self, dataset: PairDataset, batch: Batch) -> tuple[dict[str, Tensor], Tensor] | None:
+        if any(pair.alignment is None for pair in dataset.pairs):  # in the whole split: all processes must agree
+            return None
+        with attention_maps(self.network) as maps:
+            self.network(batch.source, batch.target_in)
+        gold = gold_links([dataset.pairs[row] for row in batch.rows.tolist()], batch)
+        return self.network.source_attention(maps, batch.source), gold
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         alignment = content["alignment"]

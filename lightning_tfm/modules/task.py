@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict
 
 import torch
@@ -15,12 +16,13 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.checkpoint import VerifiedCheckpointIO
+from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
 from lightning_tfm.data import Pair, TaskDataModule, normalize_text, stable_hash
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -324,6 +326,18 @@ class TaskModule(LightningModule, ABC):
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         """Return the outputs for a batch of encoded lines."""
 
+    def aligned_attention(self, dataset: Any, batch: Any) -> tuple[dict[str, Tensor], Tensor] | None:
+        """Return the attention over the source and the gold links, if all examples have a gold alignment.
+
+        Args:
+            dataset: the dataset of the batch.
+            batch: the batch.
+
+        Returns:
+            Weights (B, H, T, S) by layer, and gold links (B, T, S); None without a gold alignment.
+        """
+        return None
+
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         """Return the attention of all layers for an example; empty if the task has none to show.
 
@@ -528,7 +542,23 @@ class TaskModule(LightningModule, ABC):
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
 
+    def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
+        """Raise UserError if a checkpoint does not fit the model or, if training is resumed from it, the run.
+
+        Args:
+            checkpoint: the checkpoint.
+            path: its path, for error messages.
+            trainer: the trainer of the run.
+            resuming: whether training is resumed.
+        """
+        shapes = {name: weight.shape for name, weight in self.state_dict().items()}
+        averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+        settings = self.step_settings(trainer)
+        check_fits(checkpoint, path, dict(self.hparams_initial), shapes, resuming, averages, settings)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.is_restored = True
 
