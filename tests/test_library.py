@@ -104,9 +104,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         settings = {"optimizer": partial(AdamW, lr=lr), "lr_schedule": LRSchedule(2, decay="inverse_sqrt")}
         module = Seq2SeqModule.from_data(data, network, **settings)
         quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(
-            max_steps=2, gradient_clip_val=clip, default_root_dir=tmp_path / f"{lr}-{clip}", **quiet
-        )
+        folder = tmp_path / f"{lr}-{clip}"
+        trainer = lightning.Trainer(max_steps=2, gradient_clip_val=clip, default_root_dir=folder, **quiet)
         trainer.fit(module, data, ckpt_path=path, weights_only=True)
         return trainer.checkpoint_callback.best_model_path
 
