@@ -634,7 +634,7 @@ def test_truncation_keeps_the_end_and_is_counted(tmp_path, capsys):
     assert long
     row = long[0]
     assert examples.ids[row].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
-    assert f"of {len(long)} of {len(examples)} texts of train the last 5 tokens are read" in capsys.readouterr().err
+    assert f"{len(long)} of {len(examples)} train texts are truncated to their last 5 tokens" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"max_length must be at least \d+ for train, but is 5; or set truncate"):
         sentiment(train, max_length=5).setup("fit")
 
@@ -781,8 +781,14 @@ BAD_FILES = {
     "blank lines alone": (b"\n \n", "must hold text, but is empty"),
     "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
     "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
-    "UTF-32": ("größe\n".encode("utf-32"), "must be in encoding utf-8, but begins as utf-32 does; name that"),
-    "UTF-16": ("größe\n".encode("utf-16"), "must be in encoding utf-8, but begins as utf-16 does; name that"),
+    "UTF-32": (
+        "größe\n".encode("utf-32"),
+        "starts with the byte order mark of utf-32; set encoding to that",
+    ),
+    "UTF-16": (
+        "größe\n".encode("utf-16"),
+        "starts with the byte order mark of utf-16; set encoding to that",
+    ),
     "its mark alone": (codecs.BOM_UTF8, "must hold text, but is empty"),
 }
 
@@ -911,13 +917,13 @@ BAD_DATA = {
         lambda p: sentiment(
             [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
         ),
-        r"each label must be one of the training part \(neg, pos\), but that of 'so so' in test is 'meh'",
+        r"each label must occur in the training split \(neg, pos\), but that of 'so so' in test is 'meh'",
     ),
     "labels and texts the wrong way round": (
         lambda p: sentiment(
             [write_lines(p / "t.tsv", (f"{text} {n}\t{label}" for n, (label, text) in enumerate(reviews())))]
         ),
-        "several texts must have one label, .* the label comes first in a table, then the text",
+        "labels must repeat, .* in a table, column 1 is the label",
     ),
     "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
     "a share of few": (
@@ -939,7 +945,7 @@ BAD_DATA = {
     ),
     "UTF-32 that is called UTF-16": (
         lambda p: (p / "t.txt").write_bytes("abc".encode("utf-32")) and Text(str(p / "t.txt"), encoding="utf-16"),
-        "must be in encoding utf-16, but begins as utf-32 does; name that",
+        "must be in encoding utf-16, but starts with the byte order mark of utf-32; set encoding to that",
     ),
     "one label": (
         lambda p: sentiment([write_lines(p / "t.tsv", [f"pos\tgreat {n}" for n in range(50)])]),
@@ -971,7 +977,7 @@ BAD_DATA = {
     ),
     "no share for the test": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_fraction=0),
-        "test_fraction must be above 0 where test names no data, but is 0; try 0.1",
+        "test_fraction must be above 0 if test is not set, but is 0; try 0.1",
     ),
     "no archive": (
         lambda p: (p / "a.tar.gz").write_bytes(b"no archive") and sentiment([str(p / "a.tar.gz")]),

@@ -247,7 +247,7 @@ def test_unknown_symbols_are_reported_with_their_position():
         (lambda: Date(test_size=0), "test_size must be at least 1, but is 0"),
         (lambda: Date(locales=("en", "xx_YY")), "locales must be known to babel, but 'xx_YY' is not"),
         (lambda: Date(first_year=1900, last_year=2000), "fewer than 100 years.* 1900 and 2000"),
-        (lambda: Copy(max_length=5, longer_max_length=5), "min_length, max_length and longer_max_length must rise"),
+        (lambda: Copy(max_length=5, longer_max_length=5), "longer_max_length must be at least 1 and increase"),
         (lambda: Copy(num_symbols=2, max_length=2).pairs("test"), r"test_size is 10000, but only \d+ distinct"),
     ],
 )

@@ -156,10 +156,10 @@ def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
     for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
         assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
-    right = [f"right  {line['source']} → {line['prediction']}" for line in lines if line["correct"]]
+    right = [f"correct  {line['source']} → {line['prediction']}" for line in lines if line["correct"]]
     assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
     wrong = {
-        f"wrong  {line['source']} → {line['prediction']}, but it is {line['target']}"
+        f"wrong    {line['source']} → {line['prediction']} (expected {line['target']})"
         for line in lines
         if not line["correct"]
     }
@@ -385,7 +385,7 @@ def test_generate_reports_lines_that_are_not_utf8(checkpoint, monkeypatch, capsy
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
     out, err = capsys.readouterr()
     assert out.splitlines() == ["1999-12-31", "", "2000-02-29"]
-    assert "line 2: it must be UTF-8, but is not" in err
+    assert "line 2: it is not valid UTF-8" in err
 
 
 def test_generate_reads_lines_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
@@ -590,7 +590,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("trainer: {precision: x}", "trainer.precision: must be of type int or one of 'transformer-engine'"),
         (
             "trainer: {logger: CSVLogger}",
-            "save_dir must be set, but is missing; write it among the init_args of lightning",
+            "save_dir must be set, but is missing; add it to the init_args of lightning",
         ),
     ],
 )
@@ -613,9 +613,9 @@ INVALID = {
     "trainer:\n  max_steps: 3\n max_epochs: 4\n": (3, "expected <block end>"),
     "trainer:\n\tmax_steps: 3\n": (2, "indent with spaces"),
     "trainer: {max_steps: 3\ndata: 3\n": (2, "while parsing a flow mapping from line 1, expected ',' or '}'"),
-    "trainer:\n  max_steps: 3\n  devices: 1\n  max_steps: 4\n": (4, "the key 'max_steps' is in line 2 already"),
-    "trainer: {max_steps: 3, max_steps: 3}\n": (1, "the key 'max_steps' is in line 1 already"),
-    "trainer: {}\nseed_everything: 1\ntrainer: {}\n": (3, "the key 'trainer' is in line 1 already"),
+    "trainer:\n  max_steps: 3\n  devices: 1\n  max_steps: 4\n": (4, "duplicate key 'max_steps' (first in line 2)"),
+    "trainer: {max_steps: 3, max_steps: 3}\n": (1, "duplicate key 'max_steps' (first in line 1)"),
+    "trainer: {}\nseed_everything: 1\ntrainer: {}\n": (3, "duplicate key 'trainer' (first in line 1)"),
     "data: 3\ntrainer: *settings\n": (2, "found undefined alias 'settings'"),
     "data: 3\ntrainer: a\x07b\n": (2, r"a character '\x07'"),
     "data: 3\ntrainer: !!python/name:os.system\n": (2, "could not determine a constructor"),
@@ -690,7 +690,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
         ),
         (["fit", COPY], "an argument must be --SETTING VALUE, such as --config YAML, but is "),
         (["fit", "--config", ""], "--config must name a YAML file, but is empty"),
-        (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; write it in a YAML"),
+        (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; add it to a YAML"),
         (["fit", "--config", COPY, "--trainer=3"], "trainer must be settings, {NAME: VALUE}, but is '3'"),
         (
             ["fit", "--config", COPY, "--model.init_args.network.init_args.d_model", "130"],
@@ -738,7 +738,7 @@ def test_a_mistake_on_the_command_line_is_reported_in_one_line(
         (["--temperature", "1", "--top-k", "0"], "top_k must be at least 1, but is 0"),
         (["--temperature", "1", "--top-p", "2"], "top_p must be above 0 and at most 1, but is 2.0"),
         (["--top-k", "3"], "need a temperature above 0"),
-        (["--beam-size", "2", "--temperature", "1"], "exclude each other"),
+        (["--beam-size", "2", "--temperature", "1"], "mutually exclusive"),
         (["--input", "none.txt"], "--input must be a file, but 'none.txt' cannot be opened: No such file or directory"),
         (["--output", "no/such/folder"], "--output must be a file, but 'no/such/folder' cannot be opened"),
         (["--seed", "-1"], "seed must be from 0 to 4294967295, but is -1; try 1"),

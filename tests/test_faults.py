@@ -222,7 +222,7 @@ def test_checkpoints_are_read_as_written(tmp_path):
 BLOCK = 512
 
 
-def damages(data, number):
+def corruptions(data, number):
     """Yield distinct damaged copies of a file, as disks and killed processes leave them, with the kind of damage."""
     draw = random.Random(0)
 
@@ -261,12 +261,12 @@ def damages(data, number):
         yield name, damaged
 
 
-def check_damages(number, tmp_path):
+def check_corruptions(number, tmp_path):
     path = tmp_path / "a.ckpt"
     write_checkpoint(path)
     data = path.read_bytes()
     digests, kinds = {hashlib.sha256(data).digest()}, Counter()
-    for name, damaged in damages(data, number):
+    for name, damaged in corruptions(data, number):
         path.write_bytes(damaged)
         assert not verify_checksum(path), name
         with pytest.raises(
@@ -276,16 +276,16 @@ def check_damages(number, tmp_path):
         digests.add(hashlib.sha256(damaged).digest())
         kinds[name] += 1
     assert len(digests) == number + 1, "all damaged copies differ from each other and from the file"
-    print(f"distinct damages recognised: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
+    print(f"distinct corruptions detected: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
 
 
 def test_damaged_checkpoints_are_detected(tmp_path):
-    check_damages(30, tmp_path)
+    check_corruptions(30, tmp_path)
 
 
 @pytest.mark.slow
 def test_many_damaged_checkpoints_are_detected(tmp_path):
-    check_damages(3_000, tmp_path)
+    check_corruptions(3_000, tmp_path)
 
 
 @pytest.mark.run
@@ -345,7 +345,7 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, 
     assert child.wait() == 2
     assert re.match(
         r"lightning-tfm: error: the checkpoint 'runs/.*/last.ckpt' cannot be written: File too large; "
-        "the one before it is kept; make room",
+        "the one before it is kept; free disk space",
         last_line(child),
     )
     checkpoints = folder(tmp_path, "transformer") / "checkpoints"

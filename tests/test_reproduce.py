@@ -87,7 +87,7 @@ def test_an_interrupted_reproduction_can_be_resumed(project):
     child.process.terminate()
     assert child.wait() == 143
     assert child.err.read_text().splitlines()[-2:] == [
-        "lightning-tfm: ended by SIGTERM; resume with:",
+        "lightning-tfm: interrupted by SIGTERM; resume with:",
         f"  lightning-tfm {' '.join(arguments)}",
     ]
     (first,) = (project / "out").glob("copy_gpt/seed_4/runs/*/*/summary.json")

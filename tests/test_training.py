@@ -436,7 +436,7 @@ def test_muon_resumes_from_its_state():
         ),
         (
             lambda: make_module(small_copy(), optimizer=partial(torch.optim.SGD, lr=-1.0)),
-            "optimizer must be given settings that it accepts, but SGD says: Invalid learning rate: -1.0",
+            "optimizer must have valid settings, but those of SGD are not: Invalid learning rate: -1.0",
         ),
         (lambda: LRSchedule(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
         (lambda: LRSchedule(warmup_steps=300).check_max_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
