@@ -50,7 +50,7 @@ Handlers Signals default_int_handler getsignal raise_signal set_wakeup_fd signal
 
 
 class RestrictedModule(ModuleType):
-    """A proxy of a module that hides some names and replaces others."""
+    """Proxy of a module that hides some names and replaces others."""
 
     def __init__(self, module, hidden=(), **changed):
         super().__init__(module.__name__)

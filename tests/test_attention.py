@@ -169,7 +169,7 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
 @pytest.mark.parametrize("size", [3, 11, 40])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_long_title_fits_into_its_figure(heads, size):
-    """It overlaps neither the panels nor the edges of the figure."""
+    """Check that the title overlaps neither the panels nor the edges of the figure."""
     title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
     symbols = ["Sofa"] * size
     figure = draw_attention(torch.ones(heads, size, size) / size, symbols, symbols, title)

@@ -280,7 +280,7 @@ def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
 
 
 def test_language_model_loss_covers_the_whole_validation_part(tmp_path):
-    """It equals the sum over single windows; the loss per character divides it by the characters per token."""
+    """Compare the loss with the sum over single windows; the loss per character divides it by the characters per token."""
     from lightning import Trainer
 
     from lightning_tfm.modules import LanguageModel
@@ -724,7 +724,7 @@ def test_every_combining_mark_extends_a_word():
 
 
 def test_texts_without_combining_marks_are_split_into_the_same_words():
-    """They are split as by a pattern that does not know combining marks."""
+    """Compare with a pattern that does not know combining marks."""
     letters = "".join(map(chr, range(0x300))).replace("\u0130", "")  # its lower case is an i and a combining mark
     for text in (letters, letters[::-1], " ".join(letters), TEXT, "it's 'tis '' - rock 'n' roll<br />x_1\u00ad\u00bd"):
         assert WordTokenizer(()).split(text) == re.findall(r"[\w']+|[^\w\s]", text.replace("<br />", " ").lower())
@@ -778,7 +778,7 @@ def test_nfc_and_nfd_labels_are_the_same_label(tmp_path):
 
 BAD_FILES = {
     "an empty file": (b"", "must hold text, but is empty"),
-    "blank lines alone": (b"\n \n", "must hold text, but is empty"),
+    "blank lines only": (b"\n \n", "must hold text, but is empty"),
     "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
     "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
     "UTF-32": (
@@ -789,7 +789,7 @@ BAD_FILES = {
         "größe\n".encode("utf-16"),
         "starts with the byte order mark of utf-16; set encoding to that",
     ),
-    "its mark alone": (codecs.BOM_UTF8, "must hold text, but is empty"),
+    "a byte order mark only": (codecs.BOM_UTF8, "must hold text, but is empty"),
 }
 
 
@@ -893,7 +893,7 @@ BAD_DATA = {
         lambda p: Text(text_file(p), val_fraction=0.01, max_length=64).setup("fit"),
         "the val part of the text must have at least 65 tokens with max_length 64, but has 30; try max_length 14",
     ),
-    "a vocabulary of what is unknown": (
+    "an empty vocabulary": (
         lambda p: Text(text_file(p), vocab_size=4),
         r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
     ),
@@ -912,25 +912,25 @@ BAD_DATA = {
         "must be an archive of texts, but cannot be read as one: it is damaged",
     ),
     "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
-    "no share for validation": (lambda p: Text(text_file(p), val_fraction=0.0), "val_fraction must be above 0"),
-    "a label never seen": (
+    "no validation fraction": (lambda p: Text(text_file(p), val_fraction=0.0), "val_fraction must be above 0"),
+    "an unseen label": (
         lambda p: sentiment(
             [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
         ),
         r"each label must occur in the training split \(neg, pos\), but that of 'so so' in test is 'meh'",
     ),
-    "labels and texts the wrong way round": (
+    "swapped columns": (
         lambda p: sentiment(
             [write_lines(p / "t.tsv", (f"{text} {n}\t{label}" for n, (label, text) in enumerate(reviews())))]
         ),
         "labels must repeat, .* in a table, column 1 is the label",
     ),
     "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
-    "a share of few": (
+    "an empty split": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_fraction=0.01),
         "test_fraction must leave texts on both sides, but of 4 it takes 0; try another fraction",
     ),
-    "shares of all texts": (
+    "fractions that leave no training texts": (
         lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_fraction=0.4, test_fraction=0.4),
         "test_fraction must leave texts on both sides, but of 18 it takes 9; try another fraction",
     ),
@@ -939,7 +939,7 @@ BAD_DATA = {
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, features=0),
         "features must be a column of .*t.tsv', from 1 to 2, but is 0",
     ),
-    "no room for symbols": (
+    "a vocab_size without symbols": (
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, vocab_size=4),
         r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
     ),
@@ -967,7 +967,7 @@ BAD_DATA = {
         ),
         "must have the folders of its labels side by side, but has 'neg' and 'pos/old'; move or remove one",
     ),
-    "parts of other names": (
+    "unknown split names": (
         lambda p: (
             write_label_folders(p / "folder", reviews(), "train")
             or write_label_folders(p / "folder", reviews(), "dev")
@@ -975,7 +975,7 @@ BAD_DATA = {
         ),
         "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
     ),
-    "no share for the test": (
+    "no test fraction": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_fraction=0),
         "test_fraction must be above 0 if test is not set, but is 0; try 0.1",
     ),

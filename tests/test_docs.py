@@ -160,7 +160,7 @@ def test_pictures_are_small():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_stored_notebook_is_small_and_clean(path):
-    """Its outputs name no folders of the machine that it ran on, no times and no warnings."""
+    """Check that outputs contain no absolute paths, times or warnings."""
     assert path.stat().st_size <= 300_000
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

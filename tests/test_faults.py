@@ -247,7 +247,7 @@ def corruptions(data, number):
         "a bit flipped": lambda: flipped([1 << draw.randrange(8)]),
         "a block flipped": lambda: flipped(draw.choices(range(1, 256), k=BLOCK)),
         "a block zeroed": zeroed,
-        "a piece lost": lambda: pieces(0, 2, 3),
+        "a piece removed": lambda: pieces(0, 2, 3),
         "a piece repeated": lambda: pieces(0, 1, 1, 2, 3),
         "two pieces swapped": lambda: pieces(0, 2, 1, 3),
     }
@@ -467,14 +467,14 @@ NAMED = {
     "an argument": "trainer:\n  max_steps:\n    class_path: planted.Evil",
     "an argument of any type": "trainer:\n  logger:\n  - class_path: lightning_tfm.loggers.WandbLogger\n"
     "    init_args:\n      experiment:\n        class_path: planted.Evil",
-    "words of an error": """trainer:
+    "the text of an error as a value": """trainer:
   max_steps: "module 'planted' has no attribute 'x'"
 """,
-    "more words of an error": """trainer:
+    "the text of another error as a value": """trainer:
   max_steps: "Problem with given class_path 'planted.Evil': does not accept option 'x'"
 """,
-    "python's own tag": "data: !!python/object/apply:os.system ['touch canary']",
-    "trust in itself": "trust_package: planted\ndata: planted.Evil",
+    "a Python tag": "data: !!python/object/apply:os.system ['touch canary']",
+    "trust_package in the YAML": "trust_package: planted\ndata: planted.Evil",
 }
 
 

@@ -213,7 +213,7 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
 @pytest.mark.parametrize(("d_in", "d_out"), [(384, 1152), (64, 32), (400, 401), (512, 1024)])
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0), ()])
 def test_linear_equals_torch_for_any_number_of_rows(shape, d_in, d_out, bias, cuts, monkeypatch):
-    """On both kinds of processors; sums in another order differ by a few units in the last place."""
+    """Compare both code paths, which sum in another order."""
     monkeypatch.setattr(Linear, "CUTS", cuts)
     layer, x = Linear(d_in, d_out, bias=bias), torch.randn(*shape, d_in, requires_grad=True)
     theirs = nn.Linear(d_in, d_out, bias=bias)

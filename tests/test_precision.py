@@ -362,7 +362,7 @@ def test_steps_skipped_by_the_gradient_scaler_are_counted(tmp_path, capsys):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
-    """It equals the norm in float64 of the gradients before clipping."""
+    """Compare with the norm in float64 of the gradients before clipping."""
     data, module = make_seq2seq(tmp_path)
     norms = []
 

@@ -200,7 +200,7 @@ def test_a_claim_is_a_prediction_interval():
 
 
 def test_a_prediction_interval_covers_the_mean_of_other_seeds():
-    """It does so in 99 % of draws from a normal distribution."""
+    """Check the coverage of 99 % on draws from a normal distribution."""
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     held = [compared(experiment(*draw[:5]), runs(*draw[5:]))[0]["holds"] for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
@@ -267,7 +267,7 @@ def test_modules_of_the_current_folder_are_not_imported(project):
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_claims_use_generated_or_pinned_data(path):
-    """They can be reproduced on any machine with a network."""
+    """Such claims can be reproduced on any machine with a network."""
     config = yaml.safe_load(path.read_text())["data"]
     data = getattr(datamodules, config["class_path"].removeprefix("datamodules."))
     if not issubclass(data, GeneratedDataModule):
@@ -310,7 +310,7 @@ def test_claims_use_seeds_that_were_not_tuned_on(path):
 
 
 def test_the_readme_shows_the_claims():
-    """It shows the mean and the range over seeds of exactly the experiments with claims."""
+    """Compare the means and ranges over seeds of exactly the experiments with claims."""
     name, shown = "", {}
     for row in cells(README.read_text()):
         if len(row) == 5 and row[2][:1].isdigit():

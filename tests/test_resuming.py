@@ -134,7 +134,7 @@ def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
 
 
 def test_resuming_from_a_path_starts_a_new_run(tmp_path):
-    """It continues in a new folder, and leaves the first run unchanged."""
+    """The run continues in a new folder and leaves the first one unchanged."""
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     killed = folder(tmp_path, "gpt")
     before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}

@@ -164,7 +164,7 @@ def test_bf16_mixed_trains_on_a_cpu(model):
 
 
 def test_the_logged_loss_is_that_of_the_whole_step():
-    """It is the mean over the tokens of 4 accumulated batches, with label smoothing."""
+    """Compare with the mean over the tokens of 4 accumulated batches, with label smoothing."""
     data = small_copy(batch_size=16)
     module = make_module(data, label_smoothing=0.1)
     data.setup("fit")

@@ -279,7 +279,7 @@ def test_sweep_values_reach_every_process(path, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by pydantic in wandb-workspaces
 def test_dashboards_show_logged_metrics(cwd, monkeypatch):
-    """They can be built, and all their names are logged by a run."""
+    """Build the reports, and check that a run logs all their names."""
     monkeypatch.syspath_prepend(EXPERIMENTS)
     import dashboard
     from wandb_workspaces.reports.v2 import interface

@@ -31,7 +31,7 @@ def run_python(*arguments: object, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with the installed wheel; its dependencies are those of this environment."""
+    """Install the wheel into a folder, with the dependencies of this environment."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("lightning_tfm", "datamodules", "experiments"):
