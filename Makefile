@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all test-slow test-browser reproduce bench lint docs
+.PHONY: install train test test-all test-slow test-browser coverage reproduce bench lint docs
 
 install: $(INSTALLED)
 
@@ -28,6 +28,10 @@ test-all: install
 # Slow tests: many kills, many damaged files, the tutorials.
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# The line coverage of the tests in `make test-all`, without code that runs in child processes only.
+coverage: install
+	$(BIN)/python -m pytest -m "not slow and not browser" --cov=lightning_tfm --cov=datamodules --cov-report=term-missing:skip-covered
 
 # The report in a real browser: Debian's packages chromium and chromium-driver, or others of these names.
 test-browser: install

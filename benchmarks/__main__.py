@@ -127,7 +127,7 @@ def plot(rows: list[Row], path: Path) -> None:
         axes.plot([row.low, row.high], [place, place], color=color, linewidth=3)
         axes.plot(row.ratio, place, "o", color=color)
         axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
-    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.axvline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
     axes.minorticks_off()

@@ -33,7 +33,7 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
 
     Note:
         The peer computes each token from the whole prefix, which is taken from our output. A token that it leaves out
-        costs as much as its neighbours. Its choices are compared for all tokens.
+        costs as much as its neighbors. Its choices are compared for all tokens.
     """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)

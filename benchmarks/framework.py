@@ -152,7 +152,7 @@ def length_buckets(full: bool) -> Iterator[Row]:
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build runs of an experiment by its command, with all default behaviour.
+    """Build runs of an experiment by its command, with all default behavior.
 
     Args:
         experiment: the name of the experiment.
@@ -281,7 +281,7 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
     kinds = (
         ("Trainer", build_trainer, {}, default),
         ("limit: Lightning alone", build_lightning, {}, alone),
-        ("limit: manual optimisation", build_lightning, {"manual": True}, f"{alone}; the module steps by itself"),
+        ("limit: manual optimization", build_lightning, {"manual": True}, f"{alone}; the module steps by itself"),
     )
     name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
     for what, build, chosen, note in kinds:

@@ -47,7 +47,7 @@ def flops_per_token(size: dict[str, int], parameters: int) -> float:
     return 6 * weights + 12 * size["num_layers"] * size["d_model"] * size["max_length"]
 
 
-def synchronise(device: str) -> None:
+def synchronize(device: str) -> None:
     """Wait for all pending work of the device."""
     if device == "cuda":
         torch.cuda.synchronize()
@@ -110,11 +110,11 @@ def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, st
     losses = [step(batch).item() for batch in batches[:3]]
 
     def work() -> Block:
-        synchronise(device)
+        synchronize(device)
         begun = time.perf_counter()
         for number in range(steps):
             step(batches[number % len(batches)])
-        synchronise(device)
+        synchronize(device)
         return Block(steps * batches[0].target_in.numel(), time.perf_counter() - begun)
 
     return Built({"parameters": parameters_of(network), "losses": losses}, work)
@@ -130,7 +130,7 @@ def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> str:
 def gpt2_124m(full: bool) -> Iterator[Row]:
     """Measure GPT-2 of 124M parameters on a GPU: bf16, compiled, 16 x 1024 tokens per step."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
-    used, share = "GPT-2 124M, bf16, compiled: model FLOP utilisation", "≥ 45 %"
+    used, share = "GPT-2 124M, bf16, compiled: model FLOP utilization", "≥ 45 %"
     if not has_gpu():
         yield Row(name, "tokens/s", target, note="no GPU")
         yield Row(used, "%", share, note="no GPU")
@@ -222,7 +222,7 @@ def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float
             schedule.step()
             optimizer.zero_grad()
             if number % every == 0:
-                synchronise(device)
+                synchronize(device)
                 seconds += time.perf_counter() - begun
                 best = min(best, whole_loss(network, val, size["max_length"], device))
                 if best <= goal:
@@ -333,10 +333,10 @@ def build_steps(side: str, device: str, steps: int) -> Built:
             step = graphed(network.decode_step, torch.full((500,), BOS, device=device), network.encode(source))
 
     def work() -> Block:
-        synchronise(device)
+        synchronize(device)
         begun = time.perf_counter()
         decode_text()
-        synchronise(device)
+        synchronize(device)
         return Block(steps, time.perf_counter() - begun)
 
     return Built({"tokens": decode_text().cpu()}, work)

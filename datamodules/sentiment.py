@@ -13,7 +13,7 @@ from typing import IO, Literal, cast
 
 from lightning_tfm.data import (
     Download,
-    LabelledDataModule,
+    LabeledDataModule,
     Pair,
     is_hidden,
     normalize_text,
@@ -47,8 +47,8 @@ reviews (Pang & Lee 2005), in Latin-1."""
 PARTS = ("train", "val", "test")
 
 
-class Sentiment(LabelledDataModule):
-    """Data module of texts labelled by sentiment, or with any other labels.
+class Sentiment(LabeledDataModule):
+    """Data module of texts labeled by sentiment, or with any other labels.
 
     The data are one of
 
@@ -107,7 +107,7 @@ class Sentiment(LabelledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        parts = read_labelled(train, encoding, "train")
+        parts = read_labeled(train, encoding, "train")
         if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
@@ -127,7 +127,7 @@ class Sentiment(LabelledDataModule):
                     rank_zero_print(
                         f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                parts |= read_labelled(names, encoding, split)
+                parts |= read_labeled(names, encoding, split)
             if split not in parts:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
@@ -178,8 +178,8 @@ def split_by_hash(
     return parts
 
 
-def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
-    """Return the labelled texts of an archive, a folder, a table or files, by split.
+def read_labeled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
+    """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
         names: the data.
@@ -212,7 +212,7 @@ def read_labelled(names: list[str], encoding: str, split: str) -> dict[str, list
 
 
 def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
-    """Return the labelled texts of the lines of a file, without surrounding spaces."""
+    """Return the labeled texts of the lines of a file, without surrounding spaces."""
     texts = [Pair(text.strip(), label.strip()) for label, text in rows]
     for number, text in enumerate(texts, start=1):
         if not all(text[:2]):
@@ -223,7 +223,7 @@ def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
 
 
 def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
-    """Return the texts of each part, labelled by their folders, and log how many files are left out, and why.
+    """Return the texts of each part, labeled by their folders, and log how many files are left out, and why.
 
     Args:
         files: a function that reads each file; None for a link, since links are not followed.

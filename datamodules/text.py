@@ -20,7 +20,7 @@ FILES = {
 
 
 class Text(TextDataModule):
-    """Data module for language modelling on a text, split into training, test and validation data, in this order.
+    """Data module for language modeling on a text, split into training, test and validation data, in this order.
 
     The validation split is the last `val_fraction` of the text, whatever `test_fraction` is. The test split lies just
     before it, so that settings chosen on the end of the text can be tested on a part that was not used to choose any.

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_tfm.data import GeneratedDataModule, LabelledDataModule, Pair, PairDataModule, TextDataModule
+    from lightning_tfm.data import GeneratedDataModule, LabeledDataModule, Pair, PairDataModule, TextDataModule
     from lightning_tfm.decoding import DecodingOptions
     from lightning_tfm.errors import UserError
     from lightning_tfm.loading import load
@@ -30,7 +30,7 @@ __all__ = [
     "EncoderClassifier",
     "GeneratedDataModule",
     "LRSchedule",
-    "LabelledDataModule",
+    "LabeledDataModule",
     "LanguageModel",
     "LinearTransformer",
     "MaskedEncoder",

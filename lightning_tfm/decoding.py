@@ -228,7 +228,7 @@ def beam_search(
         state: the initial state.
         max_length: maximum number of tokens of an output.
         beam_size: number of prefixes per row.
-        length_penalty: 0 favours the most probable sequence, 1 the highest mean log-probability per token.
+        length_penalty: 0 favors the most probable sequence, 1 the highest mean log-probability per token.
 
     Returns:
         Tokens (B, T) as returned by `decode`, and their scores (B).
@@ -257,9 +257,9 @@ def beam_search(
         logits, state = step(token, state)
         log_probs = _mask_special(logits).float().log_softmax(-1).view(batch, beam_size, -1)
         totals = scores.unsqueeze(-1) + log_probs  # (B, K, V)
-        normaliser = length**length_penalty
+        normalizer = length**length_penalty
         ending = torch.cat((prefixes, prefixes.new_full((batch, beam_size, 1), EOS)), dim=-1)
-        keep_best(ending, totals[:, :, EOS] / normaliser)
+        keep_best(ending, totals[:, :, EOS] / normalizer)
         totals[:, :, EOS] = -math.inf
         scores, flat = totals.flatten(1).topk(beam_size)  # (B, K), the open beams
         beam, token = flat // log_probs.size(-1), flat % log_probs.size(-1)
@@ -267,7 +267,7 @@ def beam_search(
         state = reorder_state(state, (rows * beam_size + beam).flatten())
         token = token.flatten()
         if length == max_length:
-            keep_best(prefixes, scores / normaliser)
+            keep_best(prefixes, scores / normalizer)
         # Log-probabilities never increase, so an open prefix can at best keep its own and grow to the maximum length.
         elif (best_score >= scores[:, 0] / max_length**length_penalty).all():
             break

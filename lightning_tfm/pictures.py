@@ -96,8 +96,8 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
     image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
     if len(labels) <= LABELS:
         for row, column in itertools.product(range(len(labels)), repeat=2):
-            colour = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=colour)
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=color)
     named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
     axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
     axes.set_yticks(named, [labels[n] for n in named], parse_math=False)

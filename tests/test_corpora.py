@@ -280,7 +280,7 @@ def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
 
 
 def test_language_model_loss_covers_the_whole_validation_part(tmp_path):
-    """Compare the loss with the sum over single windows; the loss per character divides it by the characters per token."""
+    """Compare the loss with the sum over single windows; the loss per character divides by the characters per token."""
     from lightning import Trainer
 
     from lightning_tfm.modules import LanguageModel

@@ -1,4 +1,4 @@
-"""Masked language modelling: the masks, and the network that predicts masked tokens."""
+"""Masked language modeling: the masks, and the network that predicts masked tokens."""
 
 from __future__ import annotations
 

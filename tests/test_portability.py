@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from datamodules.sentiment import read_labelled
+from datamodules.sentiment import read_labeled
 from datamodules.text import Text
 from elsewhere import OURS
 from runs import fit
@@ -97,7 +97,7 @@ def test_files_are_read_in_the_same_order_on_every_system(monkeypatch, tmp_path)
             (tmp_path / label / name).write_text(f"{label} {name}", encoding="utf-8")
 
     def read():
-        return Text._read(str(tmp_path), "utf-8"), read_labelled([str(tmp_path)], "utf-8", "train")
+        return Text._read(str(tmp_path), "utf-8"), read_labeled([str(tmp_path)], "utf-8", "train")
 
     expected = read()
     monkeypatch.setattr(PurePath, "__lt__", lambda ours, theirs: str(ours).lower() < str(theirs).lower())

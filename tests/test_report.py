@@ -202,18 +202,18 @@ def test_a_report_works_in_a_browser(html, browser):
 
 @pytest.mark.browser
 def test_a_report_has_a_dark_mode(html, browser):
-    colours = {}
+    colors = {}
     for scheme in ("light", "dark"):
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         open_page(browser, html)
-        colours[scheme] = [
+        colors[scheme] = [
             browser.execute_script("return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", *of)
             for of in (("body", "backgroundColor"), ("body", "color"), ("#a-keys span", "backgroundColor"))
         ]
         labels = browser.execute_script("return getComputedStyle(document.querySelector('.chart svg text')).fill")
-        colours[scheme].append(labels)
-    for light, dark in zip(*colours.values(), strict=True):
+        colors[scheme].append(labels)
+    for light, dark in zip(*colors.values(), strict=True):
         assert light != dark
 
 

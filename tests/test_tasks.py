@@ -465,7 +465,7 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
 
 
 def test_the_average_equals_its_definition(tmp_path):
-    """The average covers about a third of the steps at first, and uses the configured decay from the fourth step here."""
+    """The average covers about a third of the steps at first, and uses the configured decay from the fourth step."""
     path = write_task("reviews_classifier", tmp_path)
     averaging = "--trainer.callbacks+={class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: 0.45}}"
     expected = None

@@ -5,7 +5,7 @@ from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.files import is_hidden, normalize_text, read_lines, read_table, read_text, resolve_path
 from lightning_tfm.data.hashing import stable_hash
-from lightning_tfm.data.labels import LabelledBatch, LabelledDataModule, LabelledDataset
+from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
 from lightning_tfm.data.samplers import (
@@ -23,9 +23,9 @@ __all__ = [
     "EvaluationSampler",
     "Examples",
     "GeneratedDataModule",
-    "LabelledBatch",
-    "LabelledDataModule",
-    "LabelledDataset",
+    "LabeledBatch",
+    "LabeledDataModule",
+    "LabeledDataset",
     "LengthGroupedSampler",
     "MaxTokensSampler",
     "Pair",

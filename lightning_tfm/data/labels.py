@@ -1,4 +1,4 @@
-"""Dataset and data module of labelled texts."""
+"""Dataset and data module of labeled texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.tokenization import PAD, Tokenizer
 
 
-class LabelledBatch(NamedTuple):
+class LabeledBatch(NamedTuple):
     """Batch of B texts and their classes.
 
     Attributes:
@@ -48,8 +48,8 @@ class LabelledBatch(NamedTuple):
         return (self.words != PAD).sum()
 
 
-class LabelledDataset(Dataset[LabelledBatch]):
-    """Dataset of encoded texts: `dataset[rows]` is a LabelledBatch.
+class LabeledDataset(Dataset[LabeledBatch]):
+    """Dataset of encoded texts: `dataset[rows]` is a LabeledBatch.
 
     Args:
         pairs: the texts and their labels.
@@ -89,13 +89,13 @@ class LabelledDataset(Dataset[LabelledBatch]):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, rows: Tensor) -> LabelledBatch:
+    def __getitem__(self, rows: Tensor) -> LabeledBatch:
         text = self.ids[rows, : self.lengths[rows].max()]
-        return LabelledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows], rows)
+        return LabeledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows], rows)
 
 
-class LabelledDataModule(TaskDataModule, ABC):
-    """Base class of data modules of labelled texts. A subclass implements `pairs`.
+class LabeledDataModule(TaskDataModule, ABC):
+    """Base class of data modules of labeled texts. A subclass implements `pairs`.
 
     Args:
         tokenizer: the tokenizer of the texts.
@@ -137,9 +137,9 @@ class LabelledDataModule(TaskDataModule, ABC):
             split: "train", "val" or the name of a test set.
         """
 
-    def examples(self, split: str) -> LabelledDataset:
+    def examples(self, split: str) -> LabeledDataset:
         pairs = self.pairs(split)
-        examples = LabelledDataset(pairs, self.tokenizer, self.labels, self.max_length)
+        examples = LabeledDataset(pairs, self.tokenizer, self.labels, self.max_length)
         if examples.cut and not self.truncate:
             raise UserError(
                 f"max_length must be at least {examples.longest} for {split}, but is {self.max_length}; "

@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
     Attributes:
         source: the source text.
-        target: the target text, or the label of a labelled text.
+        target: the target text, or the label of a labeled text.
         alignment: aligned symbols as (source index, target index), from 0; None if unknown.
         category: the category of the pair, by which metrics are reported; None if the data have no categories.
     """

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.attention_maps import AttentionMap, text_attention
-from lightning_tfm.data import LabelledBatch, LabelledDataModule, LabelledDataset, pad_sequences
+from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset, pad_sequences
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, at_least_float32
@@ -49,7 +49,7 @@ class Classifier(TaskModule):
     """
 
     network: EncoderClassifier
-    datamodule_class = LabelledDataModule
+    datamodule_class = LabeledDataModule
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Classifier(TaskModule):
         self.metrics = nn.ModuleDict()
 
     @classmethod
-    def data_settings(cls, data: LabelledDataModule) -> dict[str, Any]:
+    def data_settings(cls, data: LabeledDataModule) -> dict[str, Any]:
         return super().data_settings(data) | {"labels": data.labels}
 
     def setup(self, stage: str) -> None:
@@ -97,7 +97,7 @@ class Classifier(TaskModule):
         if stage == "fit" and self.network.naive_bayes is not None:
             self._count(self.trainer.datamodule.datasets["train"])
 
-    def _count(self, dataset: LabelledDataset) -> None:
+    def _count(self, dataset: LabeledDataset) -> None:
         """Fit the naive Bayes classifier to the training data."""
         naive_bayes = self.network.naive_bayes
         assert naive_bayes is not None
@@ -107,12 +107,12 @@ class Classifier(TaskModule):
             batch = dataset[rows]
             naive_bayes.count(batch.words, batch.label)
 
-    def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: LabeledBatch, batch_idx: int) -> Tensor:
         logits = at_least_float32(self.network(batch.text))
         loss = F.cross_entropy(logits, batch.label, label_smoothing=self.label_smoothing, reduction="sum")
         return self.accumulate_loss(loss, torch.tensor(len(batch.label), device=loss.device))
 
-    def _evaluate(self, batch: LabelledBatch, prefix: str, dataset: LabelledDataset) -> Evaluation:
+    def _evaluate(self, batch: LabeledBatch, prefix: str, dataset: LabeledDataset) -> Evaluation:
         logits = at_least_float32(self.network(batch.text))
         nll = F.cross_entropy(logits, batch.label, reduction="none")
         metrics = cast(Mapping[str, Metric], self.metrics[prefix])
@@ -132,10 +132,10 @@ class Classifier(TaskModule):
             predictions.append(prediction)
         return {"predictions": predictions}
 
-    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> Evaluation:
+    def validation_step(self, batch: LabeledBatch, batch_idx: int) -> Evaluation:
         return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
 
-    def test_step(self, batch: LabelledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
+    def test_step(self, batch: LabeledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
         return self._evaluate(batch, "test", self.trainer.test_dataloaders[dataloader_idx].dataset)
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:

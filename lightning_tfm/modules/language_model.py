@@ -1,4 +1,4 @@
-"""Language modelling: predicts the next token of a text."""
+"""Language modeling: predicts the next token of a text."""
 
 from __future__ import annotations
 

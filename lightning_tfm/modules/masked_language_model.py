@@ -1,4 +1,4 @@
-"""Masked language modelling: predicts masked tokens of a text from their context (Devlin et al. 2019)."""
+"""Masked language modeling: predicts masked tokens of a text from their context (Devlin et al. 2019)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from lightning_tfm.networks.network import DataProperties, TextNetwork, check_ma
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
 
-class LabelledData(DataProperties, Protocol):
+class LabeledData(DataProperties, Protocol):
     """Properties of a data module that a classifier depends on.
 
     Attributes:
@@ -81,7 +81,7 @@ class EncoderClassifier(TextNetwork):
         )
 
     @classmethod
-    def data_settings(cls, data: LabelledData) -> dict[str, Any]:  # type: ignore[override]  # it needs classes
+    def data_settings(cls, data: LabeledData) -> dict[str, Any]:  # type: ignore[override]  # it needs classes
         if not hasattr(data, "num_classes"):
             raise UserError(
                 f"EncoderClassifier needs texts with labels, but {type(data).__name__} has none; try Sentiment"

@@ -84,14 +84,14 @@ class GPT(CausalNetwork):
         self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
         special_bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
         self.register_buffer("special_bias", special_bias, persistent=False)
-        self.apply(self._initialise)
+        self.apply(self._initialize)
         # Scaled so that the residual sum of 2 x num_layers sub-layers keeps its variance (GPT-2, 2.3).
         for layer in cast(Iterable[TransformerLayer], self.layers):
             for last in (layer.self_attention.out_proj, cast(Linear, layer.feed_forward[2])):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
 
     @staticmethod
-    def _initialise(module: nn.Module) -> None:
+    def _initialize(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
