@@ -45,8 +45,8 @@ class AlignmentScore(Metric):
     """
 
     full_state_update = False
-    right: Tensor
-    surely_right: Tensor
+    correct: Tensor
+    sure_correct: Tensor
     found: Tensor
     sure: Tensor
     linked: Tensor
@@ -55,7 +55,7 @@ class AlignmentScore(Metric):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        for name in ("right", "surely_right", "found"):
+        for name in ("correct", "sure_correct", "found"):
             self.add_state(name, torch.zeros(num_heads, dtype=torch.long), dist_reduce_fx="sum")
         for name in ("sure", "linked", "symbols"):
             self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
@@ -72,13 +72,13 @@ class AlignmentScore(Metric):
         heads = weights.size(1)
         is_source = (batch.source != PAD) & (batch.source != EOS)  # (B, S)
         is_target = (batch.target_out != PAD) & (batch.target_out != EOS)  # (B, T)
-        looked = weights.argmax(-1)  # (B, H, T)
-        right = gold.unsqueeze(1).expand(-1, heads, -1, -1).gather(-1, looked.unsqueeze(-1)).squeeze(-1)
-        found = is_source.unsqueeze(1).expand(-1, heads, -1).gather(-1, looked) & is_target.unsqueeze(1)
+        attended = weights.argmax(-1)  # (B, H, T)
+        correct = gold.unsqueeze(1).expand(-1, heads, -1, -1).gather(-1, attended.unsqueeze(-1)).squeeze(-1)
+        found = is_source.unsqueeze(1).expand(-1, heads, -1).gather(-1, attended) & is_target.unsqueeze(1)
         is_sure = gold.sum(-1) == 1  # (B, T)
         entropy = torch.special.entr(weights.float()).sum(-1) * is_target.unsqueeze(1)  # (B, H, T)
-        self.right += right.sum((0, 2))
-        self.surely_right += (right & is_sure.unsqueeze(1)).sum((0, 2))
+        self.correct += correct.sum((0, 2))
+        self.sure_correct += (correct & is_sure.unsqueeze(1)).sum((0, 2))
         self.found += found.sum((0, 2))
         self.entropies += entropy.sum((0, 2))
         self.sure += is_sure.sum()
@@ -88,7 +88,7 @@ class AlignmentScore(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return the scores by name, each with one value per head (H)."""
         return {
-            "accuracy": self.right / self.linked.clamp(min=1),
-            "error_rate": 1 - (self.surely_right + self.right) / (self.found + self.sure).clamp(min=1),
+            "accuracy": self.correct / self.linked.clamp(min=1),
+            "error_rate": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
             "entropy": self.entropies / self.symbols,
         }

@@ -344,9 +344,9 @@ def _with_csv(logger: Any, name: str) -> list[Namespace]:
         name: the name of the experiment, whose runs are saved in `runs/NAME` unless a logger has a name.
     """
     loggers = [] if logger is True else _as_list(logger)
-    places = [place for place, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
-    if places:
-        first = loggers.pop(places[0])
+    indices = [index for index, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
+    if indices:
+        first = loggers.pop(indices[0])
     else:
         settings = Namespace(save_dir="runs", name=None, version=None, prefix="", flush_logs_every_n_steps=100)
         first = Namespace(class_path=CSV, init_args=settings)

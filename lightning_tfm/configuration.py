@@ -72,6 +72,6 @@ def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     assert error.problem is not None
     line, problem = error.problem_mark.line, error.problem
     if error.context is not None:
-        begun = error.context_mark.line if error.context_mark else line
-        problem = f"{error.context}{f' from line {begun + 1}' if begun != line else ''}, {problem}"
+        context_line = error.context_mark.line if error.context_mark else line
+        problem = f"{error.context}{f' from line {context_line + 1}' if context_line != line else ''}, {problem}"
     return line + 1, f"{problem}; indent with spaces" if "'\\t'" in problem else problem

@@ -47,7 +47,9 @@ def site(tmp_path_factory):
 
 def test_the_wheel_contains_every_module_and_template(site):
     for package in ("lightning_tfm", "datamodules"):
-        files = {path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".html", ".typed")}
+        files = {
+            path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".html", ".typed")
+        }
         assert all((site / path).is_file() for path in files)
 
 

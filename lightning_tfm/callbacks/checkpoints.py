@@ -134,8 +134,8 @@ class Checkpoints(Checkpoint):
             return
         self.stopped = trainer.should_stop
         score = trainer.callback_metrics[self.monitor].item() * (1 if self.mode == "min" else -1)
-        if odd := self._not_finite(trainer):
-            rank_zero_print(f"{odd} at step {trainer.global_step}; these weights are not saved as the best")
+        if non_finite := self._not_finite(trainer):
+            rank_zero_print(f"{non_finite} at step {trainer.global_step}; these weights are not saved as the best")
         elif score < self.best_score:
             self.best_score = score  # before saving: it is part of the checkpoint
             self._save(trainer, self.best_model_path)
@@ -150,8 +150,10 @@ class Checkpoints(Checkpoint):
     def _not_finite(self, trainer: Trainer) -> str:
         """Return a text that names the validation loss or the monitored metric if not finite; empty otherwise."""
         metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
-        odd = (f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite())
-        return " and ".join(odd)
+        found = (
+            f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite()
+        )
+        return " and ".join(found)
 
     def _save_if_due(self, trainer: Trainer) -> None:
         self.stopped = trainer.should_stop

@@ -94,7 +94,7 @@ class Predictions(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = all_gather_list(self.lines)
-        order = {name: place for place, name in enumerate(trainer.datamodule.test_sets)}
+        order = {name: index for index, name in enumerate(trainer.datamodule.test_sets)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_category = defaultdict(list)
         for name, _, line in self.lines:

@@ -30,7 +30,7 @@ class Telemetry(Callback):
         self.step = 0  # at which metrics were last logged
         self.tokens: torch.Tensor | int = 0  # of this process since that step
         self.seconds = 0.0  # since that step, until the last validation began
-        self.begun: float | None = None  # None outside training
+        self.started: float | None = None  # None outside training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
@@ -40,11 +40,11 @@ class Telemetry(Callback):
         self._begin(trainer.global_step)
 
     def _begin(self, step: int) -> None:
-        self.step, self.tokens, self.seconds, self.begun = step, 0, 0.0, time.perf_counter()
+        self.step, self.tokens, self.seconds, self.started = step, 0, 0.0, time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.begun is not None:
-            self.seconds, self.begun = self.seconds + time.perf_counter() - self.begun, None
+        if self.started is not None:
+            self.seconds, self.started = self.seconds + time.perf_counter() - self.started, None
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
@@ -52,7 +52,7 @@ class Telemetry(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            self.begun = time.perf_counter()
+            self.started = time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         if self.peak and self.flops_per_token is None:
@@ -65,9 +65,9 @@ class Telemetry(Callback):
         self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
-        assert self.begun is not None
+        assert self.started is not None
         tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # synchronizes with the device
-        speed = tokens / (self.seconds + time.perf_counter() - self.begun)
+        speed = tokens / (self.seconds + time.perf_counter() - self.started)
         values = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":
             values["gpu_memory_gib"] = torch.cuda.max_memory_allocated(pl_module.device) / 2**30

@@ -34,7 +34,9 @@ def check_fits(
         averages: whether the run averages its weights; a resumed run must do as it did before.
         step_settings: the settings of `TaskModule.step_settings`; compared if `resuming`.
     """
-    odd = UserError(f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but is incompatible")
+    incompatible = UserError(
+        f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but is incompatible"
+    )
     try:
         saved = checkpoint["hyper_parameters"]
         pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
@@ -66,7 +68,7 @@ def check_fits(
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
         their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
     except (AttributeError, KeyError, TypeError):
-        raise odd from None
+        raise incompatible from None
 
     def check_equal(pairs: list[tuple[str, Any, Any]]) -> None:
         for name, their, our in pairs:
@@ -83,4 +85,4 @@ def check_fits(
         )
     check_equal(step_pairs)
     if their_shapes != shapes:
-        raise odd
+        raise incompatible

@@ -25,10 +25,10 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if path.is_dir():
         inside = next((path / name for name in ("best.ckpt", "checkpoints/best.ckpt") if (path / name).is_file()), None)
-        mend = (
+        hint = (
             f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
         )
-        raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {mend}")
+        raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {hint}")
     if not path.is_file():
         raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
     try:

@@ -95,8 +95,8 @@ def _has_sha256(path: Path, sha256: str) -> bool:
     return pooch.file_hash(str(path)) == sha256
 
 
-def _unexpected(place: str, sha256: str) -> str:
-    return f"{place} has an unexpected SHA-256 (expected {sha256[:20]}...) and is not used"
+def _unexpected(path: str, sha256: str) -> str:
+    return f"{path} has an unexpected SHA-256 (expected {sha256[:20]}...) and is not used"
 
 
 def _continue_download(part: Path, address: str, output: str, _: object) -> None:

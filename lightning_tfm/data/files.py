@@ -88,10 +88,10 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     """
     try:
         known = codecs.lookup(encoding).name
-        begun = next((other for mark, other in BOMS.items() if data.startswith(mark)), None)
-        if begun and not known.startswith(begun):
+        other = next((encoding_of_mark for mark, encoding_of_mark in BOMS.items() if data.startswith(mark)), None)
+        if other and not known.startswith(other):
             raise UserError(
-                f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {begun}; "
+                f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
                 "set encoding to that"
             )
         if not known.startswith(("utf-16", "utf-32")) and b"\0" in data:

@@ -110,10 +110,10 @@ class MaxTokensSampler(TrainingSampler):
         self.lengths, self.batch_tokens = lengths, batch_tokens
         self.cuts, begin = [], 0  # the same in each epoch, as the sorted lengths are
         ordered = lengths.sort(descending=True).values.tolist()
-        for place in range(1, len(ordered)):
-            if (place + 1 - begin) * ordered[begin] > batch_tokens:
-                self.cuts.append(place)
-                begin = place
+        for index in range(1, len(ordered)):
+            if (index + 1 - begin) * ordered[begin] > batch_tokens:
+                self.cuts.append(index)
+                begin = index
         if self.cuts:  # balance the last two batches, so that no batch is small
             begin = self.cuts[-2] if len(self.cuts) > 1 else 0
             self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
@@ -137,7 +137,7 @@ class MaxTokensSampler(TrainingSampler):
         order = torch.randperm(len(self.lengths), generator=generator)
         order = order[self.lengths[order].argsort(stable=True, descending=True)]
         batches = order.tensor_split(self.cuts)
-        return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
+        return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
 class WindowSampler(TrainingSampler):

@@ -164,7 +164,7 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
     by_loss = sorted(predictions, key=lambda line: -line["nll"])
     worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
     others = min(len(rest), number - len(worst))
-    return worst + [rest[place * len(rest) // others] for place in range(others)]
+    return worst + [rest[index * len(rest) // others] for index in range(others)]
 
 
 def _plain(line: Json) -> Json:
