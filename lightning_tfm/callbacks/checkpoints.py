@@ -150,10 +150,8 @@ class Checkpoints(Checkpoint):
     def _not_finite(self, trainer: Trainer) -> str:
         """Return a text that names the validation loss or the monitored metric if not finite; empty otherwise."""
         metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
-        found = (
-            f"{name} is {value:g}" for name, value in metrics.items() if value is not None and not value.isfinite()
-        )
-        return " and ".join(found)
+        values = {name: value for name, value in metrics.items() if value is not None and not value.isfinite()}
+        return " and ".join(f"{name} is {value:g}" for name, value in values.items())
 
     def _save_if_due(self, trainer: Trainer) -> None:
         self.stopped = trainer.should_stop
@@ -182,9 +180,8 @@ class Checkpoints(Checkpoint):
         if trainer.world_size == 1:
             return self.signum is not None  # a tensor would synchronize with the device
         interrupted = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
-        torch.distributed.all_reduce(
-            interrupted, torch.distributed.ReduceOp.MAX
-        )  # Lightning's all_reduce adds a barrier
+        # Lightning's all_reduce adds a barrier.
+        torch.distributed.all_reduce(interrupted, torch.distributed.ReduceOp.MAX)
         return bool(interrupted)
 
     def _end_if_interrupted(self, trainer: Trainer) -> None:
