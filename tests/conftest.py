@@ -14,7 +14,7 @@ import wandb
 from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Network, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
-from runs import fit, run
+from runs import fit, made_once, run
 
 VOCAB_SIZE = 11
 
@@ -90,14 +90,12 @@ def new_wandb():
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
     """Return a function that trains an undisturbed run of a model, once per session."""
-    folders = {}
 
     def reference(model):
-        if model not in folders:
-            cwd = tmp_path_factory.mktemp(model)
+        def train(cwd):
             child = run(*fit(model), cwd=cwd)
             assert child.wait() == 0, child.err.read_text()
-            folders[model] = cwd
-        return folders[model]
+
+        return made_once(model, train, tmp_path_factory)
 
     return reference

@@ -13,6 +13,7 @@ import os
 import pty
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 import torch
 import wandb
 import yaml
+from filelock import FileLock
 
 from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.checkpoint import read
@@ -330,17 +332,30 @@ def write_task(name, folder):
     return path
 
 
-FOLDERS = {}
+def made_once(name, make, tmp_path_factory):
+    """Return a folder that `make(folder)` fills once for all workers of pytest-xdist; tests must not change it."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder = root / f"shared_{name}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            try:
+                make(folder)
+            except BaseException:
+                shutil.rmtree(folder)  # so that no other test takes it for complete
+                raise
+    return folder
 
 
 def trained_run(name, tmp_path_factory):
     """Return the folder of an undisturbed run, trained once per session."""
-    if name not in FOLDERS:
-        cwd = tmp_path_factory.mktemp(name)
+
+    def train(cwd):
         child = run("fit", "--config", write_task(name, cwd), cwd=cwd)
         assert child.wait() == 0, child.err.read_text()
-        FOLDERS[name] = cwd / f"runs/{name}/version_0"
-    return FOLDERS[name]
+
+    return made_once(name, train, tmp_path_factory) / f"runs/{name}/version_0"
 
 
 def in_terminal(command, cwd, environment):

@@ -905,7 +905,7 @@ BAD_DATA = {
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, [*reviews(), *[("pos", "<br />")] * 9]))]).setup(
             "fit"
         ),
-        r"each text must have at least one token, but '<br />' \(pos\) does not; delete it",
+        r"each text must have a token, but '<br />' \(pos\) does not; delete it",
     ),
     "a damaged archive": (
         lambda p: sentiment([damaged(write_archive(p / "a.tar.gz", reviews()))]),

@@ -23,7 +23,7 @@ from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
-from runs import fit, in_process, in_terminal, trained_run
+from runs import fit, in_process, in_terminal, made_once, trained_run
 
 TAB = "\t"
 
@@ -91,11 +91,15 @@ def test_quoted_arguments_can_be_pasted_into_a_shell(text):
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory):
     """Train briefly on dates by the console script, without a W&B login and without standard input."""
-    folder = tmp_path_factory.mktemp("user")
+    return made_once("user", train_on_dates, tmp_path_factory) / "runs/date_attention_lstm/version_0"
+
+
+def train_on_dates(folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
     script = Path(sys.executable).with_name("lightning-tfm")
-    settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200", "--data.init_args.test_size=1000"]
+    settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200"]
+    settings += ["--data.init_args.train_size=20000", "--data.init_args.test_size=1000"]
     run = subprocess.run(
         [script, "fit", "--config", DATE, *settings],
         cwd=folder,
@@ -109,7 +113,6 @@ def run_folder(tmp_path_factory):
     assert "Traceback" not in run.stderr
     (folder / "stdout").write_text(run.stdout)
     (folder / "stderr").write_text(run.stderr)
-    return folder / "runs/date_attention_lstm/version_0"
 
 
 @pytest.fixture
@@ -157,7 +160,7 @@ def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
         assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     right = [f"correct  {line['source']} → {line['prediction']}" for line in lines if line["correct"]]
-    assert [line for line in out.splitlines() if line.startswith("right")] == right[:3]
+    assert [line for line in out.splitlines() if line.startswith("correct")] == right[:3]
     wrong = {
         f"wrong    {line['source']} → {line['prediction']} (expected {line['target']})"
         for line in lines
@@ -543,7 +546,7 @@ def test_class_path_must_be_a_name(place, value, type, no_data, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path("mistake.yaml").write_text(PLACES[place] % f"{{class_path: {value}}}")
     line = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
-    assert f"error: {place}.class_path must be the name of a class, as {SPEC}, but is of type {type}" in line
+    assert f"error: {place}.class_path must be the name of a class, such as {SPEC}, but is of type {type}" in line
 
 
 @pytest.mark.parametrize(
@@ -561,14 +564,14 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("mistake.yaml").write_text(PLACES[place] % f"{{class_path: {path}, init_args: {value}}}")
     line = mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
-    assert f"error: {place}.init_args must be a mapping of settings, as {SPEC}, but is of type {type}" in line
+    assert f"error: {place}.init_args must be a mapping of settings, such as {SPEC}, but is of type {type}" in line
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: 3", f"data: must be a class, as {SPEC}, but is 3"),
-        ("data: [1]", f"data: must be a class, as {SPEC}, but is [1]"),
+        ("data: 3", f"data: must be a class, such as {SPEC}, but is 3"),
+        ("data: [1]", f"data: must be a class, such as {SPEC}, but is [1]"),
         ("data:", "--config must be settings, {NAME: VALUE}, but is data:"),
         ("data:\nseed_everything: 1", "data must be set, but is missing"),
         ("model:\nseed_everything: 1", "model must be set, but is missing"),
@@ -583,7 +586,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("trainer: {check_val_every_n_epoch: 0}", "trainer.check_val_every_n_epoch must be above 0, but is 0; try 1"),
         (
             "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {lr_schedule: [1]}}",
-            "model.init_args.lr_schedule, must be {NAME: VALUE}, but is of type list",
+            "model.init_args.lr_schedule must be {NAME: VALUE}, but are of type list",
         ),
         ("trainer: text", "trainer must be settings, {NAME: VALUE}, but is 'text'"),
         ("checkpoint: 3", "checkpoint must be a mapping of settings, NAME: VALUE, but is 3 in 'mistake.yaml'"),
@@ -606,7 +609,7 @@ def test_model_needs_a_class_path(no_data, monkeypatch, capsys, tmp_path):
     config = yaml.safe_load(COPY.read_text())
     del config["model"]["class_path"]
     Path("mistake.yaml").write_text(yaml.safe_dump(config))
-    assert f"model: must be a class, as {SPEC}" in mistake(monkeypatch, capsys, "fit", "--config", "mistake.yaml")
+    assert f"model: must be a class, such as {SPEC}" in mistake(monkeypatch, capsys, "fit", "--config", "mistake.yaml")
 
 
 INVALID = {
@@ -617,7 +620,7 @@ INVALID = {
     "trainer: {max_steps: 3, max_steps: 3}\n": (1, "duplicate key 'max_steps' (first in line 1)"),
     "trainer: {}\nseed_everything: 1\ntrainer: {}\n": (3, "duplicate key 'trainer' (first in line 1)"),
     "data: 3\ntrainer: *settings\n": (2, "found undefined alias 'settings'"),
-    "data: 3\ntrainer: a\x07b\n": (2, r"a character '\x07'"),
+    "data: 3\ntrainer: a\x07b\n": (2, r"the character '\x07'"),
     "data: 3\ntrainer: !!python/name:os.system\n": (2, "could not determine a constructor"),
     "data: 3\n---\ntrainer: 3\n": (2, "but found another document"),
 }
@@ -644,8 +647,8 @@ def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, caps
         (b"# trainer:\n", "but 'mistake.yaml' is empty"),
         (b"- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
         (b"trainer\n", "but 'mistake.yaml' holds 'trainer'"),
-        (b"data: 3\nname: caf\xe9\n", "a YAML in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
-        (b"\xff\xfed\0a\0t\0a\0", "a YAML in UTF-8, but line 1 of 'mistake.yaml' is not"),
+        (b"data: 3\nname: caf\xe9\n", "a YAML file in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
+        (b"\xff\xfed\0a\0t\0a\0", "a YAML file in UTF-8, but line 1 of 'mistake.yaml' is not"),
     ],
 )
 def test_a_file_without_settings_is_reported(data, message, monkeypatch, capsys, tmp_path):
@@ -702,7 +705,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
         ),
         (["fit", "--config", COPY, "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
-        (["fit"], "name a YAML with --config"),
+        (["fit"], "pass that with --config"),
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
         (["fit", "--config", sys.executable], "must name a YAML file in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),

@@ -408,10 +408,8 @@ class Malicious:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    cwd = tmp_path_factory.mktemp("trained")
-    assert run(*fit("gpt"), cwd=cwd).wait() == 0
-    return folder(cwd, "gpt") / "checkpoints/best.ckpt"
+def trained(reference):
+    return folder(reference("gpt"), "gpt") / "checkpoints/best.ckpt"
 
 
 PLANTED = "import pathlib\npathlib.Path('canary').touch()\nclass Evil:\n    pass\n"

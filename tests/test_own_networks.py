@@ -116,7 +116,7 @@ def test_a_report_shows_the_attention_of_trusted_networks_only(own_run, checkpoi
     arguments = ["report", own_run, "--output", tmp_path / "page.html"]
     assert in_process(monkeypatch, *arguments) == 0
     message = capsys.readouterr().err
-    assert "no attention of" in message
+    assert "cannot show the attention of" in message
     assert message.endswith(
         "names 'my_nets.Mine', which is not imported; if you trust its code: --trust-package my_nets\n"
     )

@@ -442,7 +442,7 @@ def test_muon_resumes_from_its_state():
         (lambda: LRSchedule(warmup_steps=300).check_max_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
         (
             lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, text_metrics=["bleu"]),
-            "text_metrics must be empty where symbols are characters",
+            "text_metrics must be empty unless the tokenizer is word-based",
         ),
         (lambda: small_copy(batch_size=3).check_processes(4), r"at least the number of processes \(4\), but is 3"),
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
