@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all test-slow test-browser coverage reproduce bench lint docs
+.PHONY: install train test test-all coverage reproduce bench lint docs
 
 install: $(INSTALLED)
 
@@ -21,21 +21,14 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
-# With tests of whole runs: in several processes, killed, resumed, without a network.
+# All tests: also whole runs in several processes, killed and resumed, damaged files, the tutorials, and the report in a
+# browser, which needs Debian's packages chromium and chromium-driver, or others of these names.
 test-all: install
-	$(BIN)/python -m pytest -m "not slow and not browser"
+	$(BIN)/python -m pytest -m ""
 
-# Slow tests: many kills, many damaged files, the tutorials.
-test-slow: install
-	$(BIN)/python -m pytest -m slow
-
-# The line coverage of the tests in `make test-all`, without code that runs in child processes only.
+# The line coverage of `make test`; it misses code that runs in child processes only.
 coverage: install
-	$(BIN)/python -m pytest -m "not slow and not browser" --cov=lightning_tfm --cov=datamodules --cov-report=term-missing:skip-covered
-
-# The report in a real browser: Debian's packages chromium and chromium-driver, or others of these names.
-test-browser: install
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest --cov=lightning_tfm --cov=datamodules --cov-report=term-missing:skip-covered
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install

@@ -27,9 +27,6 @@ sys.path.insert(0, str(DOCS / "_ext"))
 
 from generated import LIGHTNING_COMMANDS, command_parser, commands, results  # noqa: E402
 
-SLOW = {"README.md"}
-"""Pages whose code trains for more than a few seconds."""
-
 MY_PACKAGE = """
 from lightning_tfm.networks import GPT
 
@@ -75,10 +72,7 @@ def test_pages_show_code_and_commands():
     assert {line.values[0][0] for line in LINES} >= set(COMMANDS) - {"validate", "list", "export"}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (name_of(path) in SLOW), id=name_of(path)) for path in CODE],
-)
+@pytest.mark.parametrize("path", CODE, ids=name_of)
 @pytest.mark.run
 def test_the_code_of_a_page_runs(path, tmp_path):
     """Run the blocks as one program, in order. Code in a `{code-block}` is not run."""
@@ -173,7 +167,7 @@ def test_a_stored_notebook_is_small_and_clean(path):
     assert not re.search(r"/(home|root|tmp|work|Users)/|Warning", text)
 
 
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -181,7 +175,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_the_site_is_built_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path / "html")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -283,7 +283,7 @@ def test_damaged_checkpoints_are_detected(tmp_path):
     check_corruptions(30, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.run
 def test_many_damaged_checkpoints_are_detected(tmp_path):
     check_corruptions(3_000, tmp_path)
 

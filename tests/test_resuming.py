@@ -255,7 +255,7 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
         torch.testing.assert_close(ours["state_dict"][name], weight, atol=1e-9, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("model", NETWORKS)
 def test_two_repeatedly_killed_processes_resume_bitwise(model, tmp_path):
     check_two_processes(model, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], tmp_path)
@@ -264,7 +264,7 @@ def test_two_repeatedly_killed_processes_resume_bitwise(model, tmp_path):
 # At random times
 
 
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("model", NETWORKS)
 def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
     """Kills by the clock may hit the start, a step, a checkpoint or a validation."""
