@@ -48,7 +48,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
 
 
 def number(value: float | None) -> str:
-    """Format a value with three digits, or as an integer with separators from 999.5 on; empty if None or not finite."""
+    """Format a value with three digits, or as an integer if it is at least 999.5; empty if None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
@@ -63,7 +63,7 @@ def cells(row: Row) -> list[str]:
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
     )
     around = f"{number(row.low)} to {number(row.high) or 'never'}"
-    verdict = {True: "yes", False: "NO", None: ""}[row.held]
+    verdict = {True: "yes", False: "no", None: ""}[row.held]
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
@@ -71,14 +71,14 @@ PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 
 UNTIMED = ("tokenizers", "sacrebleu")
 """Packages that no benchmark uses."""
-COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held", "machine")
+COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
 
 
 def table(rows: list[Row]) -> Table:
     """Return a table of all rows for a terminal."""
     shown = Table(title=f"ours against a peer: {ROUNDS} rounds, {THREADS} threads")
     for name in COLUMNS:
-        shown.add_column(name, justify="left" if name in ("benchmark", "unit", "held") else "right")
+        shown.add_column(name, justify="left" if name in ("benchmark", "unit", "met") else "right")
     for row in rows:
         shown.add_row(*cells(row), style="" if row.held in (True, None) else "bold")
     return shown
@@ -92,15 +92,15 @@ def markdown(results: dict[str, Any]) -> str:
         "# Results",
         "",
         f"The rows of `make bench`, with torch {results['versions']['torch']}: {sum(row.held for row in asked)} of "
-        f"{len(asked)} targets held. Each row shows the machine and the commit at which it was measured. Figures are "
-        f"medians of {ROUNDS} rounds with their 90 % intervals; where a row counts seconds until a goal, the expected "
-        'time. An empty cell under "checked" means that nothing was compared between the sides. [README.md](README.md) '
-        "says how the rows are measured, and of each target that is not held why, or what was tried.",
+        f"{len(asked)} targets met. Each row shows the machine and the commit at which it was measured. Figures are "
+        f"medians of {ROUNDS} rounds with their 90 % intervals; rows of a time to a goal show the expected time. "
+        'An empty cell under "checked" means that nothing was compared between the sides. [README.md](README.md) '
+        "describes the method and explains each missed target.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
         *table_lines(
-            (*COLUMNS, "checked", "commit", "what to know"),
+            (*COLUMNS, "checked", "commit", "notes"),
             [(*cells(row), row.checked, row.commit, row.note) for row in rows],
         ),
     ]
@@ -134,7 +134,7 @@ def plot(rows: list[Row], path: Path) -> None:
     names = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    figure.supxlabel("ours / peer (dot: ratio, line: 90 % interval, bar: target; orange: not held)", fontsize=9)
+    figure.supxlabel("ours / peer (dot: ratio, line: 90 % interval, bar: target; orange: not met)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 
@@ -179,7 +179,9 @@ def main() -> None:
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is named")
-    parser.add_argument("--full", action="store_true", help="run peers whole, where a recorded run stands for them")
+    parser.add_argument(
+        "--full", action="store_true", help="run peers in full instead of using recorded or shortened runs"
+    )
     options = parser.parse_args()
     unknown = set(options.names) - set(names)
     if unknown:

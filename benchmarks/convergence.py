@@ -57,7 +57,7 @@ NANO_STEPS = 2000
 """Steps of nanoGPT in its character settings for a CPU, with 12 windows of 64 characters each."""
 
 MOST_PASSES = 20
-"""Epochs of the tutorial: a peer that has not reached its goal by then is taken as it is."""
+"""Epochs of the tutorial: a peer that has not reached its goal by then counts as having reached it."""
 
 SEEDS = range(11, 11 + ROUNDS)
 """Default seeds, other than seeds 1 to 5 with which settings were chosen."""
@@ -109,7 +109,7 @@ def trained(
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
         starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
-        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides learn other data"
+        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
         with next(Path(folder).glob("runs/*/*/metrics.csv")).open(encoding="utf-8", newline="") as file:
             return summary, list(csv.DictReader(file))
 
@@ -257,7 +257,7 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
     ours, theirs = zip(*pairs, strict=True)
     count = sum(block.amount >= goal for block in theirs)
     note = f"{steps} steps, label smoothing {SMOOTHING}{_missed(ours, goal)}; of the peer's trainings {count} of "
-    note += f"{len(theirs)} reach it{_missed(theirs, goal)}, looked at after each pass of 391 steps"
+    note += f"{len(theirs)} reach it{_missed(theirs, goal)}, validated after each epoch (391 steps)"
     yield until_row(
         f"dates until {goal} on val / yoyodyne",
         "≥ 5 x",
@@ -292,7 +292,7 @@ def build_tutorial(goal: float) -> Built:
 
 
 def dates_against_tutorial(full: bool) -> Iterator[Row]:
-    """Measure the seconds until an exact match of 0.976 on dates, which the tutorial's author has after 20 epochs."""
+    """Measure the seconds until an exact match of 0.976 on dates, which the tutorial reports after 20 epochs."""
     goal, steps, pairs = 0.976, DATE_STEPS["tutorial"], []
     side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
     with started(side, warm=not full) as (_, work):
@@ -323,7 +323,7 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
 
 
 def copying(full: bool) -> Iterator[Row]:
-    """Measure the seconds until an exact match of 0.999 on copying, by the unchanged experiment."""
+    """Measure the seconds until an exact match of 0.999 on copying, with the experiment unchanged."""
     goal = 0.999
     runs = [run("copy_transformer", seed, "test") for seed in COPY_SEEDS]
     note = f"1,000 steps of 4 sequences{_missed(runs, goal)}"
@@ -394,7 +394,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
 
     steps = NANO_STEPS if full else NANO_STEPS // 10
     with started(Side(build_nano, {"steps": steps}), warm=False) as (facts, nano):
-        assert facts["fingerprint"] == data.fingerprint, "the sides learn other data"
+        assert facts["fingerprint"] == data.fingerprint, "the sides train on different data"
         pairs = [in_turn(number, partial(ours, seed), nano) for number, seed in enumerate(SEEDS)]
     reached, theirs = ([block.amount for block in side] for side in zip(*pairs, strict=True))
     note = f"losses over the whole validation part {min(reached):.3f} to {max(reached):.3f}"

@@ -92,7 +92,7 @@ def key_value_cache(full: bool) -> Iterator[Row]:
             "tokens/s",
             target,
             rounds,
-            extrapolated="" if full else "each 16th token",
+            extrapolated="" if full else "every 16th token",
             checked=checked,
         )
 

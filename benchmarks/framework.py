@@ -148,7 +148,7 @@ def length_buckets(full: bool) -> Iterator[Row]:
     sides = Side(build_lengths, {"pool": LengthGroupedSampler.POOL}), Side(build_lengths, {"pool": 1})
     rounds, checked = compare(*sides, vary)
     note = "copying 1 to 60 symbols, batch 64, Transformer of width 128"
-    yield ratio_row("rows of like length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
+    yield ratio_row("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
@@ -277,11 +277,11 @@ def same_loss(ours: dict, peer: dict) -> str:
 def trainer_overhead(full: bool) -> Iterator[Row]:
     """Measure the run of the command against a bare loop on the same batches."""
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
-    alone = "Lightning's Trainer in its barest mode on the same data module"
+    alone = "Lightning's Trainer in barebones mode on the same data module"
     kinds = (
         ("Trainer", build_trainer, {}, default),
         ("limit: Lightning alone", build_lightning, {}, alone),
-        ("limit: manual optimization", build_lightning, {"manual": True}, f"{alone}; the module steps by itself"),
+        ("limit: manual optimization", build_lightning, {"manual": True}, f"{alone}; with manual optimization"),
     )
     name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
     for what, build, chosen, note in kinds:
@@ -355,15 +355,15 @@ def start_up(full: bool) -> Iterator[Row]:
             "≤ 8 s",
             fitting,
             "offline",
-            "50,000 dates are generated and encoded in it",
+            "includes generating and encoding 50,000 dates",
         ),
-        ("limit: first step, 1,000 dates", "", few, "offline", "the same, but for the data"),
+        ("limit: first step, 1,000 dates", "", few, "offline", "with 1,000 dates"),
         (
             "limit: first step, 1,000 dates, without W&B",
             "",
             few,
             "disabled",
-            "what is left are imports and the Trainer",
+            "remaining: imports and the Trainer",
         ),
     ):
         seconds(*arguments, mode=mode)  # fills the disk cache
@@ -392,9 +392,9 @@ def build_processes(number: int, folder: str) -> Built:
 
 
 def same_rows(ours: dict, peer: dict) -> str:
-    """Check that each process on both sides trains equally many parameters on equally many rows."""
+    """Check that each process on both sides trains the same number of parameters on equally many rows."""
     assert ours == peer, f"parameters and rows: {ours} and {peer}"
-    return "equally many parameters, equally many rows a process"
+    return "the same number of parameters and of rows per process"
 
 
 def processes(full: bool) -> Iterator[Row]:
@@ -441,7 +441,7 @@ def resident(name: str) -> int:
 
 def saving(full: bool) -> Iterator[Row]:
     """Measure the memory that saving a checkpoint takes, which only Linux reports exactly."""
-    name, unit, target = "memory that saving takes, by the state's", "of the state", "≤ 0.2"
+    name, unit, target = "extra peak memory while saving / size of the state", "of the state", "≤ 0.2"
     if sys.platform != "linux":
         yield Row(name, unit, target, note="measured on Linux only")
         return

@@ -147,8 +147,8 @@ def limits(full: bool) -> Iterator[Row]:
     for name, arguments, peer in pairs:
         for side, note in (
             ("products", "of the linear layers alone, one after the other, on the same padded tensors"),
-            ("calls", "the same operations, 8 wide: what is left is calling them"),
-            ("compiled", "the same tensors; torch.compile takes some 40 s before"),
+            ("calls", "the same operations at width 8: mostly call overhead"),
+            ("compiled", "the same tensors; excluding about 40 s of compilation"),
         ):
             same = nothing if side == "calls" else same_parameters
             rounds, checked = compare(Side(build_limit, arguments | {"side": side}), peer, same)
@@ -158,8 +158,8 @@ def limits(full: bool) -> Iterator[Row]:
 def lstm_limits(full: bool) -> Iterator[Row]:
     """Measure the attention LSTM without attention, and compiled, against the tutorial."""
     for side, note in (
-        ("without attention", "a decoder that attends step by step does more: this one does not, and has no loop"),
-        ("compiled", "torch.compile takes a minute before"),
+        ("without attention", "no attention and no loop: a lower bound on the work"),
+        ("compiled", "excluding about a minute of compilation"),
     ):
         rounds, checked = compare(
             Side(build_lstm_limit, {"side": side}),

@@ -1,6 +1,6 @@
 """Peers of the benchmarks: formulations of tutorials and well-known projects, and torch's `nn.Transformer`.
 
-Each is implemented from the description of its architecture, in the plain form in which its readers know it.
+Each is implemented from the description of its architecture, in the style of the original.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TutorialTransformer(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
-        """Copy the weights of our Transformer with post-norm, which makes both the same function."""
+        """Copy the weights of our Transformer with post-norm, so that both compute the same function."""
         copy_outer_weights(self, ours)
         for theirs, layer in zip((*self.encoder, *self.decoder), (*ours.encoder, *ours.decoder), strict=True):
             weights = iter(layer_weights(layer))
@@ -191,7 +191,7 @@ class TorchTransformer(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
-        """Copy the weights of our Transformer with pre-norm, which makes both the same function."""
+        """Copy the weights of our Transformer with pre-norm, so that both compute the same function."""
         copy_outer_weights(self, ours)
         for theirs, layers, norm in (
             (self.transformer.encoder, ours.encoder, ours.encoder_norm),
@@ -262,7 +262,7 @@ class NanoGPT(nn.Module):
 
     @torch.no_grad()
     def take_weights_of(self, gpt: nn.Module) -> None:
-        """Copy the weights of our GPT, which makes both the same function."""
+        """Copy the weights of our GPT, so that both compute the same function."""
         self.tokens.weight.copy_(gpt.embedding.weight)
         self.positions.weight.copy_(gpt.positions.weight)
         pairs = [(self.norm, gpt.norm)]

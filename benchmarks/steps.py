@@ -172,9 +172,9 @@ def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) 
 
 
 def same_parameters(ours: dict, peer: dict) -> str:
-    """Check that both sides train equally many parameters."""
+    """Check that both sides train the same number of parameters."""
     assert ours["parameters"] == peer["parameters"], f"parameters: {ours['parameters']} and {peer['parameters']}"
-    return "equally many parameters"
+    return "the same number of parameters"
 
 
 def same_logits(ours: dict, peer: dict) -> str:
@@ -206,8 +206,8 @@ def transformer_steps(full: bool) -> Iterator[Row]:
         return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
     alone = "the same padded tensors and memory settings"
-    whole = "each as it trains, in a bare loop: ours keeps freed memory and has rows of like length in a batch"
-    as_it_comes = "; the tutorial's optimizer is not fused, and it looks at each loss"
+    whole = "each as it trains, in a bare loop: ours keeps freed memory and has rows of similar length in a batch"
+    as_it_comes = "; the tutorial's optimizer is not fused, and it reads the loss at every step"
     for batch_size, target in ((2, "≥ 2.5 x"), (64, "≥ 1.5 x")):
         name = f"Transformer step, batch {batch_size} / tutorial"
         yield row(name, target, ("post", True), "tutorial", batch_size, whole + as_it_comes)
@@ -216,7 +216,7 @@ def transformer_steps(full: bool) -> Iterator[Row]:
     fused = "; both optimizers fused"
     yield row(name, "≥ 1.5 x", ("pre", True), "torch", 64, whole + fused)
     yield row(f"{name}, same tensors", "≥ 1.5 x", ("pre", False), "torch", 64, alone + fused)
-    fewer = "as the line before, and nn.Transformer without the dropouts that ours has not"
+    fewer = "as the line before, and nn.Transformer without the dropouts that ours lacks"
     yield row(f"{name}, same tensors and dropouts", "≥ 1.5 x", ("pre", False), "torch with our dropouts", 64, fewer)
 
 
@@ -440,6 +440,6 @@ def lstm_steps(full: bool) -> Iterator[Row]:
         "≥ 3 x",
         rounds,
         checked=checked,
-        note="each as it trains, in a bare loop, with the feeding of batches: ours keeps freed memory, has rows of "
+        note="each as it trains, in a bare loop, including data loading: ours keeps freed memory, has rows of "
         "like length in a batch and the fused optimizer; ours writes EOS too",
     )

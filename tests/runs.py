@@ -199,7 +199,7 @@ MOMENTS = {
     "after a checkpoint is in its place": lambda: (Path, "replace", True),
     "in a validation": lambda: (*_module("validation_step"), False),
     "after a validation": lambda: (*_checkpoints(), True),
-    "at an epoch boundary": lambda: (*_stream(), False),
+    "between two passes over the data": lambda: (*_stream(), False),
     "in the test": lambda: (*_module("test_step"), False),
 }
 """Moments of a fault: the owner and name of a function, and whether the fault comes after the call or before."""

@@ -302,7 +302,7 @@ def test_training_on_other_data_than_the_peer_is_refused(monkeypatch):
     settings = ["--data.init_args.train_size=100", "--data.init_args.val_size=10", "--data.init_args.test_size=10"]
     run = subprocess.run
     monkeypatch.setattr(convergence.subprocess, "run", lambda command, **how: run([*command, *settings], **how))
-    with pytest.raises(AssertionError, match="the sides learn other data"):
+    with pytest.raises(AssertionError, match="the sides train on different data"):
         convergence.trained("date_attention_lstm", seed=3, steps=2, data=Other())
 
 

@@ -66,7 +66,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, statu
     assert child.wait() == status, child.err.read_text()
     message, command = child.err.read_text().splitlines()[-2:]
     step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
-    assert message == f"lightning-tfm: ended by {signum}, saved after step {step}; resume with:"
+    assert message == f"lightning-tfm: interrupted by {signum}, saved after step {step}; resume with:"
     if moment == "in a training step":
         assert step == call, "no step is lost"
     assert "Traceback" not in child.err.read_text()
@@ -84,7 +84,7 @@ def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path)
     child = run(*fit("gpt"), cwd=tmp_path, fault=("in the test", 1, signum))
     assert child.wait() == status
     message, command = child.err.read_text().splitlines()[-2:]
-    assert message == f"lightning-tfm: ended by {signum}; resume with:"
+    assert message == f"lightning-tfm: interrupted by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
     assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()

@@ -33,7 +33,7 @@ KILLS = [
     ("in a validation", 2),
     ("after an update of the weights", 8),
     ("before a checkpoint is on the disk", 7),
-    ("at an epoch boundary", 2),
+    ("between two passes over the data", 2),
     ("after a validation", 1),
     ("after a checkpoint is in its place", 3),
     ("after a checkpoint is in its place", 1),

@@ -241,20 +241,15 @@ def benchmarks() -> str:
     text = text.replace("lightning-tfm --help", "`lightning-tfm --help`")
     header, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
     names = [cell.strip() for cell in header.strip("|").split("|")]
-    kept = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "held")
+    kept = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met")
     rows = [dict(zip(names, (cell.strip() for cell in line.strip()[1:-1].split("|")), strict=True)) for line in lines]
     by_machine: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        if row["target"] and row["held"] in ("yes", "NO"):
+        if row["target"] and row["met"] in ("yes", "no"):
             by_machine.setdefault(row["machine"], []).append(row)
     parts = []
     for machine, found in by_machine.items():
-        parts.append(
-            f"### {machine}\n\n"
-            + compact(
-                table(kept, [[row[name].lower() if name == "held" else row[name] for name in kept] for row in found])
-            )
-        )
+        parts.append(f"### {machine}\n\n" + compact(table(kept, [[row[name] for name in kept] for row in found])))
     return "\n".join(parts)
 
 
