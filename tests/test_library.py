@@ -6,6 +6,7 @@ from functools import partial
 
 import lightning
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 import lightning_tfm
 from corpora import TEXT, reviews, write_lines
@@ -24,6 +25,8 @@ from lightning_tfm import (
     Transformer,
     UserError,
 )
+from lightning_tfm.callbacks import AttentionLogger, Predictions
+from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.checkpoint import verify_checksum
 from lightning_tfm.optimizers import AdamW
 from runs import in_process
@@ -93,6 +96,41 @@ def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
     resumed, _ = train("resumed", 8, path)
     for name, weight in whole.state_dict().items():
         assert weight.equal(resumed.state_dict()[name]), name
+
+
+class MediaLog(CSVLogger):
+    """Logger with the methods of MediaLogger, in a few lines."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.tables, self.images = {}, {}
+
+    def log_table(self, key, columns, data, step=None):
+        self.tables[key] = columns, data
+
+    def log_image(self, key, images, step=None, **kwargs):
+        self.images[key] = images
+
+
+def test_another_logger_receives_tables_and_images(tmp_path):
+    data = Copy(**SIZES)
+    module = Seq2SeqModule.from_data(data, Transformer.from_data(data, d_ff=32, **SMALL))
+    logger = MediaLog(tmp_path)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_steps=2,
+        val_check_interval=2,
+        logger=logger,
+        callbacks=[Predictions(), AttentionLogger()],
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    columns, rows = logger.tables["val/predictions"]
+    assert columns == ["source", "target", "prediction", "correct"]
+    assert len(rows) == min(SIZES["val_size"], SAMPLES)
+    assert logger.images["test/attention"]
 
 
 def test_resuming_with_other_settings_is_refused(tmp_path):
