@@ -40,11 +40,6 @@ DATA = {
 }
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker more than there are cores, since many tests wait for child processes."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Seed each test, and reset the precision of matrix products."""
