@@ -15,10 +15,12 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -41,40 +43,70 @@ class Child:
     process: BaseProcess
     out: Path
     err: Path
+    others: Sequence[BaseProcess] = ()
+    """The processes of ranks 1 and above."""
 
     def wait(self) -> int:
-        """Return the exit status, which is negative if a signal ended the process."""
-        self.process.join(300)
-        assert self.process.exitcode is not None, "the process hangs"
+        """Wait for all processes, and return the exit status of the first, negative if a signal ended it."""
+        for process in (self.process, *self.others):
+            process.join(300)
+            assert process.exitcode is not None, "the process hangs"
         return self.process.exitcode
 
 
-def start(*arguments: object, cwd: Path, fault: tuple[object, ...] | None = None, **environment: str | None) -> Child:
+def start(
+    *arguments: object,
+    cwd: Path,
+    fault: tuple[object, ...] | None = None,
+    pictures: bool = False,
+    **environment: str | None,
+) -> Child:
     """Start `lightning-tfm` in a child process.
 
     Args:
         arguments: the command-line arguments.
-        cwd: the working directory, which receives the files `stdout` and `stderr`.
+        cwd: the working directory, which receives the files `stdout` and `stderr`, or `stdout_1` and `stderr_1` of the
+            process of rank 1.
         fault: a key of MOMENTS, the number of the call to fail, from 1, and what to inject: the name of a signal
             (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
+        pictures: whether to draw pictures, which take half of the time of a short run; otherwise they are blank.
         environment: environment variables to set, or to unset if None.
     """
-    out, err = cwd / "stdout", cwd / "stderr"
+    rank = "_1" if environment.get("LOCAL_RANK") == "1" else ""
+    out, err = cwd / f"stdout{rank}", cwd / f"stderr{rank}"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, environment))
+    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, pictures, environment))
     process.start()
     return Child(process, out, err)
 
 
-def run(*arguments: object, cwd: Path, fault: tuple[object, ...] | None = None, **environment: str | None) -> Child:
+def run(*arguments: object, cwd: Path, **settings: object) -> Child:
     """Run `lightning-tfm` in a child process, see `start`, and wait for its end."""
-    child = start(*arguments, cwd=cwd, fault=fault, **environment)
+    child = start(*arguments, cwd=cwd, **settings)
     child.wait()
     return child
 
 
-def _child(arguments, cwd, out, err, fault, environment):
+TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+"""Options for which Lightning starts a second process."""
+
+
+def ranks():
+    """Return the environments of two processes of one run, for which Lightning starts no process itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(2)]
+
+
+def start_two(*arguments: object, cwd: Path, **environment: str | None) -> Child:
+    """Start a run of two processes, see `start`."""
+    first, second = (start(*arguments, *TWO_PROCESSES, cwd=cwd, **environment, **rank) for rank in ranks())
+    return Child(first.process, first.out, first.err, [second.process])
+
+
+def _child(arguments, cwd, out, err, fault, pictures, environment):
     import warnings
 
     import torch
@@ -95,12 +127,23 @@ def _child(arguments, cwd, out, err, fault, environment):
     sys.argv = ["lightning-tfm", *arguments]
     if fault is not None:
         _patch(*fault)
+    if not pictures:
+        _draw_blank_pictures()
     try:
         main()
     finally:
         if environment["WANDB_MODE"] == "offline":  # at exit, which a forked process does not reach
             with suppress(Exception):
                 wandb.teardown()
+
+
+def _draw_blank_pictures():
+    from matplotlib.figure import Figure
+
+    from lightning_tfm import pictures
+
+    for name in ("draw_attention", "draw_positions", "draw_confusion"):
+        setattr(pictures, name, lambda *_: Figure(figsize=(0.1, 0.1)))
 
 
 def _patch(moment, call, fault="SIGKILL"):
@@ -352,7 +395,7 @@ def trained_run(name, tmp_path_factory):
     """Return the folder of an undisturbed run, trained once per session."""
 
     def train(cwd):
-        child = run("fit", "--config", write_task(name, cwd), cwd=cwd)
+        child = run("fit", "--config", write_task(name, cwd), cwd=cwd, pictures=True)
         assert child.wait() == 0, child.err.read_text()
 
     return made_once(name, train, tmp_path_factory) / f"runs/{name}/version_0"

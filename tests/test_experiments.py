@@ -23,7 +23,7 @@ from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
-from runs import fit, in_process, in_terminal, made_once, trained_run
+from runs import fit, in_process, in_terminal, made_once, run, start, start_two, trained_run
 
 TAB = "\t"
 
@@ -55,6 +55,8 @@ def settings_with_small_files(data, folder):
         table = write_lines(folder / "table.tsv", map(TAB.join, sentences(300)))
         table = [table] if data == "ParallelText" else table
         settings = {"train": table, "val": table, "test": table, "vocab_size": 400}
+        if data == "ParallelText":
+            settings["batch_tokens"] = 600
     return [f"--data.init_args.{name}={value}" for name, value in settings.items()]
 
 
@@ -152,7 +154,7 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
+def test_fit_prints_its_metrics_and_examples(run_folder):
     user = run_folder.parents[2]
     out = (user / "stdout").read_text()
     assert "\x1b" not in out + (user / "stderr").read_text(), "colors are for terminals"
@@ -169,9 +171,15 @@ def test_fit_prints_its_metrics_and_the_next_commands(run_folder):
     shown = [line for line in out.splitlines() if line.startswith("wrong")]
     assert set(shown) <= wrong
     assert len(shown) == min(3, len(lines) - len(right))
-    generate, report, upload = map(shlex.split, out.splitlines()[-3:])
+
+
+@pytest.mark.run
+def test_the_commands_that_fit_prints_run(run_folder):
+    user = run_folder.parents[2]
+    generate, report, upload = map(shlex.split, (user / "stdout").read_text().splitlines()[-3:])
     assert (Path(upload[0]).name, upload[1]) == ("wandb", "sync")
-    for command, expected in ((generate, lines[0]["prediction"]), (report, "report.html")):
+    first = json.loads((run_folder / "predictions.jsonl").read_text().splitlines()[0])
+    for command, expected in ((generate, first["prediction"]), (report, "report.html")):
         child = subprocess.run(command, cwd=user, capture_output=True, text=True, timeout=120)
         assert child.returncode == 0, child.stderr
         assert child.stdout == f"{expected}\n"
@@ -304,26 +312,18 @@ def test_generate_answers_typed_dates(options, checkpoint, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        ["--trainer.precision=bf16-mixed"],
-        ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"],
-    ],
+    ("begin", "options"),
+    [(start, ["--trainer.precision=bf16-mixed"]), (start_two, [])],
     ids=["bf16", "two_processes"],
 )
 @pytest.mark.parametrize("model", ["transformer", "gpt", "attention_lstm"])
 @pytest.mark.run
-def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, settings, tmp_path):
+def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, options, tmp_path):
     """Training and generation work for all three models, in half precision and with two processes."""
-    script = Path(sys.executable).with_name("lightning-tfm")
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
     sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    command = [script, "fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *settings]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
+    child = begin("fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *options, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
     (folder,) = (tmp_path / f"runs/copy_{model}").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert {"exact_match", "longer/exact_match"} <= set(summary["test"])
@@ -332,11 +332,10 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, settings
 
     longest = "1 " * 20
     lines = ["3 1 2", "", longest + longest, longest]
-    command = [script, "generate", folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert len(run.stdout.splitlines()) == 4
-    assert run.returncode == 1
-    empty, *too_long = run.stderr.splitlines()
+    child = run("generate", folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines, cwd=tmp_path)
+    assert child.wait() == 1
+    assert len(child.out.read_text().splitlines()) == 4
+    empty, *too_long = child.err.read_text().splitlines()
     assert empty == "lightning-tfm: line 2: it is empty"
     if model == "attention_lstm":  # it has no maximal number of positions
         assert not too_long
@@ -350,7 +349,7 @@ def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
-    settings = [*sizes, "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
+    settings = [*sizes, "--data.init_args.longer_size=30", "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
     assert in_process(monkeypatch, "fit", "--config", COPY, *settings) == 0
     folder = tmp_path / "runs/copy_transformer/version_0"
     assert "exact_match" in json.loads((folder / "summary.json").read_text())["test"]
@@ -657,13 +656,16 @@ def test_a_file_without_settings_is_reported(data, message, monkeypatch, capsys,
     assert message in mistake(monkeypatch, capsys, "fit", "--config", COPY, "--config", "mistake.yaml")
 
 
-def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path):
+def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypatch, capsys):
     """A pipe can be read only once."""
-    (tmp_path / "mark.yaml").write_bytes(b"\xef\xbb\xbf" + COPY.read_bytes())
-    script = Path(sys.executable).with_name("lightning-tfm")
-    command = f"{script} fit --config mark.yaml --config <(cat {COPY}) --trainer.max_steps=0"
-    run = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-    assert "trainer.max_steps must be at least 1" in run.stderr
+    mark = tmp_path / "mark.yaml"
+    mark.write_bytes(b"\xef\xbb\xbf" + COPY.read_bytes())
+    theirs, ours = os.pipe()
+    os.write(ours, COPY.read_bytes())
+    os.close(ours)
+    configs = ["--config", mark, "--config", f"/dev/fd/{theirs}"]
+    assert in_process(monkeypatch, "fit", *configs, "--trainer.max_steps=0") == 2
+    assert "trainer.max_steps must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

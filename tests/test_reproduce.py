@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -18,30 +19,47 @@ import datamodules
 from lightning_tfm.catalog import Claim, Experiment, list_experiments, read_experiment
 from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, _seeds, compared
 from lightning_tfm.data import GeneratedDataModule
-from runs import EXPERIMENTS, SETTINGS, run, start
+from runs import EXPERIMENTS, NETWORKS, SETTINGS, made_once, run, start
 
 README = Path(__file__).parent.parent / "README.md"
 YAMLS = [experiment.path for experiment in list_experiments(EXPERIMENTS) if experiment.claims]
 
 
-@pytest.fixture
-def project(tmp_path):
+def write_project(folder):
     """Write two short experiments; the claim of one and one of two claims of the other hold."""
-    (tmp_path / "experiments").mkdir()
+    (folder / "experiments").mkdir()
     claimed = {}
     for model, claims in (
         ("gpt", [("test/exact_match", 0.0, 0.01)]),
         ("attention_lstm", [("test/exact_match", 0.9, 0.91), ("test/loss", 2.0, 2.1)]),
     ):
         config = yaml.safe_load((EXPERIMENTS / f"copy_{model}.yaml").read_text())
-        for name, value in SETTINGS.items():
+        network = {f"model.init_args.network.init_args.{name}": size for name, size in NETWORKS[model].items()}
+        for name, value in (SETTINGS | network).items():
             *groups, key = name.split(".")
             functools.reduce(lambda group, name: group.setdefault(name, {}), groups, config)[key] = value
-        (tmp_path / f"experiments/copy_{model}.yaml").write_text(yaml.safe_dump(config))
+        (folder / f"experiments/copy_{model}.yaml").write_text(yaml.safe_dump(config))
         claimed[f"copy_{model}"] = {name: {11: one, 12: two} for name, one, two in claims}
         claimed[f"copy_{model}"]["training"] = {"seconds": 2, "machine": "any"}
-    (tmp_path / "experiments/claims.yaml").write_text(yaml.safe_dump(claimed))
+    (folder / "experiments/claims.yaml").write_text(yaml.safe_dump(claimed))
+
+
+@pytest.fixture
+def project(tmp_path):
+    write_project(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def reproduced(tmp_path_factory):
+    """Return the folder of a reproduction with two seeds, made once per session."""
+
+    def reproduce(folder):
+        write_project(folder)
+        child = run("reproduce", "--seeds", "4..5", cwd=folder)
+        assert child.wait() == 1, child.err.read_text()
+
+    return made_once("reproduced", reproduce, tmp_path_factory)
 
 
 def cells(markdown):
@@ -49,10 +67,8 @@ def cells(markdown):
 
 
 @pytest.mark.run
-def test_claims_are_compared_and_the_results_written(project):
-    child = run("reproduce", "--seeds", "4..5", cwd=project)
-    assert child.wait() == 1, child.err.read_text()
-    content = json.loads((project / "runs/reproduce/reproduce.json").read_text())
+def test_claims_are_compared_and_the_results_written(reproduced):
+    content = json.loads((reproduced / "runs/reproduce/reproduce.json").read_text())
     rows = {(e["name"], c["metric"]): c for e in content["experiments"] for c in e["claims"]}
     assert {key: row["holds"] for key, row in rows.items()} == {
         ("copy_attention_lstm", "test/exact_match"): False,
@@ -61,20 +77,20 @@ def test_claims_are_compared_and_the_results_written(project):
     }
     for experiment in content["experiments"]:
         for seed, one in zip((4, 5), experiment["runs"], strict=True):
-            (path,) = (project / f"runs/reproduce/{experiment['name']}/seed_{seed}").glob("runs/*/*/summary.json")
+            (path,) = (reproduced / f"runs/reproduce/{experiment['name']}/seed_{seed}").glob("runs/*/*/summary.json")
             assert one == {"seed": seed, "summary": json.loads(path.read_text()), "failure": None}
             assert one["summary"]["seed"] == seed
-    markdown = (project / "runs/reproduce/RESULTS.md").read_text()
+    markdown = (reproduced / "runs/reproduce/RESULTS.md").read_text()
     results = {(row[0], row[1]): row[6] for row in cells(markdown)[2:]}
     assert results == {
         ("`copy_attention_lstm`", "test/exact_match"): "FAIL",
         ("", "test/loss"): "PASS",
         ("`copy_gpt`", "test/exact_match"): "PASS",
     }
-    printed = child.out.read_text()
+    printed = (reproduced / "stdout").read_text()
     assert cells(printed) == cells(markdown)
     assert printed.splitlines()[-1] == "2 of 3 claims hold; written: runs/reproduce/RESULTS.md"
-    assert len(child.err.read_text().splitlines()) == 4, "one line per run"
+    assert len((reproduced / "stderr").read_text().splitlines()) == 4, "one line per run"
 
 
 @pytest.mark.run
@@ -114,8 +130,8 @@ def test_the_claims_of_a_failed_run_do_not_hold(project):
 
 
 @pytest.mark.run
-def test_runs_of_another_version_of_an_experiment_are_refused(project):
-    assert run("reproduce", "copy_gpt", "--seeds=4", cwd=project).wait() == 0
+def test_runs_of_another_version_of_an_experiment_are_refused(reproduced, tmp_path):
+    project = shutil.copytree(reproduced, tmp_path / "project")
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(path.read_text() + "\n# changed\n")
     child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)

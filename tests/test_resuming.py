@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_tfm.checkpoint import read
-from runs import NETWORKS, assert_same_run, fit, folder, in_process, run, start
+from runs import NETWORKS, TWO_PROCESSES, assert_same_run, fit, folder, in_process, run, start, start_two
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -192,46 +192,72 @@ def test_a_schedule_without_an_end_can_be_extended(tmp_path):
 # Two processes
 
 
-def two_processes(model, cwd, *options):
-    """Start the console script with two processes."""
-    script = Path(sys.executable).with_name("lightning-tfm")
-    settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
-    command = [script, *map(str, fit(model, *settings, *options))]
+def by_the_console_script(model, cwd, *options):
+    """Start a run of two processes as users do: Lightning starts the second one."""
+    command = [Path(sys.executable).with_name("lightning-tfm"), *map(str, fit(model, *TWO_PROCESSES, *options))]
     environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     with (cwd / "stderr").open("w") as err:
         return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=err)
 
 
-def wait_for_steps(process, cwd, model, steps):
-    """Wait until a run has saved a checkpoint of at least this step, or has ended."""
-    while process.poll() is None:
-        for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt"):
-            if read(path)["global_step"] >= steps:
-                return
+def signal_after(steps, signum, process, cwd, model):
+    """Signal a process as soon as its run has saved a checkpoint of at least this step."""
+
+    def saved(path):
+        return path.exists() and read(path)["global_step"] >= steps
+
+    while not any(saved(path) for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt")):
+        assert Path(f"/proc/{process.pid}").exists(), (cwd / "stderr").read_text()
         time.sleep(0.02)
+    os.kill(process.pid, signum)
 
 
-def check_two_processes(model, signums, tmp_path):
-    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
-    for cwd in (whole, disturbed):
-        cwd.mkdir()
-    assert two_processes(model, whole).wait(300) == 0, (whole / "stderr").read_text()
-    for number, signum in enumerate(signums):
-        process = two_processes(model, disturbed, "--ckpt_path=last")
-        wait_for_steps(process, disturbed, model, 10 * (number + 1))
-        process.send_signal(signum)
-        status = process.wait(300)
-        assert status == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
-        printed = (disturbed / "stderr").read_text()
-        assert "Traceback" not in printed or signum == signal.SIGKILL
-        assert ("saved after step" in printed) == (signum != signal.SIGKILL)
-    assert two_processes(model, disturbed, "--ckpt_path=last").wait(300) == 0, (disturbed / "stderr").read_text()
-    assert_same_run(disturbed, whole, model, rows_lost=signums.count(signal.SIGKILL))
+@pytest.fixture
+def whole(tmp_path):
+    """Return a function that trains an undisturbed run of two processes, and returns its folder and another one."""
+
+    def train(model):
+        folders = tmp_path / "whole", tmp_path / "disturbed"
+        for cwd in folders:
+            cwd.mkdir()
+        child = start_two(*fit(model), cwd=folders[0])
+        assert child.wait() == 0, child.err.read_text()
+        return folders
+
+    return train
 
 
 @pytest.mark.run
-def test_two_processes_stop_together_and_resume_bitwise(tmp_path):
-    check_two_processes("transformer", [signal.SIGTERM], tmp_path)
+def test_two_processes_stop_together_and_resume_bitwise(whole):
+    undisturbed, disturbed = whole("transformer")
+    for steps, signum, status in ((10, signal.SIGTERM, 143), (30, signal.SIGINT, 130)):
+        process = by_the_console_script("transformer", disturbed, "--ckpt_path=last")
+        signal_after(steps, signum, process, disturbed, "transformer")
+        assert process.wait(300) == status
+        printed = (disturbed / "stderr").read_text()
+        assert "Traceback" not in printed
+        assert "saved after step" in printed
+    child = start_two(*fit("transformer", "--ckpt_path=last"), cwd=disturbed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(disturbed, undisturbed, "transformer")
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("model", NETWORKS)
+def test_two_repeatedly_killed_processes_resume_bitwise(model, whole):
+    undisturbed, disturbed = whole(model)
+    for number, signum in enumerate([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], start=1):
+        child = start_two(*fit(model, "--ckpt_path=last"), cwd=disturbed)
+        signal_after(10 * number, signum, child.process, disturbed, model)
+        status = child.wait()
+        assert status == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
+        if signum != signal.SIGKILL:
+            printed = child.err.read_text()
+            assert "Traceback" not in printed
+            assert "saved after step" in printed
+    child = start_two(*fit(model, "--ckpt_path=last"), cwd=disturbed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(disturbed, undisturbed, model, rows_lost=2)
 
 
 @pytest.mark.run
@@ -243,22 +269,15 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
     settings = {"trainer.precision": "64-true", "model.init_args.network.init_args.dropout": 0.0}
     child = run(*fit("transformer", **settings), cwd=whole)
     assert child.wait() == 0, child.err.read_text()
-    process = two_processes("transformer", resumed, *(f"--{name}={value}" for name, value in settings.items()))
-    wait_for_steps(process, resumed, "transformer", 20)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(300) == 143, (resumed / "stderr").read_text()
+    child = start_two(*fit("transformer", **settings), cwd=resumed)
+    signal_after(20, signal.SIGTERM, child.process, resumed, "transformer")
+    assert child.wait() == 143, child.err.read_text()
     child = run(*fit("transformer", "--ckpt_path=last", **settings), cwd=resumed)
     assert child.wait() == 0, child.err.read_text()
     ours, theirs = (read(folder(cwd, "transformer") / "checkpoints/last.ckpt") for cwd in (resumed, whole))
     assert ours["global_step"] == theirs["global_step"] == 60
     for name, weight in theirs["state_dict"].items():
         torch.testing.assert_close(ours["state_dict"][name], weight, atol=1e-9, rtol=1e-8)
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("model", NETWORKS)
-def test_two_repeatedly_killed_processes_resume_bitwise(model, tmp_path):
-    check_two_processes(model, [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], tmp_path)
 
 
 # At random times
@@ -271,17 +290,21 @@ def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for cwd in (whole, killed):
         cwd.mkdir()
-    settings = {"trainer.max_steps": 2_000}
+    settings = {"trainer.max_steps": 600}
+    begun = time.monotonic()
     assert run(*fit(model, **settings), cwd=whole).wait() == 0
+    seconds = time.monotonic() - begun
     draw = random.Random(model)
     kills, status = 0, None
     while status != 0:
         child = start(*fit(model, "--ckpt_path=last", **settings), cwd=killed)
-        child.process.join(draw.uniform(0.3, 1.5) if kills < 30 else None)
+        # a start takes about a tenth of an undisturbed run
+        child.process.join(draw.uniform(0.02, 0.14) * seconds if kills < 30 else None)
         if child.process.exitcode is None:
             child.process.kill()
             kills += 1
         status = child.wait()
         assert status in (0, -9), child.err.read_text()
+    assert kills == 30
     assert_same_run(killed, whole, model, rows_lost=kills)
     print(f"{model}: {kills} kills by the clock survived, bitwise equal")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -28,7 +25,7 @@ from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, EncoderClassifier
 from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
-from runs import TASKS, assert_same_files, equal, in_process, run, trained_run, write_task
+from runs import TASKS, assert_same_files, equal, in_process, run, start, start_two, trained_run, write_task
 
 
 @pytest.fixture(params=TASKS)
@@ -89,17 +86,12 @@ def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
 def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     """Each example is scored once; the weights hardly change, and sums in another order may round differently."""
     path = trained.parents[2] / f"{task}.yaml"
-    script = Path(sys.executable).with_name("lightning-tfm")
     arguments = ["fit", "--config", path, "--trainer.max_steps=1"]
     arguments.append("--model.init_args.optimizer.init_args.lr=1e-12")
-    environment = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    for name, options in (("one", []), ("two", ["--trainer.devices=2", "--trainer.strategy=ddp"])):
+    for name, begin in (("one", start), ("two", start_two)):
         (tmp_path / name).mkdir()
-        command = [script, *arguments, *options]
-        child = subprocess.run(
-            command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, timeout=200
-        )
-        assert child.returncode == 0, child.stderr
+        child = begin(*arguments, cwd=tmp_path / name)
+        assert child.wait() == 0, child.err.read_text()
     one, two = (metrics_of(tmp_path / name / f"runs/{task}/version_0")["test"] for name in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
 

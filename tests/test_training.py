@@ -6,11 +6,9 @@ import copy
 import inspect
 import itertools
 import math
-import subprocess
-import sys
+import os
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
@@ -39,6 +37,7 @@ from lightning_tfm.tokenization import (
     SymbolTokenizer,
     train_tokenizer,
 )
+from runs import CONTEXT, ranks
 
 MODELS = {
     "transformer": lambda vocab_size: Transformer(vocab_size, 16, 2, 1, 32, dropout=0.0, max_length=24),
@@ -102,38 +101,37 @@ def test_gradients_are_the_mean_over_tokens_for_any_accumulation(model):
         torch.testing.assert_close(cut, right, atol=1e-12, rtol=1e-10)
 
 
-TWO_PROCESSES = """
-import sys
-import torch
-sys.path.insert(0, {tests!r})
-from test_training import make_module, make_trainer, small_copy
-torch.set_num_threads(1)
-data = small_copy()
-torch.manual_seed(0)
-module = make_module(data, {model!r}).double()
-settings = dict(devices={devices}, strategy={strategy!r}, precision="64-true")
-trainer = make_trainer(max_steps=1, limit_val_batches=None, **settings)
-trainer.fit(module, data)
-gradients = [parameter.grad for parameter in module.network.parameters()]
-trainer.test(module, data, verbose=False)
-if trainer.is_global_zero:
-    metrics = {{name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("test")}}
-    torch.save((gradients, module.network.state_dict(), metrics), {path!r})
-"""
+def train_and_test(model, path, environment, **settings):
+    """Train for a step, test, and save gradients, weights and metrics."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    data = small_copy()
+    torch.manual_seed(0)
+    module = make_module(data, model).double()
+    trainer = make_trainer(max_steps=1, limit_val_batches=None, precision="64-true", **settings)
+    trainer.fit(module, data)
+    gradients = [parameter.grad for parameter in module.network.parameters()]
+    trainer.test(module, data, verbose=False)
+    if trainer.is_global_zero:
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("test")}
+        torch.save((gradients, module.network.state_dict(), metrics), path)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.run
 def test_two_processes_train_and_test_as_one(model, tmp_path):
     results = []
-    for devices, strategy in ((1, "auto"), (2, "ddp")):
-        script, path = tmp_path / f"{devices}.py", tmp_path / f"{devices}.pt"
-        script.write_text(
-            TWO_PROCESSES.format(
-                tests=str(Path(__file__).parent), model=model, devices=devices, strategy=strategy, path=str(path)
-            )
-        )
-        subprocess.run([sys.executable, script], cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    for environments, settings in (([{}], {}), (ranks(), {"devices": 2, "strategy": "ddp"})):
+        path = tmp_path / f"{len(environments)}.pt"
+        processes = [
+            CONTEXT.Process(target=train_and_test, args=(model, path, environment), kwargs=settings)
+            for environment in environments
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(240)
+            assert process.exitcode == 0
         results.append(torch.load(path, weights_only=True))
     (gradients, weights, metrics), (their_gradients, their_weights, their_metrics) = results
     for ours, theirs in zip(gradients, their_gradients, strict=True):

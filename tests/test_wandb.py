@@ -18,9 +18,7 @@ from datamodules import Copy
 from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
-from runs import EXPERIMENTS, SETTINGS, fit, folder, run
-
-SCRIPT = Path(sys.executable).with_name("lightning-tfm")
+from runs import EXPERIMENTS, SETTINGS, fit, folder, run, start_two
 
 
 def offline_files(cwd):
@@ -176,11 +174,8 @@ def test_resuming_continues_the_same_wandb_run(tmp_path):
 
 @pytest.mark.run
 def test_two_processes_log_one_run_with_the_same_samples(cwd, tmp_path):
-    settings = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
-    command = [SCRIPT, *map(str, fit("transformer", *settings))]
-    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert child.returncode == 0, child.stderr
+    child = start_two(*fit("transformer"), cwd=tmp_path, WANDB_MODE="offline")
+    assert child.wait() == 0, child.err.read_text()
     (path,), (alone,) = offline_files(tmp_path), offline_files(cwd)
     ours, theirs = ([item for item in history(file) if "samples" in item] for file in (path, alone))
     assert [item["samples"] for item in ours] == [item["samples"] for item in theirs]
@@ -194,7 +189,8 @@ def test_two_processes_log_one_run_with_the_same_samples(cwd, tmp_path):
         for file in (path, alone)
     )
     assert sampled == expected
-    assert child.stdout.count("The run is saved in") == 1
+    assert child.out.read_text().count("The run is saved in") == 1
+    assert "The run is saved in" not in (tmp_path / "stdout_1").read_text()
 
 
 @pytest.mark.parametrize(
@@ -263,15 +259,14 @@ def test_sweep_values_reach_every_process(path, tmp_path):
     for word in create_sweep_command(sweep["command"]):
         command += arguments["args"] if word == "${args}" else [word]
     assert command[:3] == ["lightning-tfm", "fit", "--config"]
-    command[0], command[3] = SCRIPT, EXPERIMENTS.parent / command[3]
-    command += ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=2"]
+    command[3] = EXPERIMENTS.parent / command[3]
+    command += ["--trainer.max_steps=2"]
     command += [f"--data.init_args.{name}_size=60" for name in ("train", "val", "test")]
     command += ["--data.init_args.batch_size=10", "--model.init_args.lr_schedule.warmup_steps=1"]
     (tmp_path / "telling.py").write_text(TELLING)
     command += ["--trust-package=telling", "--trainer.callbacks+=telling.Telling"]
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert child.returncode == 0, child.stderr
+    child = start_two(*command[1:], cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
     for rank in (0, 1):
         received = json.loads((tmp_path / f"rank_{rank}.json").read_text())
         assert received == {name.rpartition(".")[2]: value for name, value in values.items()}
