@@ -8,8 +8,9 @@ import sys
 from argparse import ArgumentError
 from io import TextIOWrapper
 
-from lightning_tfm.errors import Interrupted, UserError, format_error, shell_quote
+from lightning_tfm.errors import Interrupted, UserError, shell_quote
 from lightning_tfm.memory import gc_disabled
+from lightning_tfm.parsing_errors import format_error
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...

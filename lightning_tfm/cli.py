@@ -12,13 +12,12 @@ import warnings
 from argparse import ArgumentError, ArgumentParser
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
-import yaml
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -34,18 +33,21 @@ from lightning_tfm.callbacks import (
     Telemetry,
 )
 from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import read
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, concrete, format_error, interrupt
+from lightning_tfm.errors import UserError, interrupt
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.modules.pairing import check_pair
 from lightning_tfm.modules.task import check_strategy
+from lightning_tfm.parsing_errors import format_error
 from lightning_tfm.resuming import lock_run, reopen_metrics, resumable_checkpoint
 from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, package_names, search_current_folder
 
@@ -134,7 +136,7 @@ class TfmCLI(LightningCLI):
         self.original_config = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
-        check_pair(config.model.class_path, config.data.class_path)
+        check_pair(_class(config.model.class_path), _class(config.data.class_path))
         if config.trainer.logger is not False:
             names = [Path(str(path)).stem for path in config.config or []]
             config.trainer.logger = _with_csv(config.trainer.logger, names[0] if names else "unnamed")
@@ -234,21 +236,6 @@ class TfmCLI(LightningCLI):
             print_results(self.trainer, relative(path), ",".join(_trust_packages()))
 
 
-class SaveConfig(SaveConfigCallback):
-    """Saves config.yaml into the folder of a training run, never into the current folder."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.loggers:
-            self.overwrite = True  # when a run is resumed
-            super().setup(trainer, pl_module, stage)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log all settings as hyper-parameters, nested as in the file."""
-        settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-        for logger in trainer.loggers:
-            logger.log_hyperparams(settings)
-
-
 def run() -> None:
     """Run fit, validate or test with the settings of the command line."""
     keep_freed_memory()
@@ -317,23 +304,6 @@ def _class(path: str) -> Any:
     """Return a class that the parser has imported."""
     module, _, name = path.rpartition(".")
     return getattr(sys.modules[module], name)
-
-
-def check_pair(model: str, data: str) -> None:
-    """Raise UserError, and name the modules that fit, if a module cannot be trained on the data."""
-    model_class, data_class = _class(model), _class(data)
-    if issubclass(data_class, model_class.datamodule_class):
-        return
-    fitting = []
-    for name in modules.__all__:
-        other = getattr(modules, name)
-        if issubclass(data_class, getattr(other, "datamodule_class", ())):
-            networks = concrete(get_type_hints(other.__init__)["network"])
-            fitting.append(f"lightning_tfm.modules.{name}, whose network is {' or '.join(networks)}")
-    raise UserError(
-        f"model.class_path must be a module that learns from {data_class.holds}, the data of {data_class.__name__}, "
-        f"but {model_class.__name__} learns from {model_class.datamodule_class.holds}; try {'; or '.join(fitting)}"
-    )
 
 
 def _with_csv(logger: Any, name: str) -> list[Namespace]:

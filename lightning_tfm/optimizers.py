@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -203,3 +204,35 @@ class LRSchedule:
 def _half_cosine(progress: float) -> float:
     """Return half a cosine, from 1 at progress 0 to 0 at progress 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def class_path(cls: type) -> str:
+    """Return the path by which a class is imported."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, Any]:
+    """Return the class and the settings of an optimizer as plain values.
+
+    Raises:
+        UserError: if the optimizer refuses its settings.
+    """
+    network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
+    try:
+        optimizer = make_optimizer(parameter_groups(network, network[2]))
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        cls = make_optimizer.func if isinstance(make_optimizer, partial) else make_optimizer
+        raise UserError(f"optimizer must have valid settings, but those of {cls.__name__} are not: {error}") from None
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
+    return {"class_path": class_path(type(optimizer)), "init_args": settings}
+
+
+def unfuse(optimizer: Optimizer) -> None:
+    """Disable fused steps, for which Lightning cannot unscale gradients before clipping."""
+    for part in getattr(optimizer, "parts", [optimizer]):
+        for group in part.param_groups:
+            if group.get("fused"):
+                group["fused"] = False
+                part._step_supports_amp_scaling = False

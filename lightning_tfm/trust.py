@@ -14,7 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from lightning_tfm.errors import UserError, untrusted
+from lightning_tfm.errors import UserError
+from lightning_tfm.parsing_errors import untrusted
 
 EXPORTED = (
     "lightning_tfm.modules",

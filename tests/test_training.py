@@ -24,10 +24,9 @@ from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import SequenceMetrics, token_nll
 from lightning_tfm.modules import Seq2SeqModule
-from lightning_tfm.modules.task import describe_optimizer
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
-from lightning_tfm.optimizers import AdamW, LRSchedule, Muon, parameter_groups
+from lightning_tfm.optimizers import AdamW, LRSchedule, Muon, describe_optimizer, parameter_groups
 from lightning_tfm.tokenization import (
     EOS,
     NUM_SPECIAL,

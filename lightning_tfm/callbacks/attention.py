@@ -16,7 +16,8 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
 from lightning_tfm.loggers import media_loggers
-from lightning_tfm.modules.task import AttentionExample, TaskModule
+from lightning_tfm.modules.prediction import AttentionExample
+from lightning_tfm.modules.task import TaskModule
 
 
 class AttentionLogger(Callback):

@@ -14,7 +14,8 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.modules.task import Prediction, TaskModule, test_prefix
+from lightning_tfm.modules.prediction import Prediction
+from lightning_tfm.modules.task import TaskModule, test_prefix
 
 SAMPLES = 16
 """Number of validation examples whose predictions are logged, the first ones of the split."""

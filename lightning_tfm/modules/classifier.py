@@ -18,14 +18,8 @@ from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset, 
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, at_least_float32
-from lightning_tfm.modules.task import (
-    Evaluation,
-    Prediction,
-    TaskModule,
-    check_label_smoothing,
-    make_prediction,
-    strip_fields,
-)
+from lightning_tfm.modules.prediction import Evaluation, Prediction, make_prediction, strip_fields
+from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import Ids, Tokenizer

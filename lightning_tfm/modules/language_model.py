@@ -14,7 +14,8 @@ from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, t
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.decoding import DecodingOptions, continue_text
 from lightning_tfm.metrics import Mean, Perplexity, token_nll
-from lightning_tfm.modules.task import NUM_EXAMPLES, AttentionExample, Prediction, TaskModule
+from lightning_tfm.modules.prediction import AttentionExample, Prediction
+from lightning_tfm.modules.task import NUM_EXAMPLES, TaskModule
 from lightning_tfm.networks import CausalNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import Ids, Tokenizer

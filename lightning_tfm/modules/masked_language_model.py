@@ -16,7 +16,8 @@ from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, Perplexity, token_nll
 from lightning_tfm.modules.language_model import window_examples
-from lightning_tfm.modules.task import AttentionExample, Prediction, TaskModule
+from lightning_tfm.modules.prediction import AttentionExample, Prediction
+from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import BOS, NUM_SPECIAL, PAD, Ids, Tokenizer

@@ -17,14 +17,8 @@ from lightning_tfm.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
-from lightning_tfm.modules.task import (
-    Evaluation,
-    TaskModule,
-    check_label_smoothing,
-    make_prediction,
-    strip_fields,
-    test_prefix,
-)
+from lightning_tfm.modules.prediction import Evaluation, make_prediction, strip_fields
+from lightning_tfm.modules.task import TaskModule, check_label_smoothing, test_prefix
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer

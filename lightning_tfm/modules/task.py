@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from lightning import LightningModule, Trainer
@@ -18,16 +17,16 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
-from lightning_tfm.data import Pair, TaskDataModule, normalize_text, stable_hash
+from lightning_tfm.data import TaskDataModule, normalize_text, stable_hash
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.modules.prediction import Answer, AttentionExample, Prediction
 from lightning_tfm.networks import Network
-from lightning_tfm.optimizers import LRSchedule, parameter_groups
+from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.tokenization import Ids, Tokenizer
 
 if TYPE_CHECKING:
@@ -41,62 +40,6 @@ NUM_EXAMPLES = 2
 
 MAX_TITLE_LENGTH = 80
 """Maximum length of a source in a title, in characters."""
-
-
-class Prediction(TypedDict, total=False):
-    """The prediction for one example of the test: a line of predictions.jsonl.
-
-    Attributes:
-        source: the input text.
-        target: the reference.
-        prediction: the output.
-        correct: whether the output is the reference.
-        nll: the negative log-likelihood of the reference, in nats.
-        category: the category of the example, if the data has categories.
-        alignment: gold links (source index, target index), if they are known.
-        probability: the probability of a predicted label.
-    """
-
-    source: str
-    target: str
-    prediction: str
-    correct: bool
-    nll: float
-    category: str | None
-    alignment: tuple[tuple[int, int], ...] | None
-    probability: float
-
-
-class Answer(NamedTuple):
-    """The output for one line of input.
-
-    Attributes:
-        text: the output; None if there is none.
-        note: the reason for a missing output, or a warning about the input; may be empty.
-    """
-
-    text: str | None
-    note: str = ""
-
-
-class AttentionExample(NamedTuple):
-    """An example of the test whose attention is drawn.
-
-    Attributes:
-        row: its index in the dataset.
-        title: a title for its pictures.
-        content: its content as plain values, see `TaskModule.attention`.
-    """
-
-    row: int
-    title: str
-    content: dict[str, Any]
-
-
-class Evaluation(TypedDict):
-    """Outputs of a validation or test step: the predictions for the batch."""
-
-    predictions: list[Prediction]
 
 
 def test_prefix(test_set: str) -> str:
@@ -117,24 +60,6 @@ def check_strategy(strategy: Strategy) -> None:
             "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
             f"but is {type(strategy).__name__}; try ddp"
         )
-
-
-def strip_fields(line: str) -> str:
-    """Strip the fields of a line, which tabs separate, as in the training data."""
-    return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
-
-
-def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
-    """Return the prediction for a pair's source."""
-    return {
-        "source": pair.source,
-        "target": pair.target,
-        "prediction": prediction,
-        "correct": prediction == pair.target,
-        "nll": round(nll, 4),
-        "category": pair.category,
-        "alignment": pair.alignment,
-    }
 
 
 class TaskModule(LightningModule, ABC):
@@ -568,35 +493,3 @@ class TaskModule(LightningModule, ABC):
             rank_zero_print(
                 f"{self.skipped_steps} of {self.global_step} steps were skipped: their gradients overflowed float16"
             )
-
-
-def class_path(cls: type) -> str:
-    """Return the path by which a class is imported."""
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, Any]:
-    """Return the class and the settings of an optimizer as plain values.
-
-    Raises:
-        UserError: if the optimizer refuses its settings.
-    """
-    network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
-    try:
-        optimizer = make_optimizer(parameter_groups(network, network[2]))
-    except UserError:
-        raise
-    except (TypeError, ValueError) as error:
-        cls = make_optimizer.func if isinstance(make_optimizer, partial) else make_optimizer
-        raise UserError(f"optimizer must have valid settings, but those of {cls.__name__} are not: {error}") from None
-    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
-    return {"class_path": class_path(type(optimizer)), "init_args": settings}
-
-
-def unfuse(optimizer: Optimizer) -> None:
-    """Disable fused steps, for which Lightning cannot unscale gradients before clipping."""
-    for part in getattr(optimizer, "parts", [optimizer]):
-        for group in part.param_groups:
-            if group.get("fused"):
-                group["fused"] = False
-                part._step_supports_amp_scaling = False
