@@ -170,8 +170,8 @@ def machine() -> str:
 def state() -> str:
     """Return the current commit, followed by + if files other than PUBLISHED differ from it."""
     published = [f":(exclude){name}" for name in PUBLISHED]
-    changed = provenance.run_git("status", "--porcelain", ":/", *published, folder=FOLDER)
-    return provenance.run_git("rev-parse", "--short=7", "HEAD", folder=FOLDER).strip() + ("+" if changed else "")
+    changed = provenance.run_git(FOLDER, "status", "--porcelain", ":/", *published)
+    return provenance.run_git(FOLDER, "rev-parse", "--short=7", "HEAD").strip() + ("+" if changed else "")
 
 
 def main() -> None:

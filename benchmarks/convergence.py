@@ -390,7 +390,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
 
     def ours(seed: int) -> Block:
         summary, _ = trained("shakespeare_gpt", seed, "--data.init_args.test_fraction=0", data=data)
-        return Block(summary["test"]["loss"], summary["train_seconds"])
+        return Block(summary["val"]["loss"], summary["train_seconds"])
 
     steps = NANO_STEPS if full else NANO_STEPS // 10
     with started(Side(build_nano, {"steps": steps}), warm=False) as (facts, nano):
@@ -426,7 +426,11 @@ def record() -> None:
     """Train the tutorial's model and record it for `recorded_tutorial`: `python -m benchmarks.convergence`."""
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
-    made = {"commit": provenance.run_git("rev-parse", "--short=7", "HEAD").strip(), "seed": 1, "threads": THREADS}
+    made = {
+        "commit": provenance.run_git(Path(__file__).parent, "rev-parse", "--short=7", "HEAD").strip(),
+        "seed": 1,
+        "threads": THREADS,
+    }
     made |= {"processor": provenance.hardware()["processor"], "torch": torch.__version__}
     with pinned(), (RECORDED / "date_tutorial.jsonl").open("w", encoding="utf-8") as file:
         for line in train_tutorial(0.976, seed=1):

@@ -39,9 +39,9 @@ class ParallelText(PairDataModule):
     """Data module of sentences and their translations, from two line-aligned files or from a TSV of two columns.
 
     Args:
-        train, val: a file of sources and a file of targets, or a TSV of both; plain or .gz. Names in `FILES` are
-            downloaded, unless such files exist.
-        test: likewise; without it, the test set is the validation split.
+        train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv); plain or .gz. Names in
+            `FILES` are downloaded, unless such files exist.
+        test: likewise; without it, the test is on the validation split, and its metrics belong to "val".
         encoding: encoding of the files, by Python's name.
         tokenizer: characters, words between spaces, or byte-level subwords; learned from the training split.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
@@ -50,6 +50,8 @@ class ParallelText(PairDataModule):
         batch_tokens: maximum number of tokens of a training batch on the longer side, padding included; replaces
             batch_size.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        header: whether the first line of a table names its columns; by default, if its fields are known names of
+            columns, such as source and target.
     """
 
     def __init__(
@@ -68,15 +70,15 @@ class ParallelText(PairDataModule):
         eval_batch_size: int = 128,
         num_workers: int = 0,
         seed: int = 0,
+        header: bool | None = None,
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
-        self.parts = {split: read_pairs(files, encoding, split) for split, files in parts.items()}
+        self.parts = {split: read_pairs(files, encoding, split, header) for split, files in parts.items()}
         if tokenizer == "word":  # a decoded text has single spaces, so that references need them too
             self.parts = {
                 split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
                 for split, pairs in self.parts.items()
             }
-        self.parts.setdefault("test", self.parts["val"])
         trained = train_tokenizer(itertools.chain.from_iterable(self.parts["train"]), tokenizer, vocab_size)
         longest = max(max_source_length, max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
@@ -90,6 +92,7 @@ class ParallelText(PairDataModule):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
+            test_sets=("test",) if test else ("val",),
             drop_too_long=drop_too_long,
         )
 
@@ -115,13 +118,14 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(names: list[str], encoding: str, split: str) -> list[tuple[str, str]]:
+def read_pairs(names: list[str], encoding: str, split: str, header: bool | None) -> list[tuple[str, str]]:
     """Return the pairs of a source and a target from two line-aligned files or from a TSV.
 
     Args:
         names: the two files, or the TSV.
         encoding: their encoding, by Python's name.
         split: the split that they are for, for error messages.
+        header: whether the first line of a TSV names its columns, see `read_table`.
 
     Raises:
         UserError: if the files do not match, or a line lacks a source or a target.
@@ -129,8 +133,11 @@ def read_pairs(names: list[str], encoding: str, split: str) -> list[tuple[str, s
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [resolve_path(name, FILES) for name in names]
+    first = 1
     if len(paths) == 1:
-        rows = read_table(paths[0], encoding)
+        rows, _ = table = read_table(paths[0], encoding, header)
+        rows = [row[::-1] for row in rows] if table.is_target_first else rows
+        first = table.first
         if len(rows[0]) != 2:
             raise UserError(
                 f"{str(paths[0])!r} must hold two columns, source and target, but has {len(rows[0])}; "
@@ -145,7 +152,7 @@ def read_pairs(names: list[str], encoding: str, split: str) -> list[tuple[str, s
             )
         rows = [list(pair) for pair in zip(sources, targets, strict=True)]
     pairs = [(source.strip(), target.strip()) for source, target in rows]
-    for number, pair in enumerate(pairs, start=1):
+    for number, pair in enumerate(pairs, start=first):
         if not all(pair):
             side = paths[0] if not pair[0] else paths[-1]
             raise UserError(f"each line must hold a text, but line {number} of {str(side)!r} is empty; delete the pair")

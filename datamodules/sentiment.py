@@ -55,7 +55,7 @@ class Sentiment(LabeledDataModule):
     - a folder, or a .tar.gz, .tgz or .tar of one, with a folder for each label that holds one text per file. The label
       folders lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but holds
       texts without one, as in IMDB. The files that are left out are counted in the log, except hidden ones,
-    - a table: a label, a tab and a text in each line,
+    - a table: a label, a tab and a text in each line, or a .csv,
     - several files named NAME.LABEL, with a text in each line.
 
     A validation or test split that is not given is a fraction of the training data, drawn by the hash of each text, so
@@ -77,6 +77,8 @@ class Sentiment(LabeledDataModule):
         truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
             often end with their verdict.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        header: whether the first line of a table names its columns; by default, if its fields are known names of
+            columns, such as label and text.
 
     Note:
         A fraction is held out of training even if `val` or `test` names other data, so that the trained model can still
@@ -100,6 +102,7 @@ class Sentiment(LabeledDataModule):
         eval_batch_size: int = 256,
         num_workers: int = 0,
         seed: int = 0,
+        header: bool | None = None,
     ) -> None:
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 0.5:
@@ -107,7 +110,7 @@ class Sentiment(LabeledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        parts = read_labeled(train, encoding, "train")
+        parts = read_labeled(train, encoding, "train", header)
         if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
@@ -127,7 +130,7 @@ class Sentiment(LabeledDataModule):
                     rank_zero_print(
                         f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                parts |= read_labeled(names, encoding, split)
+                parts |= read_labeled(names, encoding, split, header)
             if split not in parts:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({text.target for text in parts["train"]})
@@ -178,13 +181,14 @@ def split_by_hash(
     return parts
 
 
-def read_labeled(names: list[str], encoding: str, split: str) -> dict[str, list[Pair]]:
+def read_labeled(names: list[str], encoding: str, split: str, header: bool | None = None) -> dict[str, list[Pair]]:
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
         names: the data.
         encoding: their encoding, by Python's name.
         split: "train" for all splits that the data contain, otherwise the one split to return.
+        header: whether the first line of a table names its columns, see `read_table`.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -197,10 +201,13 @@ def read_labeled(names: list[str], encoding: str, split: str) -> dict[str, list[
     if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
         return by_part(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
-        rows = read_table(paths[0], encoding)
-        if len(rows[0]) != 2:
-            raise UserError(f"{names[0]!r} must hold a label and a text in each line, but has {len(rows[0])} columns")
-        texts = _stripped(paths[0], rows)
+        table = read_table(paths[0], encoding, header)
+        if len(table.rows[0]) != 2:
+            raise UserError(
+                f"{names[0]!r} must hold a label and a text in each line, but has {len(table.rows[0])} columns"
+            )
+        rows = [row[::-1] for row in table.rows] if table.is_source_first else table.rows
+        texts = _stripped(paths[0], rows, table.first)
     else:
         labels = [normalize_text(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
@@ -211,10 +218,10 @@ def read_labeled(names: list[str], encoding: str, split: str) -> dict[str, list[
     return {split: texts}
 
 
-def _stripped(path: Path, rows: list[list[str]]) -> list[Pair]:
+def _stripped(path: Path, rows: list[list[str]], first: int = 1) -> list[Pair]:
     """Return the labeled texts of the lines of a file, without surrounding spaces."""
     texts = [Pair(text.strip(), label.strip()) for label, text in rows]
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts, start=first):
         if not all(text[:2]):
             raise UserError(
                 f"each line must hold a text and its label, but line {number} of {str(path)!r} lacks one; delete it"

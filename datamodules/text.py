@@ -63,7 +63,7 @@ class Text(TextDataModule):
         test_start = round(len(text) * (1 - val_fraction - test_fraction))
         texts = {"train": text[:test_start], "test": text[test_start:val_start], "val": text[val_start:]}
         if not test_fraction:
-            texts["test"] = texts["val"]
+            del texts["test"]
         if tokenizer_file is not None:
             trained: Tokenizer = read_tokenizer(Path(tokenizer_file))
         else:

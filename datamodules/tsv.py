@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from lightning_tfm.data import Pair, PairDataModule, read_table, resolve_path
@@ -16,10 +17,10 @@ class Tsv(PairDataModule):
     to one unknown symbol.
 
     Args:
-        train, val: tables; plain or .gz.
-        test: likewise; without it, the test set is the validation split.
-        source, target: numbers of the columns, from 1.
-        features: number of a column of features of the source, such as an inflection; they become symbols in brackets.
+        train, val: tables of tab-separated columns, or .csv; plain or .gz.
+        test: likewise; without it, the test is on the validation split, and its metrics belong to "val".
+        source, target: columns, by their numbers from 1, or by their names in the first line.
+        features: a column of features of the source, such as an inflection; they become symbols in brackets.
             In the input of a trained model, they follow the source and a tab.
         source_separator, target_separator: separator of symbols; empty if symbols are characters.
         feature_separator: separator of features.
@@ -28,6 +29,8 @@ class Tsv(PairDataModule):
         max_source_length, max_target_length: maximum length in symbols, EOS included.
         drop_too_long: whether to drop longer training pairs, instead of raising UserError.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        header: whether the first line of a table names its columns; by default, if a column is set by its name, or all
+            fields are known names of columns, such as source and target.
     """
 
     def __init__(
@@ -35,9 +38,9 @@ class Tsv(PairDataModule):
         train: str,
         val: str,
         test: str | None = None,
-        source: int = 1,
-        target: int = 2,
-        features: int | None = None,
+        source: int | str = 1,
+        target: int | str = 2,
+        features: int | str | None = None,
         source_separator: str = "",
         target_separator: str = "",
         feature_separator: str = ";",
@@ -50,10 +53,13 @@ class Tsv(PairDataModule):
         eval_batch_size: int = 256,
         num_workers: int = 0,
         seed: int = 0,
+        header: bool | None = None,
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
-        tables = {split: read_columns(resolve_path(name, {}), encoding, columns) for split, name in parts.items()}
+        tables = {
+            split: read_columns(resolve_path(name, {}), encoding, columns, header) for split, name in parts.items()
+        }
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
         self.parts = {
@@ -64,7 +70,6 @@ class Tsv(PairDataModule):
             ]
             for split, rows in tables.items()
         }
-        self.parts.setdefault("test", self.parts["val"])
         symbols = [
             symbol
             for pair in self.parts["train"]
@@ -78,6 +83,7 @@ class Tsv(PairDataModule):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
+            test_sets=("test",) if test else ("val",),
             drop_too_long=drop_too_long,
         )
 
@@ -85,25 +91,37 @@ class Tsv(PairDataModule):
         return self.parts[split]
 
 
-def read_columns(path: Path, encoding: str, columns: dict[str, int]) -> list[list[str]]:
+def read_columns(
+    path: Path, encoding: str, columns: Mapping[str, int | str], header: bool | None = None
+) -> list[list[str]]:
     """Return the fields of some columns for each line of a table.
 
     Args:
         path: the table.
         encoding: its encoding, by Python's name.
-        columns: the number of each column, from 1, by its name for error messages.
+        columns: the number of each column, from 1, or its name in the first line, by the setting.
+        header: whether the first line names the columns, see `read_table`.
 
     Raises:
         UserError: as `read_table`, and if a column does not exist or a field is empty.
     """
-    rows = read_table(path, encoding)
+    if header is None and any(isinstance(column, str) for column in columns.values()):
+        header = True
+    rows, names = table = read_table(path, encoding, header)
+    numbers = {}
     for name, column in columns.items():
+        if isinstance(column, str):
+            if names is None or column not in names:
+                available = "has no header" if names is None else f"has {', '.join(names)}"
+                raise UserError(f"{name} must be a column of {str(path)!r}, which {available}, but is {column!r}")
+            column = names.index(column) + 1
         if not 1 <= column <= len(rows[0]):
             raise UserError(f"{name} must be a column of {str(path)!r}, from 1 to {len(rows[0])}, but is {column}")
-        for number, row in enumerate(rows, start=1):
+        numbers[name] = column
+        for number, row in enumerate(rows, start=table.first):
             if not row[column - 1].strip():
                 raise UserError(
                     f"each line must hold a {name}, but column {column} of line {number} of {str(path)!r} is empty; "
                     "delete the line"
                 )
-    return [[row[column - 1].strip() for column in columns.values()] for row in rows]
+    return [[row[column - 1].strip() for column in numbers.values()] for row in rows]

@@ -6,31 +6,32 @@ import os
 import signal
 import sys
 from argparse import ArgumentError
+from importlib.metadata import version
 from io import TextIOWrapper
 
-from lightning_tfm.errors import Interrupted, UserError, shell_quote
+from lightning_tfm.errors import SIGNALS, Interrupted, UserError, shell_quote
 from lightning_tfm.memory import gc_disabled
-from lightning_tfm.parsing_errors import format_error
+from lightning_tfm.parsing_errors import format_error, out_of_memory
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
 
 commands:
-  list       list the experiments, with what they reach
+  list       list the experiments with their results
   fit        train the model of an experiment on its data, then test the best checkpoint
   validate   evaluate a checkpoint on the validation data of an experiment
   test       evaluate a checkpoint on the test data of an experiment
-  generate   write the outputs of a trained model for your own input
+  generate   run a trained model on your own input
   runs       list the runs below a folder
   report     show runs on one page: settings, curves, errors, attention
   average    average the weights of several checkpoints
   export     write a trained network for other programs: safetensors, torch_export, onnx
   reproduce  run experiments over seeds, and compare the results with their claims
 
-  lightning-tfm fit --config date_attention_lstm
+  lightning-tfm fit date_attention_lstm
   lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
-`lightning-tfm COMMAND --help` lists the settings of a command.
+`lightning-tfm COMMAND --help` lists the settings of a command, `lightning-tfm --version` prints the version.
 """
 
 COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report", "reproduce", "runs", "list")
@@ -38,6 +39,8 @@ COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report"
 
 def main() -> None:
     """Run a command; after a user error, print one line and exit with status 2."""
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     arguments = sys.argv[1:]
     command = arguments[0] if arguments else "--help"
     for stream in (sys.stdout, sys.stderr):
@@ -47,6 +50,8 @@ def main() -> None:
     try:
         if command in ("--help", "-h"):
             print(USAGE, end="")
+        elif command == "--version":
+            print(f"lightning-tfm {version('lightning_tfm')}")
         elif command == "generate":
             with gc_disabled():
                 from lightning_tfm.commands.generate import generate
@@ -75,10 +80,15 @@ def main() -> None:
             with gc_disabled():
                 from lightning_tfm.commands.reproduce import reproduce
             sys.exit(reproduce(arguments[1:]))
+        elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
+            from lightning_tfm.commands.help import help_text
+
+            print(help_text(command), end="")
         elif command in ("fit", "validate", "test"):
+            sys.argv = ["--help" if argument == "--help-all" else argument for argument in sys.argv]
             with gc_disabled():
                 from lightning_tfm.cli import run
-            run()
+            run(sys.argv[1:])
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
@@ -90,14 +100,27 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the last flush fails again
         sys.exit(141)
     except Interrupted as interrupted:
+        _ignore_signals()
         sys.exit(_print_resume_command(interrupted))
     except KeyboardInterrupt:
+        _ignore_signals()
         sys.exit(130)
+    except RuntimeError as error:
+        if (message := out_of_memory(str(error))) is None:
+            raise
+        print(f"lightning-tfm: error: {message}", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         print(
             f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr
         )
         sys.exit(1)
+
+
+def _ignore_signals() -> None:
+    """Ignore further signals while the process ends: an impatient second Ctrl-C would print a traceback."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _is_main_process() -> bool:
@@ -115,7 +138,8 @@ def _print_resume_command(interrupted: Interrupted) -> int:
         return 0
     command = sys.argv[1:]
     if command[0] == "fit":
-        command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
+        command = _without_option(command, "--ckpt_path")
+        command += ["--ckpt_path", interrupted.ckpt_path] if interrupted.ckpt_path else []
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
         f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; resume with:\n"

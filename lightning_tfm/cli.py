@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import logging
 import os
-import signal
+import re
+import shutil
 import sys
 import warnings
-from argparse import ArgumentError, ArgumentParser
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+import yaml
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm import modules, networks
+from lightning_tfm.arguments import with_options
 from lightning_tfm.callbacks import (
     AttentionLogger,
     Checkpoints,
@@ -38,9 +44,9 @@ from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import read
 from lightning_tfm.configuration import read_yaml
-from lightning_tfm.console import print_results, print_upload_command
+from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError, interrupt
+from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
@@ -48,11 +54,32 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.pairing import check_pair
 from lightning_tfm.modules.task import check_strategy
 from lightning_tfm.parsing_errors import format_error
-from lightning_tfm.resuming import lock_run, reopen_metrics, resumable_checkpoint
+from lightning_tfm.resuming import (
+    Resumption,
+    changed_settings,
+    check_unfinished,
+    copy_history,
+    is_empty,
+    last_run,
+    lock_run,
+    named_run,
+    newest_checkpoint,
+    reopen_metrics,
+)
 from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, package_names, search_current_folder
 
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
 """The default loggers."""
+
+
+REFUSED = {"max_epochs": (None, -1), "min_epochs": (None,), "limit_train_batches": (None, 1.0)}
+"""Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
+
+CKPT_PATH_HELP = (
+    "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run of the "
+    "experiment"
+)
+"""Help of `--ckpt_path`."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -76,15 +103,25 @@ class TfmCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Return the subcommands; `lightning-tfm generate` replaces `predict`, and checkpoints are read as data."""
         commands = LightningCLI.subcommands()
-        return {name: commands[name] | {"weights_only"} for name in ("fit", "validate", "test")}
+        skipped = {
+            "fit": {"weights_only"},
+            "validate": {"weights_only", "verbose"},
+            "test": {"weights_only", "verbose"},
+        }
+        return {name: commands[name] | arguments for name, arguments in skipped.items()}
 
     def init_parser(self, **settings: Any) -> LightningArgumentParser:
         parser = LightningArgumentParser(**settings)
-        parser.add_argument("-c", "--config", action=ConfigFile, help="a YAML file; a later one overrides an earlier")
+        parser.add_argument("-c", "--config", action=ConfigFile, help="a YAML file; later files override earlier ones")
         return parser
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--seed_everything", type=int, default=self.seed_everything_default, help="from 0 on")
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=self.seed_everything_default,
+            help="seed of the data, the weights and dropout; at least 0",
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # Arguments without a default are taken from the data module once it is constructed.
@@ -95,11 +132,28 @@ class TfmCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="check all settings and run one batch, but write nothing",
+        )
+        parser.add_argument(
             "--trust-package",
             default="",
             metavar="NAME[,NAME]",
             help=TRUST_HELP,
         )
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **settings: Any) -> LightningArgumentParser:
+        """Adapt the help that Lightning's docstrings, in reStructuredText, give its settings."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
+        for action in parser._actions:
+            if action.dest == "ckpt_path":
+                action.help = CKPT_PATH_HELP
+            elif action.dest.removeprefix("trainer.") in ("overfit_batches", *REFUSED):
+                action.help = SUPPRESS
+            elif action.help:
+                action.help = re.sub(r":\w+:`~?(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", action.help)
+        return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         try:
@@ -116,46 +170,76 @@ class TfmCLI(LightningCLI):
         if config.trainer.overfit_batches:
             raise UserError(
                 f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
-                "to learn few pairs by heart, lower data.init_args.train_size"
+                "to overfit a few examples, lower data.init_args.train_size"
             )
         for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
             if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
                 raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
-        for name, unset in (("max_epochs", (None, -1)), ("limit_train_batches", (None, 1.0))):
-            if config.trainer[name] not in unset:
+        for name, unset in REFUSED.items():
+            value = config.trainer[name]
+            if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 all of them
                 raise UserError(
-                    f"trainer.{name} must not be set, for a run is one stream of batches until trainer.max_steps, "
-                    f"but is {config.trainer[name]}; set trainer.max_steps"
+                    f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
+                    f"trainer.max_steps, but is {value}; set trainer.max_steps"
                 )
 
     def _parse_ckpt_path(self) -> None:
         """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Resolve `--ckpt_path last` to the newest undamaged checkpoint of the experiment, whose run `fit` resumes."""
+        """Find the checkpoint that `--ckpt_path` names, and the run that `fit` resumes."""
         self.original_config = self.config
         self.config = self.config.clone()
         config = self.config[self.config.subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
+        config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
         if config.trainer.logger is not False:
             names = [Path(str(path)).stem for path in config.config or []]
             config.trainer.logger = _with_csv(config.trainer.logger, names[0] if names else "unnamed")
-        if config.ckpt_path != "last":
+        self.resumed: Resumption | None = None
+        self.folder: Path | None = None  # of the run or the test, once it starts
+        self.is_new = False  # whether this process has made the folder
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        if config.trainer.logger is not False:
+            logger = config.trainer.logger[0].init_args
+            folder = Path(logger.save_dir) / str(logger.name)
+            if self.config.subcommand != "fit" and logger.version is None:
+                versions = (f"{self.config.subcommand}_{number}" for number in itertools.count())
+                logger.version = next(version for version in versions if not (folder / version).exists())
+        if config.ckpt_path is None or Path(config.ckpt_path).is_file():
             return
-        loggers = _as_list(config.trainer.logger)
-        if not loggers or getattr(loggers[0], "class_path", "").rpartition(".")[2] != "CSVLogger":
+        if config.trainer.logger is False:
             raise UserError(
-                "--ckpt_path last needs lightning.pytorch.loggers.CSVLogger as first of trainer.logger, which says "
-                "where the experiment's runs lie, but there is none; name a checkpoint instead"
+                f"--ckpt_path must be a file if trainer.logger is false, but is {config.ckpt_path!r}; name a checkpoint"
             )
-        logger = loggers[0].init_args
-        path = resumable_checkpoint(Path(logger.save_dir) / str(logger.name), required=self.config.subcommand != "fit")
-        config.ckpt_path = None if path is None else str(path)
-        if path is not None and self.config.subcommand == "fit":
-            logger.version = path.parents[1].name
-            for other in loggers:
-                if other.class_path == WANDB and (id := wandb_run(path.parents[1])):
-                    other.init_args.id = id
+        if self.config.subcommand == "fit":
+            self._find_run(config)
+        elif config.ckpt_path == "last":
+            config.ckpt_path = str(newest_checkpoint(folder))
+
+    def _find_run(self, config: Namespace) -> None:
+        """Find the run to resume, and let the loggers continue it."""
+        first, *others = config.trainer.logger
+        if config.ckpt_path == "last":
+            folder = Path(first.init_args.save_dir) / str(first.init_args.name)
+            self.resumed = last_run(folder, config.trainer.max_steps)
+        elif Path(config.ckpt_path).is_dir():
+            self.resumed = named_run(Path(config.ckpt_path), config.trainer.max_steps)
+        if self.resumed is None:
+            config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
+            return
+        config.ckpt_path = str(self.resumed.checkpoint)
+        run = self.resumed.run
+        original = self.original_config[self.config.subcommand]
+        settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)
+        self.changed = changed_settings(run, yaml.safe_load(settings))
+        if self.resumed.extends:
+            return
+        logger = first.init_args
+        logger.save_dir, logger.name, logger.version = str(run.parents[1]), run.parent.name, run.name
+        for other in others:
+            if other.class_path == WANDB and (id := wandb_run(run)):
+                other.init_args.id = id
 
     def instantiate_classes(self) -> None:
         """Construct the data first: settings of the network that are null are taken from it."""
@@ -171,25 +255,38 @@ class TfmCLI(LightningCLI):
             raise UserError(format_error(error)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Validate a run that is shorter than its validation interval at its end, so that it has a best checkpoint."""
+        """Construct the Trainer with a progress bar in a terminal, and with a validation at the end of a short run."""
         config = self._get(self.config_init, "trainer")
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
         callbacks = _as_list(config.callbacks)
-        if config.enable_progress_bar is None:  # not in config.yaml, which is for other terminals too
+        if config.enable_progress_bar is None:  # depends on the terminal, so it is not saved in config.yaml
             kwargs["enable_progress_bar"] = sys.stdout.isatty()
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
         if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
-        resuming, self.config = self.config, self.original_config  # saved as config.yaml
+        effective, self.config = self.config, self.original_config  # saved as config.yaml
         try:
             return super().instantiate_trainer(**kwargs)
         finally:
-            self.config = resuming
+            self.config = effective
 
     def after_instantiate_classes(self) -> None:
         check_strategy(self.trainer.strategy)
+        if self.trainer.profiler is not None:  # it logs its table, see `run`
+            logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, StochasticWeightAveraging):
+                raise UserError(
+                    "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
+                    "epochs; try lightning_tfm.callbacks.WeightAveraging"
+                )
+            if isinstance(callback, Provenance):
+                callback.changed = self.changed
+            elif isinstance(callback, Checkpoints):
+                callback.enabled = bool(self.trainer.loggers)
+                callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
         self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
@@ -199,8 +296,24 @@ class TfmCLI(LightningCLI):
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run a command. On a signal, report the folder of the run; on an error, remove the folder if it is empty."""
+        try:
+            super()._run_subcommand(subcommand)
+        except Interrupted as interrupted:
+            if not self.trainer.loggers:
+                interrupted.ckpt_path = ""
+            elif interrupted.ckpt_path == "last" and self.folder and any(self.folder.glob("checkpoints/*")):
+                interrupted.ckpt_path = relative(self.folder)
+            raise
+        except UserError:
+            if self.folder is not None and self.is_new and is_empty(self.folder):
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
+        ours = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
+        return super()._prepare_subcommand_kwargs(subcommand) | ours
 
     def before_fit(self) -> None:
         """Lock the folder of the run, and keep the metrics of the steps before the checkpoint."""
@@ -212,11 +325,33 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
-        self.lock = lock_run(Path(logger.log_dir))  # held until the command ends
+        self._enter(Path(logger.log_dir))
+        assert self.folder is not None
+        self.lock = lock_run(self.folder)  # held until the command ends
+        if self.resumed is not None and not self.resumed.extends:
+            check_unfinished(self.folder)
+        elif not self.is_new and not is_empty(self.folder):
+            raise UserError(
+                f"trainer.logger must name a new folder for a new run, but {str(self.folder)!r} holds a run; leave out "
+                "its version, or resume the run with --ckpt_path"
+            )
+        if self.resumed is not None and self.resumed.extends:
+            copy_history(self.resumed.run, self.folder)
         reopen_metrics(logger, None if path is None else read(path)["global_step"])
+
+    def _enter(self, folder: Path) -> None:
+        self.folder, self.is_new = folder, not folder.exists()
+
+    def before_test(self) -> None:
+        """Remember the folder of the test or the validation."""
+        if isinstance(self.trainer.logger, CSVLogger) and self.trainer.is_global_zero:
+            self._enter(Path(self.trainer.logger.log_dir))
+
+    before_validate = before_test
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
+            print_results(self.trainer)
             for name, signature in signatures(self.model).items():
                 print(f"{name}: {signature}")
             print_upload_command(self.trainer)
@@ -225,23 +360,32 @@ class TfmCLI(LightningCLI):
 
     def after_fit(self) -> None:
         if self.trainer.fast_dev_run:
+            if self.trainer.is_global_zero:
+                print("dry run passed: trained and validated on one batch; nothing was written")
             return
         # The user may add other checkpoint callbacks.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
         path = checkpoints.best_model_path or checkpoints.last_model_path  # there is no best one without validation
-        self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+        self.trainer.test(
+            self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False
+        )
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)
-            print_results(self.trainer, relative(path), ",".join(_trust_packages()))
+            print_results(self.trainer)
+            if path:
+                print_next_commands(self.trainer, relative(path), ",".join(_trust_packages()))
 
 
-def run() -> None:
-    """Run fit, validate or test with the settings of the command line."""
+def run(arguments: list[str]) -> None:
+    """Run fit, validate or test.
+
+    Args:
+        arguments: the command and its arguments.
+    """
     keep_freed_memory()
     gc.freeze()  # imported objects stay: keep them out of garbage collection
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, interrupt)  # while training, Checkpoints saves first
+    handle_signals(interrupt)  # while training, Checkpoints saves first
     trust_packages = _trust_packages()
     if trust_packages:
         search_current_folder()
@@ -253,30 +397,35 @@ def run() -> None:
     # Data are in memory, so workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
+    # The arguments are those of the command line, except that a positional one is replaced by options.
+    warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     strict = {"exit_on_error": False, "allow_abbrev": False}
-    TfmCLI(
-        TaskModule,
-        TaskDataModule,
-        save_config_callback=SaveConfig,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        auto_configure_optimizers=False,  # the modules do
-        load_from_checkpoint_support=False,  # see lightning_tfm.loading
-        seed_everything_default=0,
-        trainer_defaults={
-            "devices": 1,
-            "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
-            "logger": [
-                {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
-                {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
-            ],
-            "callbacks": [Summary(), Provenance(), Telemetry(), Predictions(), AttentionLogger()],
-            "enable_model_summary": False,  # Summary prints a line instead
-            "enable_progress_bar": None,
-            "use_distributed_sampler": False,  # the samplers of the data modules do
-        },
-        parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
-    )
+    with TemporaryDirectory() as folder:
+        TfmCLI(
+            TaskModule,
+            TaskDataModule,
+            save_config_callback=SaveConfig,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,  # the modules do
+            load_from_checkpoint_support=False,  # see lightning_tfm.loading
+            seed_everything_default=0,
+            trainer_defaults={
+                "devices": 1,
+                "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
+                "logger": [
+                    {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
+                    {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
+                ],
+                # Summary is last: a run with a summary.json has finished
+                "callbacks": [Provenance(), Telemetry(), Predictions(), AttentionLogger(), Summary()],
+                "enable_model_summary": False,  # Summary prints a line instead
+                "enable_progress_bar": None,
+                "use_distributed_sampler": False,  # the samplers of the data modules do
+            },
+            parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
+            args=with_options(arguments, Path(folder)),
+        )
 
 
 def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:

@@ -1,7 +1,8 @@
-"""Reading of configuration files in YAML; error messages name the file and the line."""
+"""Reading and flattening of configurations in YAML; error messages name the file and the line."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,30 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
         held = "is empty" if values is None else f"holds {values!r:.50}"
         raise UserError(f"{setting} must name a YAML file of settings, NAME: VALUE, but {str(path)!r} {held}")
     return values
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a file in JSON that a run has written.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} must hold JSON as fit has written it, but is damaged: {error}") from None
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested configuration by dotted names; mappings in a list are named by index."""
+    if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        value = dict(enumerate(value))
+    if isinstance(value, dict) and value:
+        return {k: v for name, inner in value.items() for k, v in flatten(inner, f"{prefix}.{name}".strip(".")).items()}
+    return {prefix: value}
 
 
 def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:

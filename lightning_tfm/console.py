@@ -15,9 +15,11 @@ from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.callbacks.predictions import is_per_category
+from lightning_tfm.callbacks.summary import evaluated_part, results
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.modules.prediction import Prediction
 
 MAX_SOURCE_LENGTH = 100
 """Longest source shown in the summary, in characters."""
@@ -26,22 +28,20 @@ ANSWERS = 3
 """Maximum number of correct predictions in the summary, and of wrong ones."""
 
 
-def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
-    """Print the test metrics, a few predictions, and the commands that use the run.
+def print_results(trainer: Trainer) -> None:
+    """Print the metrics and a few predictions.
 
     Args:
-        trainer: the trainer, after the test.
-        checkpoint: the path of the tested checkpoint.
-        trust_packages: the value of `--trust-package`; empty if it was not set.
+        trainer: the trainer, after a test or a validation.
     """
     console = Console(highlight=False, soft_wrap=True)
-    table = Table("test", Column("", justify="right"), box=box.SIMPLE_HEAD)
-    for name, value in trainer.callback_metrics.items():
-        if name.startswith("test/") and not is_per_category(name):  # shown by the report
-            table.add_row(name.removeprefix("test/"), f"{value:.4f}")
-    console.print(table)
-    tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    lines = [line for name, _, line in tested if name == "test"]
+    for part, metrics in results(trainer).items():
+        table = Table(part, Column("", justify="right"), box=box.SIMPLE_HEAD)
+        for name, value in metrics.items():
+            if not is_per_category(f"{part}/{name}"):  # shown by the report
+                table.add_row(name, f"{value:.4f}")
+        console.print(table)
+    lines = _tested(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:ANSWERS]:
         console.print(Text.assemble("correct  ", _short(line["source"]), " → ", (line["prediction"], "green")))
@@ -50,8 +50,19 @@ def print_results(trainer: Trainer, checkpoint: str, trust_packages: str) -> Non
         console.print(
             Text.assemble("wrong    ", _short(line["source"]), " → ", answer, f" (expected {line['target']})")
         )
+
+
+def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
+    """Print the commands that use a run.
+
+    Args:
+        trainer: the trainer, after the test.
+        checkpoint: the path of the tested checkpoint.
+        trust_packages: the value of `--trust-package`; empty if it was not set.
+    """
     folder = relative(Path(checkpoint).parents[1])
-    sources = (line["source"] for line in lines if not line["source"].startswith("-"))  # "-" starts an option
+    # "-" starts an option
+    sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))
     example = next((shell_quote(_short(source)) for source in sources), "TEXT")
     print(f"\nThe run is saved in {folder}. To query the model or view its report:\n")
     trusting = f" --trust-package {shlex.quote(trust_packages)}" if trust_packages else ""
@@ -66,6 +77,12 @@ def print_upload_command(trainer: Trainer) -> None:
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
             print(f"  {_executable('wandb')} sync {pattern}")
+
+
+def _tested(trainer: Trainer) -> list[Prediction]:
+    """Return the predictions of the first test set, or of the validation."""
+    tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
+    return [line for name, _, line in tested if name == evaluated_part(trainer)]
 
 
 def _short(text: str) -> str:

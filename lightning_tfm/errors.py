@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a command; training saves first. Windows has no SIGHUP, which a closed terminal sends."""
 
 
 class UserError(ValueError):
@@ -48,6 +53,19 @@ def shell_quote(text: str) -> str:
         return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
     return f"$'{''.join(map(escaped, text))}'"
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Install a handler for SIGNALS, except those that the process inherited as ignored, for example under `nohup`.
+
+    Args:
+        handler: the handler.
+
+    Returns:
+        The previous handlers, by signal.
+    """
+    handled = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    return {signum: signal.signal(signum, handler) for signum in handled}
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -41,6 +41,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
         del saved["optimizer"], saved["lr_schedule"]
         module = module_class(network, tokenizer, **saved)
         module.load_state_dict(checkpoint["state_dict"])
+        module.longest_source = checkpoint.get("longest_source")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "

@@ -195,6 +195,23 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
+def run_folder(trainer: Trainer) -> Path | None:
+    """Return the folder of a run; None without a logger, and for `fast_dev_run`.
+
+    Note:
+        The path is broadcast: every process must call this function.
+
+    Args:
+        trainer: the trainer of the run.
+    """
+    if not trainer.loggers or trainer.fast_dev_run:
+        return None
+    logger = trainer.loggers[0]
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    folder = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name) / version
+    return Path(trainer.strategy.broadcast(str(folder)))
+
+
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
     """Lightning's TensorBoardLogger, which writes to `runs/tensorboard` by default. Needs `pip install tensorboard`.
 

@@ -1,9 +1,10 @@
-"""Settings of memory allocation and garbage collection."""
+"""Memory: its size, its allocation and garbage collection."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,14 @@ def keep_freed_memory() -> None:
         # Older versions reject a threshold above half of a heap and then use far less than their default.
         if libc.mallopt(MMAP_THRESHOLD, 2**30) or libc.mallopt(MMAP_THRESHOLD, 2**25):
             libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+
+
+def total_memory() -> int | None:
+    """Return the memory of the machine in bytes; None if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # on Windows, for example
+        return None
 
 
 @contextmanager

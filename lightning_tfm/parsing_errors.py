@@ -95,6 +95,8 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
                 f"{setting} of {classes[-1]} must be {' or '.join(concrete(base))}, "
                 f"but is {(path[1] or path[2]).rpartition('.')[2]}"
             )
+    if (failed := out_of_memory(reason)) is not None:
+        return failed
     if reason == "No supported gpu backend found!":
         return "trainer.accelerator must be available on this machine, but is gpu; try auto"
     if kind := re.search(r"argument after \*\* must be a mapping, not (\w+)", reason):  # the parser does not check this
@@ -103,6 +105,20 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if missing and missing[1] in sys.modules:
         return _no_attribute(*missing.groups())
     return f"{setting}: {_mismatch(str(error)) or reason}" if settings else reason
+
+
+def out_of_memory(message: str) -> str | None:
+    """Return the message for a failed allocation of torch; None for another error."""
+    if found := re.search(r"you tried to allocate (\d+) bytes", message):
+        needed = f"{int(found[1]) / 1e9:,.1f} GB"
+    elif found := re.search(r"out of memory\. Tried to allocate ([\d.]+ \w+)", message):
+        needed = found[1]
+    else:
+        return None
+    return (
+        f"the model and its batches must fit into memory, but {needed} for one tensor do not; "
+        "lower the sizes of model.network, such as d_model, or data.batch_size"
+    )
 
 
 def _mismatch(text: str) -> str | None:

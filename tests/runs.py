@@ -325,7 +325,7 @@ def write_task(name, folder):
     own = {}
     if name.startswith("translation"):
         files = {}
-        for split, number in (("train", 200), ("val", 30)):
+        for split, number in (("train", 200), ("val", 30), ("test", 31)):
             german, english = zip(*sentences(number, seed=number), strict=True)
             files[split] = [write_lines(folder / f"{split}.de", german), write_lines(folder / f"{split}.en", english)]
         data = "ParallelText", files | {"vocab_size": 300, "batch_tokens": 400}
@@ -335,7 +335,8 @@ def write_task(name, folder):
         rows = [f"{word}\t{' '.join(word.upper())}" for word in words]
         files = {
             "train": write_lines(folder / "train.tsv", rows[:100]),
-            "val": write_lines(folder / "val.tsv", rows[100:]),
+            "val": write_lines(folder / "val.tsv", rows[100:110]),
+            "test": write_lines(folder / "test.tsv", rows[110:]),
         }
         data = (
             "Tsv",
@@ -343,7 +344,7 @@ def write_task(name, folder):
         )
     elif name.startswith(("text", "masked")):
         (folder / "text.txt").write_text(TEXT)
-        data = "Text", {"path": str(folder / "text.txt"), "max_length": 16, "batch_size": 8}
+        data = "Text", {"path": str(folder / "text.txt"), "max_length": 16, "batch_size": 8, "test_fraction": 0.1}
         own = {"mask_fraction": 0.5} if name.startswith("masked") else {}
     else:
         table = write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))
@@ -455,6 +456,7 @@ def assert_same_files(ours, theirs, rows_lost=0, best=True):
         for content in contents:
             for state in content["callbacks"].values():
                 state.pop("train_seconds", None)  # may differ
+            content.pop("experiment")  # the settings, such as the number of workers
         equal(*contents, name)
     logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
     for row in (row for log in logs for row in log):

@@ -25,7 +25,7 @@ LAYERS = [
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
     {"lightning_tfm.loading"},
     {"lightning_tfm.callbacks"},
-    {"lightning_tfm.console", "lightning_tfm.resuming", "lightning_tfm.reporting"},
+    {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.resuming", "lightning_tfm.reporting"},
     {"lightning_tfm.commands", "lightning_tfm.cli"},
     {"lightning_tfm.__main__"},
 ]

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 from corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_folders, write_lines
 from datamodules import ParallelText, Sentiment, Text, Tsv
+from datamodules.parallel_text import read_pairs
+from datamodules.sentiment import read_labeled
 from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, WindowSampler, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
@@ -81,7 +83,8 @@ def test_validation_data_are_tested_without_test_files(corpus):
     ours, other = parallel(corpus), parallel(corpus, test=[str(corpus / "train.de"), str(corpus / "train.en")])
     for data in (ours, other):
         data.setup("fit")
-    assert ours.fingerprint["test"] == ours.fingerprint["val"] != ours.fingerprint["train"]
+    assert ours.test_sets == ("val",)
+    assert set(ours.fingerprint) == {"train", "val"}
     assert other.fingerprint["test"] == other.fingerprint["train"]
 
 
@@ -114,12 +117,13 @@ def test_overlong_pairs_are_refused_or_dropped_and_counted(corpus, capsys):
         parallel(corpus, tokenizer="word", max_source_length=8).setup("fit")
     write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
     write_lines(corpus / "val.en", [english for _, english in sentences(40, longest=5)])
-    data = parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True)
+    files = {"test": [str(corpus / "val.de"), str(corpus / "val.en")]}
+    data = parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True, **files)
     data.setup("fit")
     kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
     assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
-    message = f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped\n"
-    assert capsys.readouterr().err == message
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped"
 
 
 def test_batches_use_their_token_budget(corpus):
@@ -264,7 +268,7 @@ def test_validation_part_is_the_end_of_the_text(val_fraction, test_fraction, tmp
         assert len(texts["test"]) == pytest.approx(test_fraction * len(TEXT), abs=1)
     else:
         assert texts["train"] + texts["val"] == TEXT
-        assert texts["test"] == texts["val"]
+        assert "test" not in texts
 
 
 def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
@@ -1017,3 +1021,44 @@ def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
     assert theirs.encode(TEXT) == subwords.encode(TEXT)
     assert theirs.encode_all([TEXT]) == [subwords.encode(TEXT)]
     assert theirs.split(TEXT) == subwords.split(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "settings"),
+    [
+        ("words.tsv", ["source\ttarget", "ab\tAB", "c\tC"], {}),
+        ("words.tsv", ["german\tenglish", "ab\tAB", "c\tC"], {"header": True}),
+        ("words.tsv", ["number\tgerman\tenglish", "1\tab\tAB", "2\tc\tC"], {"source": "german", "target": "english"}),
+        ("words.csv.gz", ['"ab",AB', "c,C"], {}),
+        ("words.csv", ["Source,Target", '"ab","AB"', "c,C"], {}),
+    ],
+)
+def test_tables_have_headers_and_may_be_csv(name, lines, settings, tmp_path):
+    table = write_lines(tmp_path / name, lines)
+    data = Tsv(table, table, **settings)
+    assert [pair[:2] for pair in data.pairs("train")] == [("ab", "AB"), ("c", "C")]
+
+
+def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
+    table = write_lines(tmp_path / "reviews.csv", ["label,text", 'pos,"good, really"', 'neg,"bad\nthough"'])
+    assert [pair[:2] for pair in read_labeled([table], "utf-8", "test")["test"]] == [
+        ("good, really", "pos"),
+        ("bad though", "neg"),
+    ]
+    # the header says that the label is the target
+    assert read_pairs([table], "utf-8", "test", None) == [("good, really", "pos"), ("bad though", "neg")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "message"),
+    [
+        (["a\tb", "c\td"], {"source": "word"}, "source must be a column of '.*', which has a, b, but is 'word'"),
+        (["a\tb", "c\td"], {"source": "a", "header": False}, "source must be a column of '.*', which has no header"),
+        (["source\ttarget"], {}, "must hold rows below its header, but holds none"),
+        (["source\ttarget", "a\t"], {}, "column 2 of line 2 of '.*' is empty"),
+    ],
+)
+def test_mistakes_in_headers_are_reported(lines, settings, message, tmp_path):
+    table = write_lines(tmp_path / "words.tsv", lines)
+    with pytest.raises(UserError, match=message):
+        Tsv(table, table, **settings)

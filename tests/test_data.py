@@ -16,7 +16,7 @@ import torch
 
 from datamodules import Copy, Date, ToyTranslation, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, normalize_text
+from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, normalize_text, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, tokenizer_from_dict
 
@@ -477,3 +477,17 @@ def test_the_test_set_has_combinations_that_training_lacks(sentences):
     assert shares["test"] > 100
     known = {word for pair in sentences.datasets["train"].pairs for word in pair.source.split()}
     assert all(word in known for pair in sentences.datasets["test"].pairs for word in pair.source.split())
+
+
+def test_a_split_that_exceeds_the_memory_is_refused():
+    with pytest.raises(UserError, match=r"train_size must fit into memory \([\d,]+ GB\), but 1,000,000,000,000 pairs"):
+        Copy(train_size=10**12).setup("fit")
+
+
+def test_the_number_of_distinct_sources_is_estimated():
+    """There are 7 + 7² + 7³ sources of up to 3 symbols."""
+    sources = [" ".join(row) for n in (1, 2, 3) for row in itertools.product("0123456", repeat=n)]
+    most = sum(stable_hash(source) % 10 == 0 for source in sources)
+    with pytest.raises(UserError, match=f"distinct sources of val, about {most}, but is 30,000; try {most}"):
+        Copy(max_length=3, val_size=30_000).setup("fit")
+    assert len(Copy(max_length=3, val_size=most).pairs("val")) == most

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -14,11 +16,14 @@ import pytest
 import torch
 import yaml
 
+import datamodules
 from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
+from lightning_tfm import modules, networks
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.catalog import list_experiments
 from lightning_tfm.checkpoint import read, write
+from lightning_tfm.configuration import flatten
 from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.loading import load
@@ -228,7 +233,18 @@ def test_a_run_works_in_an_ascii_terminal(tmp_path):
 
 def test_a_run_records_its_provenance(run_folder):
     (start,) = json.loads((run_folder / "provenance.json").read_text())
-    assert set(start) == {"time", "step", "command", "git", "versions", "hardware", "data_fingerprint", "wandb"}
+    assert set(start) == {
+        "time",
+        "step",
+        "command",
+        "changed_settings",
+        "git",
+        "versions",
+        "framework",
+        "hardware",
+        "data_fingerprint",
+        "wandb",
+    }
     assert start["step"] == 0
     assert "fit --config" in start["command"]
     assert set(start["data_fingerprint"]) == {"train", "val", "test"}
@@ -238,15 +254,24 @@ def test_a_run_records_its_provenance(run_folder):
     assert start["hardware"]["processor"]
     repository = Path(__file__).parent.parent
     asked = subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True)
-    commit = asked.stdout.strip() if asked.returncode == 0 else None
-    assert start["git"]["commit"] == commit
-    if commit is not None:
-        changed = subprocess.run(
-            ["git", "-C", repository, "diff", "HEAD", "--binary"], capture_output=True, text=True
-        ).stdout
-        saved = run_folder / "uncommitted_0.diff"
-        assert saved.exists() == bool(changed)
-        assert not changed or (start["git"]["dirty"] and saved.read_text() == changed)
+    assert start["framework"]["commit"] == (asked.stdout.strip() if asked.returncode == 0 else None)
+    assert start["git"] == {"commit": None, "dirty": None}, "the working directory is in no repository"
+    assert not (run_folder / "uncommitted_0.diff").exists()
+
+
+def test_the_state_of_the_working_directory_is_recorded(tmp_path):
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    (tmp_path / "mine.py").write_text("one\n")
+    (tmp_path / ".gitignore").write_text("std*\nruns\n")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "mine.py").write_text("two\n")
+    assert run(*fit("gpt", **{"trainer.max_steps": 1}), cwd=tmp_path).wait() == 0
+    (folder,) = (tmp_path / "runs/copy_gpt").iterdir()
+    (start,) = json.loads((folder / "provenance.json").read_text())
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert start["git"] == {"commit": commit, "dirty": True, "untracked": []}
+    assert "-one\n+two\n" in (folder / "uncommitted_0.diff").read_text()
 
 
 def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
@@ -279,9 +304,9 @@ def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path,
     settings = ["--data.init_args.test_size=1000", "--trainer.logger=false"]
     settings.append(f"--ckpt_path={checkpoint}")
     assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
-    printed = re.search(r"test/exact_match\s+\S\s+([\d.]+)", capsys.readouterr().out)
+    printed = re.search(r"^ *exact_match +([\d.]+) *$", capsys.readouterr().out, re.MULTILINE)
     exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
-    assert float(printed[1]) == pytest.approx(exact_match, abs=1e-6)
+    assert printed[1] == f"{exact_match:.4f}"
     assert list(tmp_path.iterdir()) == []  # no file is left in the current folder
 
 
@@ -336,7 +361,7 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, o
     assert child.wait() == 1
     assert len(child.out.read_text().splitlines()) == 4
     empty, *too_long = child.err.read_text().splitlines()
-    assert empty == "lightning-tfm: line 2: it is empty"
+    assert empty == "lightning-tfm: line 2: the text is empty"
     if model == "attention_lstm":  # it has no maximal number of positions
         assert not too_long
     else:
@@ -410,6 +435,7 @@ def test_generate_loses_no_answer_in_an_ascii_terminal(tmp_path_factory, tmp_pat
     assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some sampled bytes are not ASCII"
 
 
+@pytest.mark.run
 def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
     text = "\n".join([ASKED[0], "", "3 Mäy 1979", ASKED[1], "   ", "x" * 3]) + "\n"
     run = subprocess.run(
@@ -423,9 +449,9 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
     assert run.returncode == 1
     assert run.stdout.splitlines() == [ANSWERED[0], "", "", ANSWERED[1], "", ""]
     assert run.stderr.splitlines() == [
-        "lightning-tfm: line 2: it is empty",
+        "lightning-tfm: line 2: the text is empty",
         "lightning-tfm: line 3: the vocabulary has no character 'ä' (position 4 of '3 Mäy 1979')",
-        "lightning-tfm: line 5: it is empty",
+        "lightning-tfm: line 5: the text is empty",
         "lightning-tfm: line 6: the vocabulary has no character 'x' (position 1 of 'xxx')",
     ]
 
@@ -693,7 +719,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
             ["fit", "--config", COPY, "--trainer.callbacks+={class_path: [a]}"],
             "trainer.callbacks.class_path must be the name of a class",
         ),
-        (["fit", COPY], "an argument must be --SETTING VALUE, such as --config YAML, but is "),
+        (["fit", "--config", COPY, COPY], "an argument must be --SETTING VALUE, such as --config YAML, but is "),
         (["fit", "--config", ""], "--config must name a YAML file, but is empty"),
         (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; add it to a YAML"),
         (["fit", "--config", COPY, "--trainer=3"], "trainer must be settings, {NAME: VALUE}, but is '3'"),
@@ -707,7 +733,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         ),
         (["fit", "--config", COPY, "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
-        (["fit"], "pass that with --config"),
+        (["fit", "--trainer.max_steps=3"], "pass that with --config"),
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
         (["fit", "--config", sys.executable], "must name a YAML file in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
@@ -791,3 +817,109 @@ def test_help_lists_every_command(monkeypatch, capsys):
     assert in_process(monkeypatch, "--help") == 0
     printed = capsys.readouterr().out
     assert all(f"\n  {command} " in printed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
+    assert in_process(monkeypatch, command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 24
+    assert max(map(len, shown.splitlines())) <= 80
+    for package in (datamodules, modules, networks):
+        for name in package.__all__:
+            cls = getattr(package, name)
+            assert inspect.isabstract(cls) or name in ("TaskModule", "Network") or name in shown, name
+    options = set(re.findall(r"--([a-z_.-]+)", shown)) - {"help-all"}
+    assert in_process(monkeypatch, "fit", "--config", COPY, "--print_config") == 0
+    known = flatten(yaml.safe_load(capsys.readouterr().out)).keys()
+    for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help"}:
+        name = option.replace("model.", "model.init_args.")
+        assert any(other == name or other.startswith(f"{name}.") for other in known), option
+
+
+def test_all_settings_are_listed_without_markup(monkeypatch, capsys):
+    assert in_process(monkeypatch, "fit", "--help-all") == 0
+    shown = capsys.readouterr().out
+    assert "--trainer.gradient_clip_algorithm" in shown
+    assert not re.search(r":(class|meth|func|attr):`|``", shown)
+    for refused in ("max_epochs", "overfit_batches", "limit_train_batches"):
+        assert f"--trainer.{refused}" not in shown
+
+
+@pytest.mark.parametrize("experiment", ["copy_gpt", COPY])
+def test_an_experiment_is_fit_by_its_name_alone(experiment, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = [f"--data.{name}=30" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
+    assert in_process(monkeypatch, "fit", experiment, "--dry-run", *sizes) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("dry run passed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_version_is_printed(monkeypatch, capsys):
+    assert in_process(monkeypatch, "--version") == 0
+    assert re.fullmatch(r"lightning-tfm \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+    assert in_process(monkeypatch, "help", "runs") == 0
+    assert "List the runs below a folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.network.d_model=1000000"], r"must fit into memory, but [\d,.]+ GB for one tensor do not; lower"),
+        (
+            ["--trainer.callbacks+={class_path: StochasticWeightAveraging, init_args: {swa_lrs: 0.1}}"],
+            "must not contain StochasticWeightAveraging, .*; try lightning_tfm.callbacks.WeightAveraging",
+        ),
+    ],
+)
+def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = [*options, "--trust-package=lightning.pytorch.callbacks", "--data.train_size=100"]
+    assert in_process(monkeypatch, "fit", "copy_gpt", *options) == 2
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_a_missing_argument_is_named(command, monkeypatch, capsys):
+    assert in_process(monkeypatch, command) == 2
+    wanted = "an experiment; `lightning-tfm list` shows them" if command == "fit" else "a checkpoint"
+    assert capsys.readouterr().err == f"lightning-tfm: error: lightning-tfm {command} needs the name of {wanted}\n"
+
+
+def test_the_table_of_a_profiler_is_shown(tmp_path):
+    child = run(*fit("gpt", "--trainer.profiler=simple", **{"trainer.max_steps": 2}), cwd=tmp_path)
+    assert child.wait() == 0
+    assert "run_training_batch" in child.err.read_text() + child.out.read_text()
+
+
+def test_generate_refuses_a_binary_file(checkpoint, monkeypatch, tmp_path, capsys):
+    (tmp_path / "asked").write_bytes(bytes(range(256)))
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 2
+    assert re.search("--input must be a text file, but '.*asked' is binary", capsys.readouterr().err)
+
+
+def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, monkeypatch, capsys):
+    assert in_process(monkeypatch, "generate", checkpoint, "Thursday, May 3, 1979" * 3) == 0
+    assert re.fullmatch(
+        r"lightning-tfm: line 1: it has 63 tokens, more than any training text \(\d+\)\n",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.run
+def test_generate_prompts_in_a_terminal(checkpoint, tmp_path):
+    ours, theirs = pty.openpty()
+    script = Path(sys.executable).with_name("lightning-tfm")
+    process = subprocess.Popen(
+        [script, "generate", checkpoint], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    printed = b""
+    while b"> " not in printed:
+        printed += os.read(ours, 4096)
+    os.write(ours, b"31/12/1999\n\x04")
+    while b"1999-12-31" not in printed:
+        printed += os.read(ours, 4096)
+    assert process.wait(60) == 0
+    assert printed.startswith(b"Type a text and press Enter; Ctrl-D ends.")

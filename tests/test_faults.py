@@ -112,7 +112,7 @@ def shell_words(command):
     "other", ["plain", "two words", "it's", '"', "a\tb", "a\nb\\n'", "$HOME `ls` *", "\x1b[1m ü", "\udcff"]
 )
 def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
-    def interrupted():
+    def interrupted(arguments):
         raise Interrupted(signal.SIGTERM, 7, "runs/a b/last.ckpt")
 
     monkeypatch.setattr(cli, "run", interrupted)

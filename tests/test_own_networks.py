@@ -121,7 +121,7 @@ def test_a_report_shows_the_attention_of_trusted_networks_only(own_run, checkpoi
         "names 'my_nets.Mine', which is not imported; if you trust its code: --trust-package my_nets\n"
     )
     assert not Path("canary").exists()
-    assert in_process(monkeypatch, *arguments, "--trust-package=my_nets") == 0
+    assert in_process(monkeypatch, *arguments, "--overwrite", "--trust-package=my_nets") == 0
     assert capsys.readouterr().err == ""
     assert Path("canary").exists()
 

@@ -325,6 +325,12 @@ def test_a_damaged_file_of_a_run_is_named_in_the_error(name, text, message, two_
         report([str(odd), "--output", str(tmp_path / "page.html")])
 
 
-def test_the_output_must_be_a_file(two_runs, tmp_path):
-    with pytest.raises(UserError, match=r"--output must be a file, but '.*' is a folder; try report.html"):
+def test_the_output_may_be_a_folder_and_is_not_overwritten_unless_asked(two_runs, tmp_path):
+    assert report([str(two_runs[0]), "--output", str(tmp_path)]) == 0
+    page = tmp_path / "report.html"
+    page.write_text("mine")
+    with pytest.raises(UserError, match=r"--output must be a new file, but '.*report.html' exists; .* --overwrite"):
         report([str(two_runs[0]), "--output", str(tmp_path)])
+    assert page.read_text() == "mine"
+    assert report([str(two_runs[0]), "--output", str(page), "--overwrite"]) == 0
+    assert page.read_text() != "mine"

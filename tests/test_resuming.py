@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lightning_tfm.checkpoint import read
-from runs import NETWORKS, TWO_PROCESSES, assert_same_run, fit, folder, in_process, run, start, start_two
+from runs import (
+    NETWORKS,
+    TWO_PROCESSES,
+    assert_same_files,
+    assert_same_run,
+    equal,
+    fit,
+    folder,
+    in_process,
+    run,
+    start,
+    start_two,
+)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -149,44 +166,158 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
 
-def test_resuming_with_other_settings_of_a_step_is_refused(tmp_path, monkeypatch, capsys):
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
     """The error names the setting, and no file of the run is changed."""
     monkeypatch.chdir(tmp_path)
     arguments = {"trainer.callbacks": AVERAGING % 0.99}
     assert run(*fit("gpt", **arguments), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     for name, value, old in (
         ("model.init_args.optimizer.init_args.lr", 0.5, 0.003),
         ("model.init_args.label_smoothing", 0.1, 0.0),
+        ("model.init_args.network.init_args.dropout", 0.3, 0.2),
+        ("data.init_args.batch_size", 20, 15),
+        ("seed_everything", 5, 1),
         ("trainer.gradient_clip_val", 0.5, 1.0),
-        ("trainer.gradient_clip_algorithm", "value", "norm"),
+        ("trainer.gradient_clip_algorithm", "value", "null"),
         ("trainer.accumulate_grad_batches", 3, 1),
-        ("trainer.precision", "bf16-mixed", "32-true"),
-        ("trainer.max_steps", 120, 60),
+        ("trainer.precision", "bf16-mixed", "null"),
+        ("trainer.val_check_interval", 6, 12),
         ("checkpoint.monitor", "val/exact_match", "val/loss"),
         ("checkpoint.mode", "max", "min"),
-        ("trainer.callbacks", AVERAGING % 0.9, None),
+        ("trainer.callbacks.0.init_args.decay", 0.9, 0.99),
     ):
-        settings = arguments | {name: value}
+        settings = arguments | ({"trainer.callbacks": AVERAGING % 0.9} if name.endswith("decay") else {name: value})
         assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings)) == 2
         message = capsys.readouterr().err.splitlines()[-1]
-        if name == "trainer.callbacks":
-            assert re.search(
-                r"decay of WeightAveraging must be that of the checkpoint .* \(0.99\), but is 0.9;", message
-            )
-        else:
-            named = name.rpartition(".")[2] if name.endswith(".lr") else name
-            assert re.search(rf"{named} must be that of the checkpoint .* \({old}.*\), but is {value};", message)
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert (
+            f"{name} must be that of the run 'runs/copy_gpt/version_0' ({old}) to resume it, but is {value};" in message
+        )
+        assert contents(tmp_path) == before
+    assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **arguments, **{"trainer.max_steps": 120})) == 2
+    assert "trainer.max_steps must be that of the checkpoint" in capsys.readouterr().err, "the schedule depends on it"
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.run
-def test_a_schedule_without_an_end_can_be_extended(tmp_path):
-    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 12}
-    assert run(*fit("gpt", **settings), cwd=tmp_path).wait() == 0
-    child = run(*fit("gpt", "--ckpt_path=last", **settings | {"trainer.max_steps": 24}), cwd=tmp_path)
+def test_settings_of_the_hardware_may_change_and_are_recorded(reference, tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    settings = {"data.init_args.num_workers": 1, "trainer.enable_progress_bar": "false"}
+    child = run(*fit("gpt", "--ckpt_path=runs/copy_gpt/version_0", **settings), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    assert read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] == 24
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+    starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
+    assert [start["changed_settings"] for start in starts] == [{}, {"data.init_args.num_workers": [0, 1]}]
+
+
+def metrics_of(run):
+    """Return the logged metrics but those of the speed, and the metrics of the test."""
+    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+    for row in rows:
+        row.pop("tokens_per_second")
+        row.pop("epoch")
+    return [row for row in rows if any(row.values())], json.loads((run / "summary.json").read_text())["test"]
+
+
+@pytest.mark.run
+def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
+    """The extended run equals one of that length, and the finished one stays as it is."""
+    whole, extended = tmp_path / "whole", tmp_path / "extended"
+    for cwd in (whole, extended):
+        cwd.mkdir()
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 36}
+    assert run(*fit("gpt", **settings), cwd=whole).wait() == 0
+    assert run(*fit("gpt", **settings | {"trainer.max_steps": 24}), cwd=extended).wait() == 0
+    before = contents(extended / "runs")
+    for named in ("last", "runs/copy_gpt/version_0"):
+        child = run(*fit("gpt", f"--ckpt_path={named}", **settings | {"trainer.max_steps": 24}), cwd=extended)
+        assert child.wait() == 2
+        assert re.search(r"(has|have) (not )?finished", child.err.read_text())
+        assert contents(extended / "runs") == before
+    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=extended)
+    assert child.wait() == 0, child.err.read_text()
+    first, second = (extended / f"runs/copy_gpt/version_{version}" for version in (0, 1))
+    assert contents(first).items() <= before.items()
+    ours, theirs = (read(run / "checkpoints/last.ckpt") for run in (second, whole / "runs/copy_gpt/version_0"))
+    for name in ("global_step", "state_dict", "optimizer_states"):
+        equal(ours[name], theirs[name])
+    assert metrics_of(second) == metrics_of(whole / "runs/copy_gpt/version_0")
+    starts = json.loads((second / "provenance.json").read_text())
+    assert [(start["step"], start["changed_settings"]) for start in starts] == [
+        (0, {}),
+        (24, {"trainer.max_steps": [24, 36]}),
+    ]
+    assert yaml.safe_load((second / "config.yaml").read_text())["trainer"]["max_steps"] == 36
+
+
+@pytest.mark.run
+def test_last_is_the_newest_run_that_has_not_finished(tmp_path):
+    """A finished run is newer than one that was stopped."""
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt"), cwd=tmp_path).wait() == 0
+    stopped, finished = (tmp_path / f"runs/copy_gpt/version_{version}" for version in (0, 1))
+    before = contents(finished)
+    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert contents(finished) == before
+    assert_same_files(stopped, finished)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
+        ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
+        ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
+    ],
+)
+@pytest.mark.run
+def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message, tmp_path):
+    child = run(*fit("gpt", **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path)
+    assert child.wait() == 2
+    assert message in child.err.read_text()
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+@pytest.mark.run
+def test_a_run_without_a_logger_writes_nothing(tmp_path):
+    child = run(*fit("gpt", "--trainer.logger=false"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "exact_match" in child.out.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
+
+
+@pytest.mark.run
+def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 7, "SIGHUP"))
+    assert child.wait() == 129
+    message, command = child.err.read_text().splitlines()[-2:]
+    assert message == "lightning-tfm: interrupted by SIGHUP, saved after step 7; resume with:"
+    assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
+    assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.parametrize("moment", ["at the start", "in training"])
+@pytest.mark.run
+def test_two_signals_at_once_print_no_traceback(moment, tmp_path):
+    for wait in (0.0, 0.02, 0.05):
+        child = start(*fit("gpt", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
+        while moment == "in training" and not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
+            assert child.process.is_alive(), child.err.read_text()
+            time.sleep(0.02)
+        time.sleep(0.3)
+        for _ in range(2):
+            with suppress(ProcessLookupError):  # it may have ended
+                os.kill(child.process.pid, signal.SIGINT)
+            time.sleep(wait)
+        assert child.wait() == 130
+        assert "Traceback" not in child.err.read_text()
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
 
 
 # Two processes
@@ -308,3 +439,45 @@ def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
     assert kills == 30
     assert_same_run(killed, whole, model, rows_lost=kills)
     print(f"{model}: {kills} kills by the clock survived, bitwise equal")
+
+
+@pytest.mark.run
+def test_two_processes_extend_a_finished_run(tmp_path):
+    """Both resume from the same checkpoint, although the best one is copied to the new folder."""
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.val_check_interval": 12}
+    child = start_two(*fit("gpt", **settings, **{"trainer.max_steps": 18}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    child = start_two(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 24}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    extended = tmp_path / "runs/copy_gpt/version_1"
+    assert [start["step"] for start in json.loads((extended / "provenance.json").read_text())] == [0, 18]
+    assert read(extended / "checkpoints/last.ckpt")["global_step"] == 24
+
+
+@pytest.mark.run
+def test_a_run_that_stopped_early_has_finished(tmp_path):
+    stopping = (
+        "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
+        "init_args: {monitor: val/loss, patience: 1, min_delta: 9}}]"
+    )
+    arguments = fit("gpt", "--ckpt_path=last", **{"trainer.callbacks": stopping})
+    assert run(*arguments, cwd=tmp_path).wait() == 0
+    before = contents(tmp_path / "runs")
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 2
+    assert "must find an unfinished run" in child.err.read_text()
+    assert contents(tmp_path / "runs") == before
+
+
+def test_a_new_run_does_not_enter_the_folder_of_another(tmp_path):
+    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
+    arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 1})
+    assert run(*arguments, cwd=tmp_path).wait() == 0
+    before = contents(tmp_path / "runs")
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 2
+    assert "trainer.logger must name a new folder for a new run" in child.err.read_text()
+    assert contents(tmp_path / "runs") == before
+    child = run("test", "runs/mine/version_0", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert contents(tmp_path / "runs/mine/version_0").items() <= before.items()

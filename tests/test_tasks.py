@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-import shutil
 import unicodedata
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import sacrebleu
 import torch
 import yaml
 
-from corpora import TEXT, reviews, write_imdb
+from corpora import TEXT, reviews, write_imdb, write_lines
 from lightning_tfm.checkpoint import read
 from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
@@ -105,13 +104,72 @@ def test_scores_and_signatures_equal_sacrebleu(task, trained):
         assert summary["signatures"][name] == str(metric.get_signature())
 
 
-@pytest.mark.parametrize("task", ["translation_transformer"], indirect=True)
-def test_the_test_command_prints_the_signatures(task, trained, tmp_path):
-    path = trained.parents[2] / f"{task}.yaml"
-    child = run("test", "--config", path, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
+@pytest.mark.run
+def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
+    """The checkpoint knows its experiment; its run stays as it is."""
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    for command, part in (("test", "test"), ("validate", "val"), ("test", "test")):
+        child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path)
+        assert child.wait() == 0, child.err.read_text()
+        printed = child.out.read_text()
+        folder = max(tmp_path.glob(f"runs/{task}/{command}_*"))
+        summary = metrics_of(folder)
+        assert summary["checkpoint"] == str(trained / "checkpoints/best.ckpt")
+        for name, value in summary[part].items():
+            assert re.search(rf"^ *{name} +{value:.4f} *$", printed, re.MULTILINE)
+        for name, signature in summary.get("signatures", {}).items():
+            assert f"{name}: {signature}\n" in printed
+        (start,) = json.loads((folder / "provenance.json").read_text())
+        assert start["checkpoint"] == summary["checkpoint"]
+        if command == "test":
+            assert summary["test"] == metrics_of(trained)["test"]
+            if (trained / "predictions.jsonl").exists():
+                assert (folder / "predictions.jsonl").read_bytes() == (trained / "predictions.jsonl").read_bytes()
+        elif (trained / "predictions.jsonl").exists():
+            assert {line["split"] for line in lines_of(folder)} == {"val"}
+    assert {path.name for path in tmp_path.glob(f"runs/{task}/*")} == {"test_0", "validate_0", "test_1"}
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    child = run("runs", cwd=tmp_path)
+    assert child.out.read_text().count("evaluated") == 3
+
+
+@pytest.mark.parametrize("task", ["spelling_gpt", "text_gpt"])
+def test_data_without_a_test_part_are_tested_on_the_validation_part(task, tmp_path):
+    """The metrics belong to "val", and a line says so."""
+    path = write_task(task, tmp_path)
+    config = yaml.safe_load(path.read_text())
+    for name in ("test", "test_fraction"):
+        config["data"]["init_args"].pop(name, None)
+    path.write_text(yaml.safe_dump(config))
+    child = run("fit", "--config", path, "--trainer.max_steps=10", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    for name, signature in metrics_of(trained)["signatures"].items():
-        assert f"{name}: {signature}\n" in child.out.read_text()
+    assert "the data have no test part: the test is on the validation part" in child.err.read_text()
+    folder = tmp_path / f"runs/{task}/version_0"
+    summary = metrics_of(folder)
+    assert "test" not in summary
+    rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
+    assert summary["val"]["loss"] == pytest.approx(float(rows[-1]["test/val/loss"]))
+    assert float(rows[-1]["test/val/loss"]) == pytest.approx(min(float(r["val/loss"]) for r in rows if r["val/loss"]))
+    assert re.search(r"^ *val +$", child.out.read_text(), re.MULTILINE), "the heading of the table"
+    child = run("runs", cwd=tmp_path)
+    assert "val/" in child.out.read_text()
+
+
+@pytest.mark.parametrize("task", ["translation_transformer", "spelling_gpt", "text_gpt", "reviews_classifier"])
+@pytest.mark.run
+def test_sources_that_also_occur_in_training_are_counted(task, tmp_path):
+    path = write_task(task, tmp_path)
+    config = yaml.safe_load(path.read_text())
+    settings = config["data"]["init_args"]
+    if "path" in settings:
+        settings["path"] = write_lines(tmp_path / "lines.txt", 20 * ["the same long line, again and again, and again"])
+    else:
+        settings["val"] = settings["train"]
+    path.write_text(yaml.safe_dump(config))
+    child = run("fit", "--config", path, "--trainer.max_steps=1", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    found = re.search(r"([\d,]+) of ([\d,]+) \w+ of val also occur in train", child.err.read_text())
+    assert found[1] == found[2] or (task.startswith("reviews") and int(found[1]) > 100)  # some are held out of train
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("reviews")], indirect=True)
@@ -216,7 +274,7 @@ def test_blank_lines_are_reported(task, trained, monkeypatch, tmp_path, capsys):
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers", "--max-tokens=3"]
     files = files[:-1] if task.startswith(("reviews", "masked")) else files
     assert in_process(monkeypatch, "generate", trained / "checkpoints/best.ckpt", *files) == 1
-    notes = [f"lightning-tfm: line {number}: it is empty" for number, _ in enumerate(blanks, start=2)]
+    notes = [f"lightning-tfm: line {number}: the text is empty" for number, _ in enumerate(blanks, start=2)]
     assert [line for line in capsys.readouterr().err.splitlines() if "unknown" not in line] == notes
     if not task.startswith("text"):
         first, *empty, last = (tmp_path / "answers").read_text().splitlines()
@@ -239,7 +297,7 @@ def test_prompts_are_continued_as_typed(tmp_path_factory, monkeypatch, capsys):
     assert texts[1].startswith("\n")
     assert err.splitlines() == [
         "lightning-tfm: line 3: 1 of 4 tokens are not in the vocabulary",
-        "lightning-tfm: line 4: it is empty",
+        "lightning-tfm: line 4: the text is empty",
     ]
 
 
@@ -452,7 +510,7 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     accuracy = metrics_of(folders[0])["test"]["accuracy"]
-    printed = float(re.search(r"test/accuracy\D+([\d.]+)", child.out.read_text())[1])
+    printed = float(re.search(r"^ *accuracy +([\d.]+)", child.out.read_text(), re.MULTILINE)[1])
     assert printed == pytest.approx(accuracy, abs=1e-4), "the average is tested"
 
 
@@ -487,13 +545,16 @@ def test_adding_or_removing_weight_averaging_is_refused_on_resuming(tmp_path, mo
     path = write_task("spelling_gpt", tmp_path)
     averaging = "--trainer.callbacks+=lightning_tfm.callbacks.WeightAveraging"
     arguments = ["fit", "--config", path, "--trainer.max_steps=2"]
-    for before, now, message in (
-        ([], [averaging], "must not contain WeightAveraging to resume from '.*', which was trained without it"),
-        ([averaging], [], "must contain WeightAveraging to resume from '.*', which was trained with it"),
+    for version, (before, now, message) in enumerate(
+        (
+            ([], [averaging], "must not contain WeightAveraging to resume from '.*', which was trained without it"),
+            ([averaging], [], "must contain WeightAveraging to resume from '.*', which was trained with it"),
+        )
     ):
         child = run(*arguments, *before, cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
-        assert in_process(monkeypatch, *arguments, *now, "--ckpt_path=last") == 2
+        last = f"--ckpt_path=runs/spelling_gpt/version_{version}/checkpoints/last.ckpt"
+        assert in_process(monkeypatch, *arguments, *now, last) == 2
         assert re.search(message, capsys.readouterr().err)
 
 
@@ -598,8 +659,8 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
         "--trainer.max_steps=1",
         "--model.init_args.optimizer.init_args.lr=1e-12",
     ]
-    child = run("fit", "--config", path, *settings, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run("fit", "--config", path, *settings, cwd=tmp_path, fault=("after a validation", 2))
+    assert child.wait() == -9, child.err.read_text()
     module = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
     network, tokenizer = module.network, module.tokenizer
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
@@ -608,9 +669,7 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
         ours = network(ids[:, :0], ids).softmax(-1)
         expected = torch.nn.functional.pad(theirs(ids - 3).logits.softmax(-1), (3, 0))
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
-    shutil.rmtree(gpt2_folder)  # a resumed run does not need it
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
-    settings[4] = f"--data.init_args.tokenizer_file={tmp_path / 'tokenizer.json'}"
+    (Path(gpt2_folder) / "model.safetensors").unlink()  # a resumed run does not need it
     child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
 

@@ -46,7 +46,6 @@ TRAINER_SETTINGS = (
 
 
 HELP = {
-    "ckpt_path": "a checkpoint to start from; `last` resumes the newest run of the experiment, or starts one",
     "trainer.max_steps": "number of optimizer steps of the run",
     "trainer.val_check_interval": "number of training batches between validations",
     "print_config": "print all settings after applying the other arguments, and exit",
@@ -76,7 +75,7 @@ def command_parser(command: str) -> ArgumentParser:
 
     with patch.object(cli.TfmCLI, "parse_arguments", stop), patch.object(signal, "signal"):
         try:
-            cli.run()
+            cli.run([])
         except _ParserFoundError as found:
             return found.parser
     raise AssertionError(f"{command} has parsed no arguments")
@@ -149,14 +148,15 @@ def _own_command(command: str) -> str:
 def _fit() -> str:
     parser = command_parser("fit")
     actions = {action.dest: action for action in parser._actions if action.option_strings}
-    general = [actions[name] for name in ("config", "seed_everything", "ckpt_path", "trust_package", "print_config")]
+    shown = ("config", "seed_everything", "ckpt_path", "dry_run", "trust_package", "print_config")
+    general = [actions[name] for name in shown]
     checkpoint = [action for name, action in actions.items() if name.startswith("checkpoint.")]
     trainer = [actions[f"trainer.{name}"] for name in TRAINER_SETTINGS]
     parts = [
         "Each setting of an experiment is an option, named by its path in the YAML.\n"
         "Options that follow `--config` override it.",
         "`lightning-tfm fit --config date_gpt --print_config` prints all settings with their values,\n"
-        "`lightning-tfm fit --help` lists all options of the Trainer, and\n"
+        "`lightning-tfm fit --help-all` lists all options of the Trainer, and\n"
         "`lightning-tfm fit --model.help Seq2SeqModule` and `--data.help Date` list those of a class.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in general]),
         "### Checkpoints",
@@ -192,7 +192,10 @@ def commands() -> str:
         if command == "fit":
             parts.append(f"{sentence(summary)}\n\n{_fit()}")
         elif command in LIGHTNING_COMMANDS:
-            parts.append(f"{sentence(summary)} It takes the options of [fit](#fit) and requires `--ckpt_path`.\n")
+            parts.append(
+                f"{sentence(summary)} `lightning-tfm {command} CHECKPOINT` is enough, since a checkpoint contains\n"
+                "the settings of its experiment; options of [fit](#fit) override its settings.\n"
+            )
         else:
             parts.append(_own_command(command))
     return "\n".join(parts)

@@ -15,7 +15,7 @@ from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
-from lightning_tfm.loggers import media_loggers
+from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.modules.prediction import AttentionExample
 from lightning_tfm.modules.task import TaskModule
 
@@ -63,15 +63,13 @@ class AttentionLogger(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
-        if predictions is None or not predictions.has_trained or not trainer.loggers:
-            return
-        folder = Path(trainer.log_dir)  # log_dir broadcasts: every process must read it
-        if not trainer.is_global_zero:
+        folder = run_folder(trainer)
+        if predictions is None or folder is None or not trainer.is_global_zero:
             return
         from lightning_tfm.pictures import on_one_canvas  # slow to import
 
         (folder / "attention").mkdir(exist_ok=True)
-        tested = [(row, line) for name, row, line in predictions.lines if name == "test"]
+        tested = [(row, line) for name, row, line in predictions.lines if name == trainer.datamodule.test_sets[0]]
         module = cast(TaskModule, pl_module)
         examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
         with warnings.catch_warnings():

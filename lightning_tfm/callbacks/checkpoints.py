@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -17,7 +18,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import verify_checksum
-from lightning_tfm.errors import Interrupted, UserError, rank_zero_print
+from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_zero_print
+from lightning_tfm.files import relative
+from lightning_tfm.loggers import run_folder
 
 SAVED = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """Names of the files that Checkpoints saves; their folder may contain others."""
@@ -29,13 +32,18 @@ class Checkpoints(Checkpoint):
     The checkpoints of the last validations can be kept as `step_N.ckpt`, to be averaged. A checkpoint is saved only
     after a step and the validation due at it, so that a resumed run repeats nothing and skips nothing.
 
-    On SIGTERM or Ctrl-C, training saves at the next of these points and ends; a second signal ends it immediately.
+    On SIGTERM, SIGHUP or Ctrl-C, training saves at the next of these points and ends; a second signal ends it
+    immediately.
 
     Args:
         every_n_train_steps: interval at which last.ckpt is saved, in steps: the most that a killed run can lose.
         monitor: validation metric that selects the best checkpoint.
         mode: "min" if lower values of the metric are better, "max" if higher values are.
         keep_last: number of the latest validations whose checkpoints are kept.
+
+    Attributes:
+        enabled: whether to save checkpoints. The command disables them without a logger.
+        extended: the folder of the run that this run extends; its best checkpoint is the best one so far.
     """
 
     def __init__(
@@ -51,6 +59,9 @@ class Checkpoints(Checkpoint):
             raise UserError(f"checkpoint.keep_last must be at least 0, but is {keep_last}; try 5")
         self.every_n_train_steps, self.keep_last = every_n_train_steps, keep_last
         self.monitor, self.mode = monitor, mode
+        self.enabled = True
+        self.extended: Path | None = None
+        self.dirpath: Path | None = None  # if nothing is saved
         self.best_score = math.inf
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # received by this process
@@ -61,20 +72,23 @@ class Checkpoints(Checkpoint):
     @property
     def best_model_path(self) -> str:
         """Return the path of the best checkpoint, empty if there is none; the Trainer requires this name."""
-        return str(self.dirpath / "best.ckpt") if self.best_score < math.inf else ""
+        return str(self.dirpath / "best.ckpt") if self.dirpath and self.best_score < math.inf else ""
 
     @property
     def last_model_path(self) -> str:
-        """Return the path of the last checkpoint."""
-        return str(self.dirpath / "last.ckpt")
+        """Return the path of the last checkpoint; empty if nothing is saved."""
+        return str(self.dirpath / "last.ckpt") if self.dirpath else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        folder = Path(trainer.default_root_dir)
-        if trainer.loggers:
-            logger = trainer.loggers[0]
-            version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            folder = Path(logger.save_dir or folder) / str(logger.name) / version
-        self.dirpath = Path(trainer.strategy.broadcast(str(folder / "checkpoints")))
+        if not self.enabled or trainer.fast_dev_run:
+            return
+        self.dirpath = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
+        best = self.extended / "checkpoints/best.ckpt" if self.extended else None
+        if best and best.is_file() and stage == "fit":
+            if trainer.is_global_zero:
+                self.dirpath.mkdir(exist_ok=True)
+                shutil.copyfile(best, self.dirpath / best.name)
+            trainer.strategy.barrier()
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "stopped": self.stopped}
@@ -85,8 +99,8 @@ class Checkpoints(Checkpoint):
             return
         trainer.should_stop = state["stopped"]
         # A run that is resumed in a new folder has no best checkpoint there yet, and a damaged one does not count.
-        best = self.dirpath / "best.ckpt"
-        if best.exists() and verify_checksum(best):
+        best = self.dirpath / "best.ckpt" if self.dirpath else None
+        if best and best.exists() and verify_checksum(best):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,9 +113,7 @@ class Checkpoints(Checkpoint):
                 f"try {accumulated * max(1, round(interval / accumulated))}"
             )
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
-            self.handlers = {
-                signum: signal.signal(signum, self._on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
-            }
+            self.handlers = handle_signals(self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:  # the second one
@@ -139,7 +151,7 @@ class Checkpoints(Checkpoint):
         elif score < self.best_score:
             self.best_score = score  # before saving: it is part of the checkpoint
             self._save(trainer, self.best_model_path)
-        if self.keep_last:
+        if self.keep_last and self.dirpath:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
             names = [SAVED.fullmatch(path.name) for path in self.dirpath.glob("step_*")]
             steps = sorted(int(name[1]) for name in names if name)
@@ -158,12 +170,14 @@ class Checkpoints(Checkpoint):
         self.ends = self._any_interrupted(trainer)
         step = trainer.global_step
         due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ends
-        if due and not trainer.fast_dev_run:
+        if due and self.dirpath:
             self._save(trainer, self.last_model_path)
             self.saved_step = step
 
     def _save(self, trainer: Trainer, path: str) -> None:
         """Save a checkpoint, or raise UserError on all processes if it cannot be written."""
+        if self.dirpath is None:
+            return
         _flush(trainer)
         failure = None
         try:
@@ -186,8 +200,11 @@ class Checkpoints(Checkpoint):
 
     def _end_if_interrupted(self, trainer: Trainer) -> None:
         if self.ends:
-            found = "last" if isinstance(trainer.logger, CSVLogger) else self.last_model_path
-            raise Interrupted(self.signum or signal.SIGTERM, self.saved_step, found)
+            resumable = ""
+            if self.dirpath:
+                in_place = isinstance(trainer.logger, CSVLogger)
+                resumable = relative(self.dirpath.parent if in_place else self.last_model_path)
+            raise Interrupted(self.signum or signal.SIGTERM, self.saved_step, resumable)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.ends = self._any_interrupted(trainer)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_tfm.callbacks.summary import evaluated_part
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
-from lightning_tfm.loggers import media_loggers
+from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.modules.prediction import Prediction
 from lightning_tfm.modules.task import TaskModule, test_prefix
@@ -32,21 +34,17 @@ def is_per_category(metric: str) -> bool:
 class Predictions(Callback):
     """Logs a few predictions of each validation to loggers that support tables, and saves all predictions of the test.
 
-    The test of a run writes `predictions.jsonl` into its folder, one `Prediction` per line, and the figures of
-    `TaskModule.figures` as PNG files. If pairs have a category, the exact match of each is logged as
-    `test/exact_match/CATEGORY`, and the mean loss of a target, in nats, as `test/nll/CATEGORY`.
+    The test writes `predictions.jsonl` into its folder, one `Prediction` per line, and the figures of
+    `TaskModule.figures` as PNG files; so does a validation of a checkpoint. If pairs have a category, the exact match
+    of each is logged as `test/exact_match/CATEGORY`, and the mean loss of a target, in nats, as `test/nll/CATEGORY`.
 
     Note:
         Language models have no predictions.
     """
 
     def __init__(self) -> None:
-        self.samples: list[tuple[int, Prediction]] = []  # of the validation: row, prediction
+        self.samples: list[tuple[int, Prediction]] = []  # of a validation while training: row, prediction
         self.lines: list[tuple[str, int, Prediction]] = []  # of the test: name of the set, row, prediction
-        self.has_trained = False
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.has_trained = True
 
     def on_validation_batch_end(
         self,
@@ -57,13 +55,18 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking or not media_loggers(trainer):
+        if outputs is None or trainer.sanity_checking:  # language models have no predictions
             return
-        if outputs is not None:  # language models have no predictions
-            rows = batch.rows.tolist()
-            self.samples += [s for s in zip(rows, outputs["predictions"], strict=True) if s[0] < SAMPLES]
+        predictions = list(zip(batch.rows.tolist(), outputs["predictions"], strict=True))
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self.lines += [("val", *line) for line in predictions]
+        elif media_loggers(trainer):
+            self.samples += [line for line in predictions if line[0] < SAMPLES]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._save(trainer, pl_module, ["val"])
+            return
         if trainer.sanity_checking or not media_loggers(trainer):
             return
         lines = [line for _, line in sorted(all_gather_list(self.samples), key=lambda sample: sample[0])]
@@ -75,6 +78,14 @@ class Predictions(Callback):
             rows = [[line[name] for name in columns] for line in lines]
             step = max(0, trainer.global_step - 1)  # the step under which Lightning logs this validation
             logger.log_table("val/predictions", columns, rows, step=step)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._draw(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self.lines = []
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = []
@@ -94,30 +105,38 @@ class Predictions(Callback):
         self.lines += [(name, *line) for line in zip(batch.rows.tolist(), outputs["predictions"], strict=True)]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer, pl_module, trainer.datamodule.test_sets)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._draw(trainer, pl_module)
+
+    def _save(self, trainer: Trainer, pl_module: LightningModule, parts: Sequence[str]) -> None:
+        """Log the metrics of each category, and save all predictions in the order of the data."""
         self.lines = all_gather_list(self.lines)
-        order = {name: index for index, name in enumerate(trainer.datamodule.test_sets)}
+        order = {name: index for index, name in enumerate(parts)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_category = defaultdict(list)
         for name, _, line in self.lines:
             if line["category"] is not None:
+                prefix = "val" if trainer.state.fn == TrainerFn.VALIDATING else test_prefix(name)
                 for metric, value in zip(PER_CATEGORY, (line["correct"], line["nll"]), strict=True):
-                    by_category[f"{test_prefix(name)}/{metric}/{line['category']}"].append(value)
+                    by_category[f"{prefix}/{metric}/{line['category']}"].append(value)
         for name, values in sorted(by_category.items()):
             mean = torch.tensor(values, device=pl_module.device).float().mean()
             pl_module.log(name, mean, add_dataloader_idx=False, sync_dist=True)
-        if self.has_trained and self.lines and trainer.loggers:
-            path = Path(trainer.log_dir) / "predictions.jsonl"  # log_dir broadcasts: every process must read it
-            if trainer.is_global_zero:
-                lines = (json.dumps({"split": name} | line, ensure_ascii=False) for name, _, line in self.lines)
-                write_text(path, "".join(f"{line}\n" for line in lines))
+        folder = run_folder(trainer)
+        if self.lines and folder and trainer.is_global_zero:
+            lines = (json.dumps({"split": name} | line, ensure_ascii=False) for name, _, line in self.lines)
+            write_text(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.has_trained or not trainer.loggers:
-            return
-        folder = Path(trainer.log_dir)  # log_dir broadcasts: every process must read it
-        if not trainer.is_global_zero:
+    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save and log the figures of the task."""
+        folder = run_folder(trainer)
+        if folder is None or not trainer.is_global_zero:
             return
         for name, figure in cast(TaskModule, pl_module).figures([line for *_, line in self.lines]).items():
             figure.savefig(folder / f"{name}.png", dpi=100)
             for logger in media_loggers(trainer):
-                logger.log_image(f"test/{name}", [str(folder / f"{name}.png")], trainer.global_step)
+                logger.log_image(
+                    f"{evaluated_part(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
+                )

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_tfm.configuration import read_json
 from lightning_tfm.files import write_text
-from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.loggers import run_folder, wandb_loggers
 
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel", "tokenizers", "sacrebleu")
 
@@ -25,31 +27,51 @@ PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "fak
 class Provenance(Callback):
     """Writes `provenance.json` into the run's folder when training starts, beside `config.yaml` with all settings.
 
-    It contains an entry for each time the run is started or resumed: `time` (UTC), `step` at which it began, `command`,
-    `git` (see `git`), `versions` of Python and the packages, `hardware`, `data_fingerprint` of each split, and `wandb`,
-    the id of the run in W&B. Uncommitted changes are saved as `uncommitted_N.diff`, where N is the index of the entry.
-    The fingerprint is also logged as a hyper-parameter.
+    It contains an entry for each time the run is started or resumed, or for a later test or validation of a
+    `checkpoint`, in a folder of its own: `time` (UTC), `step` at which it began, `command`,
+    `changed_settings` as [old, new] since the start before, `git` (see `git`) of the working directory, `versions` of
+    Python and the packages, `framework`, the commit of this package if it runs from a repository, `hardware`,
+    `data_fingerprint` of each split, and `wandb`, the id of the run in W&B. Uncommitted changes are saved as
+    `uncommitted_N.diff`, where N is the index of the entry. The fingerprint is also logged as a hyper-parameter.
     """
 
+    def __init__(self) -> None:
+        self.changed: dict[str, tuple[Any, Any]] = {}  # settings, as (old, new), since the start before
+        self.is_recorded = False  # the start of this process
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.loggers or trainer.fast_dev_run:  # the run has no folder
+        self._record(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._record(trainer, checkpoint=str(trainer.ckpt_path))
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._record(trainer, checkpoint=str(trainer.ckpt_path))
+
+    def _record(self, trainer: Trainer, **facts: str) -> None:
+        folder = run_folder(trainer)
+        if self.is_recorded or folder is None:
             return
+        self.is_recorded = True
         for logger in trainer.loggers:
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
-        folder = Path(trainer.log_dir)  # log_dir broadcasts: every process must read it
         if not trainer.is_global_zero:
             return
         path = folder / "provenance.json"
-        starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        state = git()
+        starts = read_json(path) if path.exists() else []
+        state = git(Path.cwd())
         if diff := state.pop("diff", None):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
         start = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "step": trainer.global_step,
+            **facts,
             "command": shlex.join(sys.argv),
+            "changed_settings": self.changed,
             "git": state,
             "versions": versions(),
+            "framework": {name: value for name, value in framework().items() if name in ("commit", "dirty")},
             "hardware": hardware(),
             "data_fingerprint": trainer.datamodule.fingerprint,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
@@ -60,21 +82,24 @@ class Provenance(Callback):
 def wandb_run(folder: Path) -> str | None:
     """Return the id in W&B of the run in a folder; None if it has none."""
     path = folder / "provenance.json"
-    starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return next((start["wandb"] for start in starts if start.get("wandb")), None)
+    starts = read_json(path) if path.exists() else []
+    return next((start["wandb"] for start in reversed(starts) if start.get("wandb")), None)
 
 
-def git() -> dict[str, Any]:
-    """Return the state of the git repository that contains this code.
+def git(folder: Path) -> dict[str, Any]:
+    """Return the state of the git repository that contains a folder.
+
+    Args:
+        folder: the folder.
 
     Returns:
         `commit`, and `dirty`, whether files differ from it; both None outside a repository. If dirty, also `diff` and
         `untracked`, the names of the untracked files.
     """
     try:
-        commit = run_git("rev-parse", "HEAD").strip()
-        status = run_git("status", "--porcelain", "--untracked-files=all").splitlines()
-        diff = run_git("diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+        commit = run_git(folder, "rev-parse", "HEAD").strip()
+        status = run_git(folder, "status", "--porcelain", "--untracked-files=all").splitlines()
+        diff = run_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     if not status:
@@ -83,12 +108,22 @@ def git() -> dict[str, Any]:
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
 
 
-def run_git(*arguments: str, folder: Path = Path(__file__).parents[2]) -> str:
+def framework() -> dict[str, Any]:
+    """Return the state of the repository of this package, as `git` does; its values are None in a wheel."""
+    file = Path(__file__)
+    try:
+        run_git(file.parent, "ls-files", "--error-unmatch", file.name)  # a virtual environment may be in a repository
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return git(file.parents[2])
+
+
+def run_git(folder: Path, *arguments: str) -> str:
     """Return the output of a git command.
 
     Args:
-        arguments: arguments of git.
         folder: the folder in which git runs.
+        arguments: arguments of git.
 
     Raises:
         OSError, subprocess.CalledProcessError: if there is no git, or no repository.

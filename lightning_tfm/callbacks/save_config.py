@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves config.yaml into the folder of a training run, never into the current folder."""
+    """Saves config.yaml into the folder of a run or of a later test, and the settings in each checkpoint of the run.
+
+    Note:
+        Without a logger, there is no folder, and no file is saved.
+    """
+
+    experiment: dict[str, str] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.loggers:
+        if trainer.loggers:
             self.overwrite = True  # when a run is resumed
+            self.config.ckpt_path, self.config.dry_run = None, False  # so that the file repeats the run
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -20,3 +29,17 @@ class SaveConfig(SaveConfigCallback):
         settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         for logger in trainer.loggers:
             logger.log_hyperparams(settings)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the settings, so that `lightning-tfm test CHECKPOINT` needs no other file."""
+        if self.experiment is None:
+            settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+            settings["trust_package"] = ""  # only the command line may set it
+            loggers = settings["trainer"]["logger"]
+            for logger in loggers if isinstance(loggers, list) else [loggers]:
+                if isinstance(logger, dict):  # a later test has a folder and a run in W&B of its own
+                    for name in {"version", "id"} & logger.get("init_args", {}).keys():
+                        logger["init_args"][name] = None
+            name = str(trainer.loggers[0].name) if trainer.loggers else "unnamed"
+            self.experiment = {"name": name, "config": yaml.safe_dump(settings, sort_keys=False)}
+        checkpoint["experiment"] = self.experiment

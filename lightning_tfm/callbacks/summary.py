@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.files import write_text
+from lightning_tfm.loggers import run_folder
+
+SUMMARY = "summary.json"
+"""The file that is written last: a run that has it has finished."""
+
+
+def results(trainer: Trainer) -> dict[str, dict[str, float]]:
+    """Return the metrics of the last evaluation by name, as `{part: metrics}`, where the part is "test" or "val".
+
+    Note:
+        If the data have no test part, the test is on the validation part, and its metrics belong to "val".
+
+    Args:
+        trainer: the trainer.
+    """
+    part = evaluated_part(trainer)
+    prefix = "test/val/" if trainer.state.fn != TrainerFn.VALIDATING and part == "val" else f"{part}/"
+    metrics = trainer.callback_metrics.items()
+    return {part: {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}}
+
+
+def evaluated_part(trainer: Trainer) -> str:
+    """Return the part of the data that the last test or validation was on: "test" or "val"."""
+    return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
 
 
 def signatures(module: LightningModule) -> dict[str, str]:
@@ -24,12 +47,15 @@ class Summary(Callback):
 
     The file, in the run's folder, contains: `test`, the test metrics by name; `signatures` of sacrebleu's scores, if
     there are any; `train_seconds`, including validation and the time before the run was resumed; `samples_per_second`,
-    over this time; `steps`; `parameters`, their number; `seed`.
+    over this time; `steps`; `stopped_early`, if these are fewer than `max_steps`; `parameters`, their number; `seed`. A
+    later test or validation of a checkpoint writes a file with `checkpoint` in place of the two values about training,
+    and a validation `val` in place of `test`.
     """
 
     def __init__(self) -> None:
         self.started: float | None = None  # while training
         self.earlier_seconds = 0.0
+        self.steps = 0  # of a checkpoint that is tested
 
     @property
     def train_seconds(self) -> float:
@@ -40,6 +66,7 @@ class Summary(Callback):
         return {"train_seconds": self.train_seconds}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.steps = checkpoint["global_step"]
         if trainer.state.fn == TrainerFn.FITTING:  # testing a checkpoint does not resume its run
             state = checkpoint["callbacks"].get(self.state_key, self.state_dict())
             self.earlier_seconds = state["train_seconds"]
@@ -60,24 +87,33 @@ class Summary(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.samples = trainer.train_dataloader.samples
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._write(trainer, pl_module)
+
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.earlier_seconds or not trainer.loggers:  # not trained, or the run has no folder
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = run_folder(trainer)
+        if folder is None:
             return
-        test = {
-            name.removeprefix("test/"): value.item()
-            for name, value in trainer.callback_metrics.items()
-            if name.startswith("test/")
-        }
         scores = signatures(pl_module)
+        facts: dict[str, Any] = {"checkpoint": str(trainer.ckpt_path), "steps": self.steps}
+        if self.earlier_seconds:  # this process has trained
+            facts = {
+                "train_seconds": round(self.earlier_seconds, 2),
+                "samples_per_second": round(self.samples / self.earlier_seconds, 1),
+                "steps": trainer.global_step,
+            }
+            if trainer.global_step < trainer.max_steps:
+                facts["stopped_early"] = True
         summary = {
-            "test": test,
+            **results(trainer),
             **({"signatures": scores} if scores else {}),
-            "train_seconds": round(self.earlier_seconds, 2),
-            "samples_per_second": round(self.samples / self.earlier_seconds, 1),
-            "steps": trainer.global_step,
+            **facts,
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
             "seed": trainer.datamodule.seed,
         }
-        path = Path(trainer.log_dir) / "summary.json"  # log_dir broadcasts: every process must read it
         if trainer.is_global_zero:
-            write_text(path, json.dumps(summary, indent=2) + "\n")
+            write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")

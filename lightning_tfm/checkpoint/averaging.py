@@ -31,5 +31,14 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
         for name, weight in other["state_dict"].items():
             total[name] += weight.double()
     weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
-    kept = ("epoch", "global_step", "pytorch-lightning_version", "hyper_parameters", "hparams_name", "loops")
+    kept = (
+        "epoch",
+        "global_step",
+        "pytorch-lightning_version",
+        "hyper_parameters",
+        "hparams_name",
+        "loops",
+        "experiment",
+        "longest_source",
+    )
     return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}

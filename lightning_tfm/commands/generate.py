@@ -127,11 +127,29 @@ def _input(options: Namespace, files: ExitStack, one_by_one: bool) -> tuple[Iter
     if options.texts:
         return options.texts, batch_size
     if options.input:
+        if options.input.is_file() and _is_binary(options.input):
+            raise UserError(f"--input must be a text file, but {str(options.input)!r} is binary")
         return _lines(files.enter_context(_open(options.input, "r"))), batch_size
     if sys.stdin is None:
         raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
     cast(TextIOWrapper, sys.stdin).reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-    return _lines(sys.stdin), 1 if sys.stdin.isatty() else batch_size
+    return (_prompted(), 1) if sys.stdin.isatty() else (_lines(sys.stdin), batch_size)
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" in file.read(10_000)
+
+
+def _prompted() -> Iterator[str]:
+    """Yield the lines that the user types, after a prompt on standard error: the output may be redirected."""
+    print("Type a text and press Enter; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            print(file=sys.stderr)
+            return
+        yield line.rstrip("\r\n")
 
 
 def _lines(file: TextIO) -> Iterator[str]:

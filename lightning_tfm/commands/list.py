@@ -16,7 +16,7 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     return CommandParser(
         "lightning-tfm list",
-        description="List the experiments with what they reach and how long they train. "
+        description="List the experiments with their results and training time. "
         "`lightning-tfm fit --config NAME` runs one.",
     )
 

@@ -62,8 +62,13 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, such as runs/date_gpt/version_0")
     parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="file to write (default: report.html)"
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="file to write, or its folder (default: report.html)",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()
     return parser
 
@@ -77,7 +82,11 @@ def _parse(arguments: list[str]) -> Namespace:
                 "try runs/NAME/version_0"
             )
     if options.output.is_dir():
-        raise UserError(f"--output must be a file, but {str(options.output)!r} is a folder; try report.html")
+        options.output /= "report.html"
+    if options.output.exists() and not options.overwrite:
+        raise UserError(
+            f"--output must be a new file, but {str(options.output)!r} exists; name another, or add --overwrite"
+        )
     if not options.output.resolve().parent.is_dir():
         raise UserError(f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not")
     return options

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_tfm.callbacks.progress import METRICS
-from lightning_tfm.callbacks.provenance import git, hardware, versions
+from lightning_tfm.callbacks.provenance import framework, hardware, versions
 from lightning_tfm.catalog import (
     CLAIMS,
     Experiment,
@@ -39,7 +38,7 @@ from lightning_tfm.catalog import (
     read_experiment,
 )
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.errors import UserError, interrupt
+from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.files import read_metrics, write_text
 
 SEEDS = "21..23"
@@ -80,8 +79,7 @@ def reproduce(arguments: list[str]) -> int:
     if len({experiment.name for experiment in experiments}) < len(experiments):
         raise UserError("NAME must name each experiment once, but one is given twice; remove it")
     source = _source()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, interrupt)
+    handle_signals(interrupt)
 
     runs: dict[str, list[Run]] = {experiment.name: [] for experiment in experiments}
     jobs = [(seed, experiment) for seed in options.seeds for experiment in experiments]
@@ -162,7 +160,7 @@ def _seeds(text: str) -> list[int]:
 
 def _source() -> dict[str, Any]:
     """Return the commit, uncommitted changes, versions and hardware that the results depend on."""
-    state = git()
+    state = framework()
     return {
         "commit": state["commit"],
         "uncommitted": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
@@ -273,7 +271,7 @@ def _describe(experiment: Experiment, run: Run) -> str:
 
 def _value(run: Run, metric: str) -> float | None:
     """Return a metric from the summary of a run; None if the run failed or the value is missing or not finite."""
-    value = None if run.summary is None else run.summary["test"].get(metric.removeprefix("test/"))
+    value = None if run.summary is None else run.summary.get(metric.partition("/")[0], {}).get(metric.partition("/")[2])
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import read_metrics
 from lightning_tfm.resuming import is_locked
@@ -24,7 +24,7 @@ class RunStatus(NamedTuple):
 
     Attributes:
         name: the folder of the run below the folder that is listed.
-        state: "finished", "running" or "stopped at step N".
+        state: "finished", "running", "stopped at step N" or "damaged"; "evaluated" for a test of a checkpoint.
         result: the main metric of the test, or the last validation loss.
         seconds: the training time; None if the run has not finished.
     """
@@ -74,10 +74,15 @@ def run_status(run: Path, folder: Path) -> RunStatus:
     """
     name = run.relative_to(folder).as_posix()
     if (run / "summary.json").is_file():
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        metric = next((metric for metric in HEADLINE if metric in summary["test"]), None)
-        result = "" if metric is None else f"test/{metric} {summary['test'][metric]:.4f}"
-        return RunStatus(name, "finished", result, summary["train_seconds"])
+        try:
+            summary = read_json(run / "summary.json")
+        except UserError:
+            return RunStatus(name, "damaged", "", None)
+        part = "test" if "test" in summary else "val"  # the data may have no test part
+        metric = next((metric for metric in HEADLINE if metric in summary[part]), None)
+        result = "" if metric is None else f"{part}/{metric} {summary[part][metric]:.4f}"
+        trained = "train_seconds" in summary
+        return RunStatus(name, "finished" if trained else "evaluated", result, summary.get("train_seconds"))
     step, loss = _last_logged(run / "metrics.csv")
     state = "running" if is_locked(run) else f"stopped at step {step:,}"
     return RunStatus(name, state, "" if loss is None else f"val/loss {float(loss):.4f}", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, TrainingSampler
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import SIGNALS, UserError, rank_zero_print
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
 
@@ -29,10 +29,12 @@ class TaskDataModule(LightningDataModule, ABC):
             so that all processes get equally many batches.
         num_workers: number of worker processes that load batches; 0, for none, suits data in memory.
         seed: seed of generated data and of the order of the training batches.
-        test_sets: names of the test splits; the first is "test".
+        test_sets: names of the test splits; the first is "test", or "val" alone if the data have no test split.
     """
 
     holds: ClassVar[str]
+    test_setting: ClassVar[str] = "test"
+    source_noun: ClassVar[str] = "sources"
     max_source_length: int
     max_target_length: int
 
@@ -70,6 +72,27 @@ class TaskDataModule(LightningDataModule, ABC):
             split: "train", "val" or the name of a test set.
         """
 
+    def sources(self, split: str) -> Sequence[str]:
+        """Return the sources of a split, used to count overlaps with the training data.
+
+        Args:
+            split: "train", "val" or the name of a test set.
+        """
+        return ()
+
+    @property
+    def longest_source(self) -> int | None:
+        """Return the number of tokens of the longest training source; None if sources have no length of their own."""
+        return None
+
+    def _report_overlaps(self) -> None:
+        training = set(self.sources("train"))
+        for split in self.datasets:
+            sources = self.sources(split)
+            known = sum(source in training for source in sources)
+            if known and split != "train":
+                rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
+
     def check_processes(self, world_size: int) -> None:
         """Raise UserError if a training batch has fewer rows than there are processes."""
         if self.batch_size < world_size:
@@ -85,7 +108,14 @@ class TaskDataModule(LightningDataModule, ABC):
     def setup(self, stage: str) -> None:
         if not self.datasets:
             with gc_disabled():
-                self.datasets = {split: self.examples(split) for split in ("train", "val", *self.test_sets)}
+                splits = dict.fromkeys(("train", "val", *self.test_sets))
+                self.datasets = {split: self.examples(split) for split in splits}
+            self._report_overlaps()
+            if self.test_sets == ("val",):
+                rank_zero_print(
+                    "the data have no test part: the test is on the validation part, which selects the checkpoint; "
+                    f"set data.init_args.{self.test_setting} to have one"
+                )
 
     def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
         """Return the sampler of the training batches for one process.
@@ -144,6 +174,6 @@ class TaskDataModule(LightningDataModule, ABC):
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore SIGINT and SIGTERM in a worker: Ctrl-C reaches every process, and the main process stops its workers."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    """Ignore signals in a worker: Ctrl-C reaches every process, and the main process stops its workers."""
+    for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import os
+import re
 import unicodedata
 import zlib
+from io import StringIO
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from lightning_tfm.data.download import MIRROR, Download, download
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, rank_zero_print
 
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -112,24 +116,78 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     return text
 
 
-def read_table(path: Path, encoding: str = "utf-8") -> list[list[str]]:
-    """Return the tab-separated fields of each line of a file.
+SOURCE_NAMES = ("source", "src", "input", "text", "review", "sentence")
+TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment")
+"""Names of columns by which a first line is recognized as a header."""
+
+
+class Table(NamedTuple):
+    """The content of a table.
+
+    Attributes:
+        rows: the fields of each row.
+        columns: the names of the columns; None if the table has no header.
+    """
+
+    rows: list[list[str]]
+    columns: list[str] | None
+
+    @property
+    def is_target_first(self) -> bool:
+        """Return whether the header says that the first of two columns is the target, and the second the source."""
+        names = [name.lower() for name in self.columns or ()]
+        return len(names) == 2 and names[0] in TARGET_NAMES and names[1] in SOURCE_NAMES
+
+    @property
+    def is_source_first(self) -> bool:
+        """Return whether the header says that the first of two columns is the source, and the second the target."""
+        names = [name.lower() for name in self.columns or ()]
+        return len(names) == 2 and names[0] in SOURCE_NAMES and names[1] in TARGET_NAMES
+
+    @property
+    def first(self) -> int:
+        """Return the number of the first row, from 1, where a header counts as a row."""
+        return 1 if self.columns is None else 2
+
+
+def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) -> Table:
+    """Return the fields of each line of a table: separated by tabs, or by commas if its name ends with .csv.
 
     Args:
         path: the file.
         encoding: its encoding, by Python's name.
+        header: whether the first line names the columns; by default, if all its fields are in SOURCE_NAMES or
+            TARGET_NAMES, or "features".
 
     Raises:
-        UserError: as `read_text`, and if a line has no tab or not as many as the first line.
+        UserError: as `read_text`, and if a line has no separator or not as many as the first line.
     """
-    rows = [line.split("\t") for line in read_lines(path, encoding)]
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        separator = "comma"
+        text = read_text(path, encoding)
+        try:
+            table = list(csv.reader(StringIO(text), strict=True))
+        except csv.Error as error:
+            raise UserError(f"{str(path)!r} must hold comma-separated values, but does not: {error}") from None
+        rows = [[re.sub(r"[\r\n\t]+", " ", field) for field in row] for row in table]
+    else:
+        separator = "tab"
+        rows = [line.split("\t") for line in read_lines(path, encoding)]
     for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]) or len(row) == 1:
-            wanted = (
-                "a tab between its fields" if len(rows[0]) == 1 else f"as many tabs as the first ({len(rows[0]) - 1})"
+        if len(row) != len(rows[0]) or len(row) < 2:
+            wanted = f"a {separator} between its fields"
+            if len(rows[0]) > 1:
+                wanted = f"as many {separator}s as the first ({len(rows[0]) - 1})"
+            raise UserError(
+                f"{str(path)!r} must have {wanted} in each line, but line {number} has {max(0, len(row) - 1)}"
             )
-            raise UserError(f"{str(path)!r} must have {wanted} in each line, but line {number} has {len(row) - 1}")
-    return rows
+    names = [field.strip() for field in rows[0]]
+    known = (*SOURCE_NAMES, *TARGET_NAMES, "features")
+    if header is None and (header := all(name.lower() in known for name in names)):
+        rank_zero_print(f"the first line of {path} names its columns: {', '.join(names)}")
+    if header and len(rows) == 1:
+        raise UserError(f"{str(path)!r} must hold rows below its header, but holds none")
+    return Table(rows[1:], names) if header else Table(rows, None)
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:

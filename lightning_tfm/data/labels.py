@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -106,6 +106,8 @@ class LabeledDataModule(TaskDataModule, ABC):
     """
 
     holds = "texts with labels"
+    source_noun = "texts"
+    datasets: Mapping[str, LabeledDataset]
 
     def __init__(
         self,
@@ -136,6 +138,13 @@ class LabeledDataModule(TaskDataModule, ABC):
         Args:
             split: "train", "val" or the name of a test set.
         """
+
+    @property
+    def longest_source(self) -> int:
+        return int(self.datasets["train"].lengths.max())
+
+    def sources(self, split: str) -> list[str]:
+        return [pair.source for pair in self.datasets[split].pairs]
 
     def examples(self, split: str) -> LabeledDataset:
         pairs = self.pairs(split)

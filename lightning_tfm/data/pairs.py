@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,11 @@ from lightning_tfm.data.batch import Batch, pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.memory import total_memory
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
+
+SAMPLE = 20_000
+"""Number of pairs from which the largest size of a split is estimated."""
 
 
 class Pair(NamedTuple):
@@ -107,6 +113,13 @@ class PairDataModule(TaskDataModule, ABC):
             split: "train", "val" or the name of a test set.
         """
 
+    @property
+    def longest_source(self) -> int:
+        return int(self.datasets["train"].source_lengths.max()) - 1  # without EOS
+
+    def sources(self, split: str) -> list[str]:
+        return [pair.source for pair in self.datasets[split].pairs]
+
     def examples(self, split: str) -> PairDataset:
         examples = PairDataset(self.pairs(split), self.tokenizer)
         sides = (
@@ -182,6 +195,9 @@ class GeneratedDataModule(PairDataModule):
     def setup(self, stage: str) -> None:
         if self.datasets:
             return
+        for split, size in self.sizes.items():
+            if size > (100 * SAMPLE if split == "train" else SAMPLE):  # a sample takes time
+                self._check_size(split, size)
         super().setup(stage)
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
@@ -189,6 +205,31 @@ class GeneratedDataModule(PairDataModule):
                 if source in seen:
                     raise UserError(f"splits must be disjoint, but {source!r} is in {seen[source]} and in {split}")
                 seen[source] = split
+
+    def _check_size(self, split: str, size: int) -> None:
+        """Raise UserError, from a sample, if a split is larger than what can be drawn or held in memory."""
+        drawn = islice(self.stream(split, stable_hash(f"{split} {self.seed}")), SAMPLE)
+        sample = [pair for pair in drawn if self._belongs(pair, split)]
+        if not sample:
+            return
+        times = Counter(Counter(pair.source for pair in sample).values())
+        if split != "train" and times[1] < len(sample) / 100:  # almost all sources were drawn, most of them repeatedly
+            most = sum(times.values()) + times[1] ** 2 // (2 * max(1, times[2]))  # Chao (1984)
+            if size > 2 * most:
+                raise UserError(
+                    f"{split}_size must be at most the number of distinct sources of {split}, about {most:,}, but is "
+                    f"{size:,}; try {most:,}"
+                )
+        each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
+        each += 8 * (self.max_source_length + self.max_target_length)  # encoded
+        if (memory := total_memory()) is not None and size * each > memory:
+            raise UserError(
+                f"{split}_size must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need about "
+                f"{size * each / 1e9:,.0f} GB; try {int(memory / each / 4):,}"
+            )
+
+    def _belongs(self, pair: Pair, split: str) -> bool:
+        return _bucket(self.split_key(pair.source)) == (split if split in ("train", "val") else "test")
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
@@ -201,14 +242,13 @@ class GeneratedDataModule(PairDataModule):
 
     def pairs(self, split: str) -> list[Pair]:
         size = self.sizes[split]
-        bucket = split if split in ("train", "val") else "test"
         pairs: list[Pair] = []
         seen: set[str] = set()
         misses = 0
         hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
         with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
-                if _bucket(self.split_key(pair.source)) == bucket and (bucket == "train" or pair.source not in seen):
+                if self._belongs(pair, split) and (split == "train" or pair.source not in seen):
                     seen.add(pair.source)
                     pairs.append(pair)
                     misses = 0

@@ -16,6 +16,9 @@ from lightning_tfm.data.samplers import TrainingSampler, WindowSampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD, Tokenizer
 
+SHORT_LINE = 30
+"""Minimum length, in characters, of a line that is compared with the training data."""
+
 
 class TextDataset(Dataset[Batch]):
     """Dataset of windows of a text: `dataset[rows]` is a Batch without sources, whose targets are the next tokens.
@@ -64,12 +67,14 @@ class TextDataModule(TaskDataModule):
 
     Args:
         tokenizer: the tokenizer of the text.
-        texts: the text of each split.
+        texts: the text of each split; without "test", the test is on "val".
         max_length: number of tokens of a window.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
     holds = "a text"
+    test_setting = "test_fraction"
+    source_noun = "lines"
     datasets: Mapping[str, TextDataset]
 
     def __init__(
@@ -82,12 +87,17 @@ class TextDataModule(TaskDataModule):
         num_workers: int,
         seed: int,
     ) -> None:
-        super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed)
+        test_sets = ("test",) if "test" in texts else ("val",)
+        super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed, test_sets)
         if max_length < 1:
             raise UserError(f"max_length must be at least 1, but is {max_length}; try 64")
         self.texts = texts
         self.max_length = self.max_source_length = max_length
         self.max_target_length = 0
+
+    def sources(self, split: str) -> list[str]:
+        """Return the lines of a split without short ones, such as names of speakers, which often recur."""
+        return [line for line in self.texts[split].splitlines() if len(line) >= SHORT_LINE]
 
     def examples(self, split: str) -> TextDataset:
         stride = 1 if split == "train" else self.max_length

@@ -71,23 +71,22 @@ class Classifier(TaskModule):
         )
         self.labels = list(labels)
         self.label_smoothing = label_smoothing
-        self.metrics = nn.ModuleDict()
 
     @classmethod
     def data_settings(cls, data: LabeledDataModule) -> dict[str, Any]:
         return super().data_settings(data) | {"labels": data.labels}
 
+    def new_metrics(self) -> nn.ModuleDict:
+        return nn.ModuleDict(
+            {
+                "loss": Mean(),
+                "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
+                "f1": MulticlassF1Score(len(self.labels), average="macro"),
+            }
+        )
+
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        for prefix in ("val", "test"):
-            if prefix not in self.metrics:
-                self.metrics[prefix] = nn.ModuleDict(
-                    {
-                        "loss": Mean(),
-                        "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
-                        "f1": MulticlassF1Score(len(self.labels), average="macro"),
-                    }
-                )
         if stage == "fit" and self.network.naive_bayes is not None:
             self._count(self.trainer.datamodule.datasets["train"])
 
@@ -130,7 +129,9 @@ class Classifier(TaskModule):
         return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
 
     def test_step(self, batch: LabeledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(batch, "test", self.trainer.test_dataloaders[dataloader_idx].dataset)
+        return self._evaluate(
+            batch, self.test_prefixes[dataloader_idx], self.trainer.test_dataloaders[dataloader_idx].dataset
+        )
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
         """Return `confusion`, the number of texts of each class that were predicted as each class."""

@@ -52,20 +52,14 @@ class LanguageModel(TaskModule):
     ) -> None:
         super().__init__(network, tokenizer, optimizer, lr_schedule)
         self.pretrained = pretrained
-        self.metrics = nn.ModuleDict()
 
     def load_pretrained(self) -> None:
         if self.pretrained is not None:
             self.network.load_pretrained(self.pretrained)
             self.pretrained = None
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        for prefix in ("val", "test"):
-            if prefix not in self.metrics:
-                self.metrics[prefix] = nn.ModuleDict(
-                    {"loss": Mean(), "loss_per_character": Mean(), "perplexity": Perplexity()}
-                )
+    def new_metrics(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"loss": Mean(), "loss_per_character": Mean(), "perplexity": Perplexity()})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         nll = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
@@ -89,11 +83,11 @@ class LanguageModel(TaskModule):
         self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, "test", self.trainer.test_dataloaders[dataloader_idx].dataset)
+        self._evaluate(batch, self.test_prefixes[dataloader_idx], self.trainer.test_dataloaders[dataloader_idx].dataset)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(line)
-        return ids, self.unknown_note(ids)
+        return ids, self.input_note(ids)
 
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         """Return each text with its continuation, one after the other: texts cannot be padded on the left."""

@@ -61,13 +61,9 @@ class MaskedLanguageModel(TaskModule):
             raise UserError(f"mask_fraction must be above 0 and at most 1, but is {mask_fraction}; try 0.15")
         super().__init__(network, tokenizer, optimizer, lr_schedule, mask_fraction=mask_fraction)
         self.mask_fraction = mask_fraction
-        self.metrics = nn.ModuleDict()
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        for prefix in ("val", "test"):
-            if prefix not in self.metrics:
-                self.metrics[prefix] = nn.ModuleDict({"loss": Mean(), "perplexity": Perplexity(), "accuracy": Mean()})
+    def new_metrics(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"loss": Mean(), "perplexity": Perplexity(), "accuracy": Mean()})
 
     def _masked(self, text: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input (B, T) of the network, and the target (B, T), which is PAD where no token is masked.
@@ -115,17 +111,17 @@ class MaskedLanguageModel(TaskModule):
         self._evaluate(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, "test")
+        self._evaluate(batch, self.test_prefixes[dataloader_idx])
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
         if not line.strip():
-            raise UserError("it is empty")
+            raise UserError("the text is empty")
         first, *rest = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
         if not rest:
             raise UserError(f"it must have a masked token, written as {MASK_SYMBOL}, but has none")
         ids = first + [number for part in rest for number in (MASK, *part)]
         self.network.check_lengths(len(ids))
-        return ids, self.unknown_note(ids)
+        return ids, self.input_note(ids)
 
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         """Return each text with the most probable tokens at its masks."""

@@ -1,4 +1,4 @@
-"""Which modules can be trained on which data."""
+"""Check that a module fits the data."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Evaluation(TypedDict):
 
 
 def strip_fields(line: str) -> str:
-    """Strip the fields of a line, which tabs separate, as in the training data."""
+    """Strip whitespace around the tab-separated fields of a line, as in the training data."""
     return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
 
 

@@ -18,7 +18,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
 from lightning_tfm.modules.prediction import Evaluation, make_prediction, strip_fields
-from lightning_tfm.modules.task import TaskModule, check_label_smoothing, test_prefix
+from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer
@@ -79,19 +79,18 @@ class Seq2SeqModule(TaskModule):
         self.label_smoothing = label_smoothing
         self.text_metrics = tuple(text_metrics)
         self.beam_size = beam_size
-        self.metrics = nn.ModuleDict()
         self.scores: dict[str, CorpusScores] = {}
 
     @classmethod
     def data_settings(cls, data: PairDataModule) -> dict[str, Any]:
         return super().data_settings(data) | {"max_target_length": data.max_target_length}
 
+    def new_metrics(self) -> nn.ModuleDict:
+        return SequenceMetrics()
+
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        prefixes = ["val"] if stage in ("fit", "validate") else [test_prefix(name) for name in self._test_sets()]
-        for prefix in prefixes:
-            if prefix not in self.metrics:
-                self.metrics[prefix] = SequenceMetrics()
+        prefixes = ["val"] if stage in ("fit", "validate") else self.test_prefixes
         self.scores = {prefix: CorpusScores(self.text_metrics) for prefix in prefixes} if self.text_metrics else {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -134,19 +133,16 @@ class Seq2SeqModule(TaskModule):
         self._log_scores()
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        prefix = test_prefix(self._test_sets()[dataloader_idx])
+        prefix = self.test_prefixes[dataloader_idx]
         return self._evaluate(batch, prefix, self.trainer.test_dataloaders[dataloader_idx].dataset, self.beam_size)
 
     def on_test_epoch_end(self) -> None:
         self._log_scores()
 
-    def _test_sets(self) -> tuple[str, ...]:
-        return self.trainer.datamodule.test_sets if self.trainer.datamodule else ("test",)
-
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(strip_fields(line))
         self.network.check_lengths(len(ids) + 1, self.max_target_length)
-        return [*ids, EOS], self.unknown_note(ids)
+        return [*ids, EOS], self.input_note(ids)
 
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
         source, _ = pad_sequences(sources)

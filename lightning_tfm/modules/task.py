@@ -17,7 +17,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
@@ -43,7 +43,7 @@ MAX_TITLE_LENGTH = 80
 
 
 def test_prefix(test_set: str) -> str:
-    """Return the prefix of a test set's metrics: "test" for the first, "test/longer" for "longer"."""
+    """Return the prefix of a test set's metrics: "test" for "test", "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
@@ -54,7 +54,7 @@ def check_label_smoothing(value: float) -> None:
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Raise UserError unless each process holds whole gradients, whose norm a training step takes."""
+    """Raise UserError unless each process holds the whole gradient, whose norm is computed in each step."""
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
         raise UserError(
             "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
@@ -102,10 +102,12 @@ class TaskModule(LightningModule, ABC):
         self.lr_schedule = lr_schedule
         # Buffers are tables and counts that no step changes: DDP need not broadcast them.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
+        self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: Tensor | int = 0  # loss and number of tokens of the step so far
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
+        self.longest_source: int | None = None  # in tokens, of the training data; None if texts are cut into windows
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
@@ -236,16 +238,20 @@ class TaskModule(LightningModule, ABC):
             UserError: if it has no tokens, or one that the vocabulary lacks.
         """
         if not line:
-            raise UserError("it is empty")
+            raise UserError("the text is empty")
         ids = self.tokenizer.encode(line)
         if not ids:
             raise UserError("it has no tokens")
         return ids
 
-    def unknown_note(self, ids: Ids) -> str:
-        """Return a remark about the unknown symbols of a line; empty if there are none."""
-        unknown = sum(id == self.tokenizer.unknown_id for id in ids)
-        return f"{unknown} of {len(ids)} tokens are not in the vocabulary" if unknown else ""
+    def input_note(self, ids: Ids) -> str:
+        """Return a remark about a line with unknown symbols, or that is longer than the training data; may be empty."""
+        notes = []
+        if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
+            notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
+        if self.longest_source is not None and len(ids) > self.longest_source:
+            notes.append(f"it has {len(ids)} tokens, more than any training text ({self.longest_source})")
+        return "; ".join(notes)
 
     @abstractmethod
     def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
@@ -294,6 +300,16 @@ class TaskModule(LightningModule, ABC):
         """Return figures about the predictions of the test, by name."""
         return {}
 
+    def new_metrics(self) -> nn.ModuleDict:
+        """Return new metrics of the task, by name, for a validation or a test set."""
+        return nn.ModuleDict()
+
+    @property
+    def test_prefixes(self) -> list[str]:
+        """Return the prefix of the metrics of each test set."""
+        data = self.trainer.datamodule
+        return [test_prefix(name) for name in (data.test_sets if data else ("test",))]
+
     def setup(self, stage: str) -> None:
         """Convert the module to float64 if that is the precision, and write checkpoints with a checksum.
 
@@ -306,6 +322,9 @@ class TaskModule(LightningModule, ABC):
             self.double()
         if self.trainer.datamodule is not None:
             self.check_data(self.trainer.datamodule, self.trainer.world_size)
+        for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
+            if prefix not in self.metrics:
+                self.metrics[prefix] = self.new_metrics()
 
     def check_data(self, data: TaskDataModule, world_size: int) -> None:
         """Raise UserError if the network cannot be trained on a data module.
@@ -334,6 +353,8 @@ class TaskModule(LightningModule, ABC):
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.seed = torch.initial_seed()
+        if self.trainer.datamodule is not None:
+            self.longest_source = self.trainer.datamodule.longest_source
         self.weights = list(self.network.parameters())  # traversing the modules takes as long as clipping
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -407,6 +428,7 @@ class TaskModule(LightningModule, ABC):
         """Return the settings that a resumed run must keep, besides those of the network and the optimizer, by name."""
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
+        scheduled = self.lr_schedule.needs_max_steps and not trainer.fast_dev_run
         return {
             "trainer.precision": trainer.precision,
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
@@ -416,7 +438,7 @@ class TaskModule(LightningModule, ABC):
             "checkpoint.monitor": getattr(trainer.checkpoint_callback, "monitor", None),
             "checkpoint.mode": getattr(trainer.checkpoint_callback, "mode", None),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,
-            **({"trainer.max_steps": trainer.max_steps} if self.lr_schedule.needs_max_steps else {}),
+            **({"trainer.max_steps": trainer.max_steps} if scheduled else {}),
         }
 
     def check_finite(self) -> None:
@@ -444,13 +466,14 @@ class TaskModule(LightningModule, ABC):
         described = [
             f"{len(members)} of group {group!r} (first {members[0]})" for group, members in by_group.items() if members
         ]
-        kept = self.trainer.checkpoint_callback
+        folder = getattr(self.trainer.checkpoint_callback, "dirpath", None)
+        has_saved = folder is not None and any(Path(folder).glob("*.ckpt"))
         raise UserError(
             f"loss and gradients must be finite, but at step {first + row} the loss is {steps[row, 0].item():g}"
             + (f" and gradients are not finite: {' and '.join(described)}" if described else "")
             + "; lower the learning rate (model.init_args.optimizer.init_args.lr) or set "
             f"trainer.gradient_clip_val ({self.trainer.gradient_clip_val})"
-            + (f"; the checkpoints of earlier steps are kept in {kept.dirpath}" if kept else "")
+            + (f"; the checkpoints of earlier steps are kept in {folder}" if has_saved else "")
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -466,6 +489,7 @@ class TaskModule(LightningModule, ABC):
         self.check_finite()  # before a good checkpoint is replaced
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
+        checkpoint["longest_source"] = self.longest_source
 
     def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
         """Raise UserError if a checkpoint does not fit the model or, if training is resumed from it, the run.

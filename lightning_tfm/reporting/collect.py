@@ -15,7 +15,7 @@ import torch
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.callbacks.predictions import is_per_category
-from lightning_tfm.configuration import read_yaml
+from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loading import load
@@ -61,7 +61,7 @@ def collect_run(folder: Path, name: str, points: int, trust_packages: Sequence[s
         "name": name,
         "facts": _facts(folder),
         "config": (folder / "config.yaml").read_text(encoding="utf-8"),
-        "settings": _flat(settings),
+        "settings": {name: json.dumps(value, ensure_ascii=False) for name, value in flatten(settings).items()},
         "curves": _curves(folder / "metrics.csv", points),
         "categories": _per_category(predictions),
         "tested": len(predictions),
@@ -95,12 +95,16 @@ def _facts(folder: Path) -> dict[str, str]:
     if summary.is_file():
         with _reading(summary):
             results = json.loads(summary.read_text(encoding="utf-8"))
-            facts |= {
-                f"test/{name}": f"{value:.4f}" for name, value in results["test"].items() if not is_per_category(name)
+            metrics = {
+                f"{part}/{name}": value for part in ("test", "val") for name, value in results.get(part, {}).items()
             }
+            facts |= {name: f"{value:.4f}" for name, value in metrics.items() if not is_per_category(name)}
+            if "train_seconds" in results:
+                facts |= {
+                    "training": f"{results['train_seconds']:,.0f} s",
+                    "samples per second": f"{results['samples_per_second']:,.0f}",
+                }
             facts |= {
-                "training": f"{results['train_seconds']:,.0f} s",
-                "samples per second": f"{results['samples_per_second']:,.0f}",
                 "steps": f"{results['steps']:,}",
                 "parameters": f"{results['parameters']:,}",
                 "seed": str(results["seed"]),
@@ -117,15 +121,6 @@ def _facts(folder: Path) -> dict[str, str]:
                 "torch": last["versions"]["torch"],
             }
     return facts
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """Flatten a nested configuration to values in JSON by dotted names; mappings in a list are named by index."""
-    if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
-        value = dict(enumerate(value))
-    if isinstance(value, dict) and value:
-        return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}".strip(".")).items()}
-    return {prefix: json.dumps(value, ensure_ascii=False)}
 
 
 def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
