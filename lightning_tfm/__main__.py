@@ -140,9 +140,10 @@ def _print_resume_command(interrupted: Interrupted) -> int:
     if command[0] == "fit":
         command = _without_option(command, "--ckpt_path")
         command += ["--ckpt_path", interrupted.ckpt_path] if interrupted.ckpt_path else []
+    again = "resume" if command[0] in ("fit", "reproduce") else "run again"
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
-        f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; resume with:\n"
+        f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; {again} with:\n"
         f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )

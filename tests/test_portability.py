@@ -40,11 +40,11 @@ def test_every_module_imports_on_other_systems(tmp_path):
 @pytest.mark.run
 def test_fit_resume_generate_and_report_run_on_other_systems(tmp_path):
     run = tmp_path / "runs/copy_gpt/version_0"
-    steps = {"trainer.max_steps": 13}
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
     printed = run_elsewhere(
         tmp_path,
-        fit("gpt", **steps),
-        fit("gpt", "--ckpt_path=last", **steps),
+        fit("gpt", **settings, **{"trainer.max_steps": 13}),
+        fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 20}),
         ("generate", run / "checkpoints/best.ckpt", "1 2 3"),
         ("report", run),
     )

@@ -259,7 +259,7 @@ def test_an_oversized_page_shows_fewer_predictions(two_runs, tmp_path, monkeypat
     assert "it shows 1/2 of the predictions" in capsys.readouterr().err
     monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", 1000)
     with pytest.raises(UserError, match="the page must be below"):
-        report([*map(str, two_runs), "--output", str(cut)])
+        report([*map(str, two_runs), "--output", str(tmp_path / "none.html")])
 
 
 def test_unicode_line_separators_are_preserved(two_runs, tmp_path):

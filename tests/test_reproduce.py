@@ -237,7 +237,7 @@ def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
         text = text.replace(old, new)
     (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "claims.yaml").write_text(
-        "mine: {test/exact_match: {11: 0.0, 12: 0.0}, training: {seconds: 2, machine: any}}\n"
+        "mine: {val/exact_match: {11: 0.0, 12: 0.0}, training: {seconds: 2, machine: any}}\n"
     )
     child = run("reproduce", "mine.yaml", "--seeds=1", "--output=some/where", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
