@@ -8,6 +8,9 @@ import yaml
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from lightning_tfm.files import write_text
+from lightning_tfm.loggers import run_folder
+
 
 class SaveConfig(SaveConfigCallback):
     """Saves config.yaml into the folder of a run or of a later test, and the settings in each checkpoint of the run.
@@ -19,16 +22,17 @@ class SaveConfig(SaveConfigCallback):
     experiment: dict[str, str] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if trainer.loggers:
-            self.overwrite = True  # when a run is resumed
-            self.config.ckpt_path, self.config.dry_run = None, False  # so that the file repeats the run
-            super().setup(trainer, pl_module, stage)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log all settings as hyper-parameters, nested as in the file."""
-        settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
-        for logger in trainer.loggers:
-            logger.log_hyperparams(settings)
+        """Write the file atomically, since a resumed run may be killed meanwhile, and log all settings."""
+        folder = run_folder(trainer)
+        if folder is None or self.already_saved:
+            return
+        self.already_saved = True
+        self.config.ckpt_path, self.config.dry_run = None, False  # so that the file repeats the run
+        if trainer.is_global_zero:
+            text = self.parser.dump(self.config, skip_unset=False)
+            write_text(folder / self.config_filename, text)
+            for logger in trainer.loggers:
+                logger.log_hyperparams(yaml.safe_load(text))  # nested as in the file
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the settings, so that `lightning-tfm test CHECKPOINT` needs no other file."""
