@@ -39,9 +39,9 @@ COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report"
 
 def main() -> None:
     """Run a command; after a user error, print one line and exit with status 2."""
-    if sys.argv[1:2] == ["help"]:
-        sys.argv[1:] = [*sys.argv[2:], "--help"]
     arguments = sys.argv[1:]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     command = arguments[0] if arguments else "--help"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
@@ -85,10 +85,9 @@ def main() -> None:
 
             print(help_text(command), end="")
         elif command in ("fit", "validate", "test"):
-            sys.argv = ["--help" if argument == "--help-all" else argument for argument in sys.argv]
             with gc_disabled():
                 from lightning_tfm.cli import run
-            run(sys.argv[1:])
+            run(["--help" if argument == "--help-all" else argument for argument in arguments])
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
