@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from lightning_tfm.data import (
+    SOURCE_NAMES,
+    TARGET_NAMES,
     Download,
     MaxTokensSampler,
     Pair,
@@ -135,9 +137,8 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
     paths = [resolve_path(name, FILES) for name in names]
     first = 1
     if len(paths) == 1:
-        rows, _ = table = read_table(paths[0], encoding, header)
-        rows = [row[::-1] for row in rows] if table.is_target_first else rows
-        first = table.first
+        table = read_table(paths[0], encoding, header)
+        rows, first = table.ordered(SOURCE_NAMES, TARGET_NAMES), table.first
         if len(rows[0]) != 2:
             raise UserError(
                 f"{str(paths[0])!r} must hold two columns, source and target, but has {len(rows[0])}; "

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal, cast
 
 from lightning_tfm.data import (
+    SOURCE_NAMES,
+    TARGET_NAMES,
     Download,
     LabeledDataModule,
     Pair,
@@ -206,8 +208,7 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
             raise UserError(
                 f"{names[0]!r} must hold a label and a text in each line, but has {len(table.rows[0])} columns"
             )
-        rows = [row[::-1] for row in table.rows] if table.is_source_first else table.rows
-        texts = _stripped(paths[0], rows, table.first)
+        texts = _stripped(paths[0], table.ordered(TARGET_NAMES, SOURCE_NAMES), table.first)
     else:
         labels = [normalize_text(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
         if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):

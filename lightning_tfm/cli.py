@@ -325,22 +325,22 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
-        self._enter(Path(logger.log_dir))
-        assert self.folder is not None
-        self.lock = lock_run(self.folder)  # held until the command ends
+        folder = self._enter(Path(logger.log_dir))
+        self.lock = lock_run(folder)  # held until the command ends
         if self.resumed is not None and not self.resumed.extends:
-            check_unfinished(self.folder)
-        elif not self.is_new and not is_empty(self.folder):
+            check_unfinished(folder)
+        elif not self.is_new and not is_empty(folder):
             raise UserError(
-                f"trainer.logger must name a new folder for a new run, but {str(self.folder)!r} holds a run; leave out "
+                f"trainer.logger must name a new folder for a new run, but {str(folder)!r} holds a run; leave out "
                 "its version, or resume the run with --ckpt_path"
             )
         if self.resumed is not None and self.resumed.extends:
-            copy_history(self.resumed.run, self.folder)
+            copy_history(self.resumed.run, folder)
         reopen_metrics(logger, None if path is None else read(path)["global_step"])
 
-    def _enter(self, folder: Path) -> None:
+    def _enter(self, folder: Path) -> Path:
         self.folder, self.is_new = folder, not folder.exists()
+        return folder
 
     def before_test(self) -> None:
         """Remember the folder of the test or the validation."""

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import SAVED
+from lightning_tfm.callbacks.provenance import read_starts
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.checkpoint import latest_valid
 from lightning_tfm.configuration import flatten, read_json, read_yaml
@@ -45,11 +46,11 @@ MAY_CHANGE = (
 
 
 class Resumption(NamedTuple):
-    """What a run is resumed from.
+    """Checkpoint from which a run is resumed.
 
     Attributes:
-        checkpoint: the checkpoint.
-        extends: whether its run has finished: it is continued in a new folder, so that its results stay as they are.
+        checkpoint: the path of the checkpoint.
+        extends: whether its run has finished, and is continued in a new folder that leaves its results unchanged.
     """
 
     checkpoint: Path
@@ -106,7 +107,7 @@ def last_run(folder: Path, max_steps: int) -> Resumption | None:
 
 
 def named_run(run: Path, max_steps: int) -> Resumption:
-    """Return what the run in a folder is resumed from.
+    """Return the checkpoint from which the run in a folder is resumed.
 
     Args:
         run: the folder of the run.
@@ -209,8 +210,7 @@ def copy_history(run: Path, folder: Path) -> None:
     for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
-    if (run / "provenance.json").is_file():
-        starts = [start | {"wandb": None} for start in read_json(run / "provenance.json")]
+    if starts := [start | {"wandb": None} for start in read_starts(run)]:
         write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")
 
 

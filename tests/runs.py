@@ -93,7 +93,7 @@ TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.
 
 
 def ranks():
-    """Return the environments of two processes of one run, for which Lightning starts no process itself."""
+    """Return the environments of two ranks of a run, with which Lightning launches no process itself."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -416,6 +416,19 @@ def in_terminal(command, cwd, environment):
             printed += part
     os.close(ours)
     return process.wait(60), printed.decode()
+
+
+def new_folders(parent, *names):
+    """Create folders, and return their paths."""
+    folders = [parent / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+def contents(folder):
+    """Return the bytes of all files below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def equal(ours, theirs, where=""):

@@ -25,10 +25,12 @@ from runs import (
     TWO_PROCESSES,
     assert_same_files,
     assert_same_run,
+    contents,
     equal,
     fit,
     folder,
     in_process,
+    new_folders,
     run,
     start,
     start_two,
@@ -114,9 +116,7 @@ VARIANTS = {
 @pytest.mark.run
 def test_other_settings_resume_bitwise(variant, tmp_path):
     settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for cwd in (whole, killed):
-        cwd.mkdir()
+    whole, killed = new_folders(tmp_path, "whole", "killed")
     child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads)
     assert child.wait() == 0, child.err.read_text()
     arguments = fit("gpt", "--ckpt_path=last", **settings)
@@ -154,20 +154,16 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
     """The run continues in a new folder and leaves the first one unchanged."""
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     killed = folder(tmp_path, "gpt")
-    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    before = contents(killed)
     child = run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
+    assert contents(killed) == before
     (other,) = set(killed.parent.iterdir()) - {killed}
     assert read(other / "checkpoints/last.ckpt")["global_step"] == 60
     assert (other / "checkpoints/best.ckpt").exists()
 
 
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
@@ -226,9 +222,7 @@ def metrics_of(run):
 @pytest.mark.run
 def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
     """The extended run equals one of that length, and the finished one stays as it is."""
-    whole, extended = tmp_path / "whole", tmp_path / "extended"
-    for cwd in (whole, extended):
-        cwd.mkdir()
+    whole, extended = new_folders(tmp_path, "whole", "extended")
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 36}
     assert run(*fit("gpt", **settings), cwd=whole).wait() == 0
     assert run(*fit("gpt", **settings | {"trainer.max_steps": 24}), cwd=extended).wait() == 0
@@ -348,9 +342,7 @@ def whole(tmp_path):
     """Return a function that trains an undisturbed run of two processes, and returns its folder and another one."""
 
     def train(model):
-        folders = tmp_path / "whole", tmp_path / "disturbed"
-        for cwd in folders:
-            cwd.mkdir()
+        folders = new_folders(tmp_path, "whole", "disturbed")
         child = start_two(*fit(model), cwd=folders[0])
         assert child.wait() == 0, child.err.read_text()
         return folders
@@ -394,9 +386,7 @@ def test_two_repeatedly_killed_processes_resume_bitwise(model, whole):
 @pytest.mark.run
 def test_a_run_of_two_processes_resumes_on_one(tmp_path):
     """The weights differ from those of one process by rounding only, since gradients are summed in another order."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    for cwd in (whole, resumed):
-        cwd.mkdir()
+    whole, resumed = new_folders(tmp_path, "whole", "resumed")
     settings = {"trainer.precision": "64-true", "model.init_args.network.init_args.dropout": 0.0}
     child = run(*fit("transformer", **settings), cwd=whole)
     assert child.wait() == 0, child.err.read_text()
@@ -418,9 +408,7 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
 @pytest.mark.parametrize("model", NETWORKS)
 def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
     """Kills by the clock may hit the start, a step, a checkpoint or a validation."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for cwd in (whole, killed):
-        cwd.mkdir()
+    whole, killed = new_folders(tmp_path, "whole", "killed")
     settings = {"trainer.max_steps": 600}
     begun = time.monotonic()
     assert run(*fit(model, **settings), cwd=whole).wait() == 0

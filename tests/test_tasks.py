@@ -24,7 +24,7 @@ from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, EncoderClassifier
 from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
-from runs import TASKS, assert_same_files, equal, in_process, run, start, start_two, trained_run, write_task
+from runs import TASKS, assert_same_files, contents, equal, in_process, run, start, start_two, trained_run, write_task
 
 
 @pytest.fixture(params=TASKS)
@@ -106,8 +106,8 @@ def test_scores_and_signatures_equal_sacrebleu(task, trained):
 
 @pytest.mark.run
 def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
-    """The checkpoint knows its experiment; its run stays as it is."""
-    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    """Evaluate without a YAML, and leave the run unchanged."""
+    before = contents(trained)
     for command, part in (("test", "test"), ("validate", "val"), ("test", "test")):
         child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
@@ -128,14 +128,14 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
         elif (trained / "predictions.jsonl").exists():
             assert {line["split"] for line in lines_of(folder)} == {"val"}
     assert {path.name for path in tmp_path.glob(f"runs/{task}/*")} == {"test_0", "validate_0", "test_1"}
-    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    assert contents(trained) == before
     child = run("runs", cwd=tmp_path)
     assert child.out.read_text().count("evaluated") == 3
 
 
 @pytest.mark.parametrize("task", ["spelling_gpt", "text_gpt"])
 def test_data_without_a_test_part_are_tested_on_the_validation_part(task, tmp_path):
-    """The metrics belong to "val", and a line says so."""
+    """Report the metrics as "val", with a message."""
     path = write_task(task, tmp_path)
     config = yaml.safe_load(path.read_text())
     for name in ("test", "test_fraction"):

@@ -61,7 +61,7 @@ class Checkpoints(Checkpoint):
         self.monitor, self.mode = monitor, mode
         self.enabled = True
         self.extended: Path | None = None
-        self.dirpath: Path | None = None  # if nothing is saved
+        self.dirpath: Path | None = None  # None if nothing is saved
         self.best_score = math.inf
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # received by this process

@@ -46,6 +46,10 @@ class Predictions(Callback):
         self.samples: list[tuple[int, Prediction]] = []  # of a validation while training: row, prediction
         self.lines: list[tuple[str, int, Prediction]] = []  # of the test: name of the set, row, prediction
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self.lines = []
+
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -82,10 +86,6 @@ class Predictions(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._draw(trainer, pl_module)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            self.lines = []
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.lines = []

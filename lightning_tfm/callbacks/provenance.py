@@ -58,8 +58,7 @@ class Provenance(Callback):
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
         if not trainer.is_global_zero:
             return
-        path = folder / "provenance.json"
-        starts = read_json(path) if path.exists() else []
+        starts = read_starts(folder)
         state = git(Path.cwd())
         if diff := state.pop("diff", None):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
@@ -76,14 +75,18 @@ class Provenance(Callback):
             "data_fingerprint": trainer.datamodule.fingerprint,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
-        write_text(path, json.dumps([*starts, start], indent=2) + "\n")
+        write_text(folder / "provenance.json", json.dumps([*starts, start], indent=2) + "\n")
+
+
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the `provenance.json` in a folder; empty if there is no such file."""
+    path = folder / "provenance.json"
+    return list(read_json(path)) if path.exists() else []
 
 
 def wandb_run(folder: Path) -> str | None:
     """Return the id in W&B of the run in a folder; None if it has none."""
-    path = folder / "provenance.json"
-    starts = read_json(path) if path.exists() else []
-    return next((start["wandb"] for start in reversed(starts) if start.get("wandb")), None)
+    return next((start["wandb"] for start in reversed(read_starts(folder)) if start.get("wandb")), None)
 
 
 def git(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -21,6 +22,11 @@ class SaveConfig(SaveConfigCallback):
 
     experiment: dict[str, str] | None = None
 
+    @cached_property
+    def text(self) -> str:
+        """Return the content of the file."""
+        return str(self.parser.dump(self.config, skip_unset=False))
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the file atomically, since a resumed run may be killed meanwhile, and log all settings."""
         folder = run_folder(trainer)
@@ -29,15 +35,14 @@ class SaveConfig(SaveConfigCallback):
         self.already_saved = True
         self.config.ckpt_path, self.config.dry_run = None, False  # so that the file repeats the run
         if trainer.is_global_zero:
-            text = self.parser.dump(self.config, skip_unset=False)
-            write_text(folder / self.config_filename, text)
+            write_text(folder / self.config_filename, self.text)
             for logger in trainer.loggers:
-                logger.log_hyperparams(yaml.safe_load(text))  # nested as in the file
+                logger.log_hyperparams(yaml.safe_load(self.text))  # nested as in the file
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the settings, so that `lightning-tfm test CHECKPOINT` needs no other file."""
         if self.experiment is None:
-            settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+            settings = yaml.safe_load(self.text)
             settings["trust_package"] = ""  # only the command line may set it
             loggers = settings["trainer"]["logger"]
             for logger in loggers if isinstance(loggers, list) else [loggers]:

@@ -3,7 +3,16 @@
 from lightning_tfm.data.batch import Batch, Examples, pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
-from lightning_tfm.data.files import is_hidden, normalize_text, read_lines, read_table, read_text, resolve_path
+from lightning_tfm.data.files import (
+    SOURCE_NAMES,
+    TARGET_NAMES,
+    is_hidden,
+    normalize_text,
+    read_lines,
+    read_table,
+    read_text,
+    resolve_path,
+)
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
@@ -18,6 +27,8 @@ from lightning_tfm.data.samplers import (
 from lightning_tfm.data.text import TextDataModule, TextDataset
 
 __all__ = [
+    "SOURCE_NAMES",
+    "TARGET_NAMES",
     "Batch",
     "Download",
     "EvaluationSampler",

@@ -9,6 +9,7 @@ import os
 import re
 import unicodedata
 import zlib
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -132,17 +133,16 @@ class Table(NamedTuple):
     rows: list[list[str]]
     columns: list[str] | None
 
-    @property
-    def is_target_first(self) -> bool:
-        """Return whether the header says that the first of two columns is the target, and the second the source."""
-        names = [name.lower() for name in self.columns or ()]
-        return len(names) == 2 and names[0] in TARGET_NAMES and names[1] in SOURCE_NAMES
+    def ordered(self, first: Sequence[str], second: Sequence[str]) -> list[list[str]]:
+        """Return the rows, with their two columns swapped if the header names them in the other order.
 
-    @property
-    def is_source_first(self) -> bool:
-        """Return whether the header says that the first of two columns is the source, and the second the target."""
+        Args:
+            first: possible names of the first column.
+            second: possible names of the second column.
+        """
         names = [name.lower() for name in self.columns or ()]
-        return len(names) == 2 and names[0] in SOURCE_NAMES and names[1] in TARGET_NAMES
+        swapped = len(names) == 2 and names[0] in second and names[1] in first
+        return [row[::-1] for row in self.rows] if swapped else self.rows
 
     @property
     def first(self) -> int:
