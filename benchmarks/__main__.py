@@ -22,6 +22,7 @@ from benchmarks import convergence, decoding, framework, gpu, limits, steps
 from benchmarks.measure import ROUNDS, THREADS, Row, pinned
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.files import write_text
+from lightning_tfm.style import PALETTE, STYLE
 
 FOLDER = Path(__file__).parent
 BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
@@ -114,27 +115,28 @@ def table_lines(header: Sequence[str], body: list[Sequence[str]]) -> list[str]:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Plot the ratios of all rows with a target, with their intervals, on a logarithmic axis."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    met, missed, *_ = PALETTE
     # "ms a step" is the one ratio where less is better
     rows = [row for row in rows if row.held is not None and row.ratio is not None and row.unit != "ms a step"][::-1]
-    figure, axes = pyplot.subplots(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
-    for place, row in enumerate(rows):
-        color = "tab:orange" if row.held is False else "tab:blue"
-        axes.plot([row.low, row.high], [place, place], color=color, linewidth=3)
-        axes.plot(row.ratio, place, "o", color=color)
-        axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
-    axes.axvline(1, color="gray", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    names = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    figure.supxlabel("ours / peer (dot: ratio, line: 90 % interval, bar: target; orange: not met)", fontsize=9)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            color = missed if row.held is False else met
+            axes.plot([row.low, row.high], [place, place], color=color, linewidth=3)
+            axes.plot(row.ratio, place, "s" if row.held is False else "o", color=color)
+            axes.plot(float(row.target.split()[1]), place, "|", color="black", markersize=14)
+        axes.axvline(1, color="gray", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xticks(ticks := [0.5, 1, 2, 5, 10, 20, 50, 100], [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        names = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in rows]
+        axes.set_yticks(range(len(rows)), names)
+        axes.set_ylim(-0.7, len(rows) - 0.3)
+        figure.supxlabel("ours / peer (line: 90 % interval, bar: target; dot: target met, square: not met)", fontsize=9)
     figure.savefig(path, dpi=110)
 
 

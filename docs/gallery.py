@@ -12,6 +12,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -22,6 +23,7 @@ from lightning_tfm.commands.report import report
 from lightning_tfm.data import Pair
 from lightning_tfm.files import read_metrics
 from lightning_tfm.pictures import draw_attention
+from lightning_tfm.style import PALETTE, STYLE
 
 IMAGES = Path(__file__).parent / "images"
 LSTM, TRANSFORMER, CLASSIFIER = (
@@ -45,26 +47,24 @@ def attention(run: Path, pair: Pair, layer: str, name: str) -> None:
     module = lightning_tfm.load(run / "checkpoints/best.ckpt").eval()
     content = {"source": pair.source, "target": pair.target, "alignment": pair.alignment}
     shown = next(found for found in module.attention(content) if found.layer == layer)
-    figure = draw_attention(shown.weights, shown.queries, shown.keys, "", shown.gold)
-    figure.savefig(IMAGES / name, dpi=110)
+    draw_attention(shown).savefig(IMAGES / name, dpi=110)
 
 
 def curves(runs: list[Path]) -> None:
     """Draw the losses of runs: lines for training, dots for validation."""
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for run in runs:
-        rows = list(read_metrics(run / "metrics.csv"))
-        for metric, style in (("train/loss", "-"), ("val/loss", "o")):
-            points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if row.get(metric)]
-            label = run.parent.name if style == "-" else None
-            color = f"C{runs.index(run)}"
-            axes.plot(*zip(*points, strict=True), style, color=color, label=label, linewidth=1.5, markersize=5)
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss: training (line), validation (dots)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for color, run in zip(PALETTE, runs, strict=False):
+            rows = list(read_metrics(run / "metrics.csv"))
+            for metric, style in (("train/loss", "-"), ("val/loss", "o")):
+                points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if row.get(metric)]
+                label = run.parent.name if style == "-" else None
+                axes.plot(*zip(*points, strict=True), style, color=color, label=label, linewidth=1.5, markersize=5)
+        axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss: training (line), validation (dots)")
+        axes.legend()
     figure.savefig(IMAGES / "learning_curves.png", dpi=110)
 
 

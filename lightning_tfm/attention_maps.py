@@ -22,10 +22,11 @@ class AttentionMap(NamedTuple):
     Attributes:
         layer: the name of the layer in the network.
         weights: (H, T, S).
-        queries: the symbol of each row: the predicted symbol or, in an encoder, the input symbol.
+        queries: the symbol of each row, the predicted one if `predicts` is set, otherwise the one at its position.
         keys: the symbol of each column.
         gold: the cells (column, row) linked by the gold alignment.
         first_target: the first row that predicts a target symbol.
+        predicts: whether the rows are labeled with the symbols that they predict.
     """
 
     layer: str
@@ -34,6 +35,7 @@ class AttentionMap(NamedTuple):
     keys: list[str]
     gold: list[tuple[int, int]]
     first_target: int = 0
+    predicts: bool = False
 
     def cropped(self, size: int = MAX_POSITIONS) -> AttentionMap:
         """Return a map of at most `size` columns and rows; if rows are cut, they start at the first target symbol."""
@@ -41,7 +43,13 @@ class AttentionMap(NamedTuple):
         rows = slice(first, first + size)
         cells = [(column, row - first) for column, row in self.gold]
         gold = [(column, row) for column, row in cells if column < size and 0 <= row < size]
-        return AttentionMap(self.layer, self.weights[:, rows, :size], self.queries[rows], self.keys[:size], gold)
+        return self._replace(
+            weights=self.weights[:, rows, :size],
+            queries=self.queries[rows],
+            keys=self.keys[:size],
+            gold=gold,
+            first_target=0,
+        )
 
 
 @torch.no_grad()

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from unicodedata import east_asian_width
 
 import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
+from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.style import HEAT, HIGHLIGHT, PALETTE, STYLE
+
 HEADS_A_ROW = 4
 """Number of panels per row in a figure of attention weights."""
+
+CELL = 0.18
+"""Width and height of an attention weight, in inches."""
+
+GAP = 0.25
+"""Gap between the panels of two heads, in inches."""
+
+LONGEST_LABEL = 16
+"""Maximum number of characters of a label of attention weights."""
 
 LABELS = 20
 """Maximum number of labels for which a confusion matrix shows its counts."""
@@ -22,59 +38,94 @@ LARGEST = 2_000
 """Maximum width and height of an image logged to W&B, in pixels."""
 
 
-def draw_attention(
-    weights: Tensor,
-    queries: Sequence[str],
-    keys: Sequence[str],
-    title: str = "",
-    gold: Iterable[tuple[int, int]] = (),
-) -> Figure:
+def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     """Draw the attention weights of a layer, with one panel per head.
 
+    Only the panels at the left and at the bottom are labeled, and the layout is computed from the number of characters
+    of the labels: drawing each label of each panel, and measuring all of them, would take seconds for each figure.
+
     Args:
-        weights: (H, T, S), from 0 to 1.
-        queries: the T row labels.
-        keys: the S column labels.
-        title: title above all panels.
-        gold: cells (column, row) of the gold alignment, which are outlined.
+        attention: the weights of the layer with their labels; the gold alignment is outlined.
+        title: a title above the name of the layer.
     """
-    heads, T, S = weights.shape
+    heads, T, S = attention.weights.shape
     columns = min(heads, HEADS_A_ROW)
     rows = -(-heads // columns)
-    width = max(columns * (0.9 + 0.16 * S), 3.0)
-    lines = len(title) / (12 * width)  # about twelve characters per inch
-    figure = Figure(figsize=(width, rows * (0.8 + 0.19 * T) + 0.2 * lines), layout="constrained")
-    for head, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        if head >= heads:
-            axes.set_axis_off()
-            continue
-        image = axes.imshow(weights[head].float().cpu().numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
-        axes.set_xticks(range(S), keys, fontsize=7, rotation=90 if max(map(len, keys)) > 1 else 0, parse_math=False)
-        axes.set_yticks(range(T), queries, fontsize=7, parse_math=False)
-        axes.tick_params(length=0)
-        if heads > 1:
-            axes.set_title(f"head {head}", fontsize=8)
-        for column, row in gold:
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="tab:orange"))
-    figure.colorbar(image, ax=figure.axes, shrink=0.6, label="weight")
-    figure.suptitle(title, fontsize=9, parse_math=False, wrap=True)
+    queries, keys = (list(map(_shortened, labels)) for labels in (attention.queries, attention.keys))
+    upright = max(map(len, keys)) == 1
+    left = 0.3 + max(map(_text_width, queries))
+    bottom = 0.3 + (_EM if upright else max(map(_text_width, keys)))
+    width = max(left + columns * (S * CELL + GAP) + 0.7, 3.5)
+    lines = textwrap.wrap(title, int(0.8 * width / (0.62 * 9 / 72)))[:2]
+    top = 0.2 * (len(lines) + 1) + (0.25 if heads > 1 else 0.1)
+    height = bottom + rows * T * CELL + (rows - 1) * 1.2 * GAP + top
+    figure = Figure(figsize=(width, height))
+
+    def add_axes(x: float, y: float, across: float, up: float) -> Axes:
+        """Add axes at a place given in inches."""
+        return figure.add_axes((x / width, y / height, across / width, up / height))
+
+    with rc_context(STYLE):
+        for head, weights in enumerate(attention.weights.float().cpu().numpy()):
+            row, column = divmod(head, columns)
+            y = bottom + (rows - 1 - row) * (T * CELL + 1.2 * GAP)
+            axes = add_axes(left + column * (S * CELL + GAP), y, S * CELL, T * CELL)
+            image = axes.imshow(weights, vmin=0, vmax=1, cmap=HEAT, aspect="auto")
+            axes.tick_params(length=0, labelsize=7)
+            axes.spines[:].set_visible(True)
+            at_bottom = head + columns >= heads
+            axes.set_xticks(*_ticks(keys, at_bottom), rotation=0 if upright else 90, parse_math=False)
+            axes.set_yticks(*_ticks(queries, column == 0), parse_math=False)
+            if at_bottom:
+                axes.set_xlabel("attended symbol")
+            if column == 0:
+                axes.set_ylabel("predicted symbol" if attention.predicts else "symbol")
+            if heads > 1:
+                axes.set_title(f"head {head}")
+            for key, query in attention.gold:
+                axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
+        bar = add_axes(left + columns * (S * CELL + GAP), bottom, 0.12, min(rows * T * CELL, 1.5))
+        figure.colorbar(image, cax=bar, label="weight", ticks=[0, 0.5, 1])
+        heading = "\n".join([*lines, attention.layer])
+        figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
     return figure
 
 
-def draw_positions(encodings: Tensor) -> Figure:
+_EM = 7 / 72
+"""Size of the labels of attention weights, in inches."""
+
+
+def _text_width(label: str) -> float:
+    """Return the approximate width of a label in inches."""
+    return _EM * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
+
+
+def _shortened(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+
+
+def _ticks(labels: list[str], shown: bool) -> tuple[range, list[str]]:
+    """Return the places and labels of ticks; none if they are not shown."""
+    return (range(len(labels)), labels) if shown else (range(0), [])
+
+
+def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Figure:
     """Draw positional encodings (N, D) as a heat map, and up to four dimensions as curves."""
     N, D = encodings.shape
     values = encodings.detach().float().cpu()
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    heat, curves = figure.subplots(1, 2)
-    image = heat.imshow(values.T.numpy(), cmap="RdBu", aspect="auto", vmin=-values.abs().max(), vmax=values.abs().max())
-    heat.set_xlabel("position")
-    heat.set_ylabel("dimension")
-    figure.colorbar(image, ax=heat)
-    for dimension in torch.linspace(0, D // 2 - 1, min(4, D)).int().tolist():
-        curves.plot(range(N), values[:, dimension].numpy(), label=f"dimension {dimension}")
-    curves.set_xlabel("position")
-    curves.legend(fontsize=8)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        heat, curves = figure.subplots(1, 2)
+        largest = values.abs().max()
+        image = heat.imshow(values.T.numpy(), cmap="RdBu", aspect="auto", vmin=-largest, vmax=largest)
+        heat.set_xlabel("position")
+        heat.set_ylabel("dimension")
+        figure.colorbar(image, ax=heat)
+        for color, dimension in zip(PALETTE, torch.linspace(0, D // 2 - 1, min(4, D)).int().tolist(), strict=False):
+            curves.plot(range(N), values[:, dimension].numpy(), color=color, label=f"dimension {dimension}")
+        curves.set_xlabel("position")
+        curves.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        figure.suptitle(title)
     return figure
 
 
@@ -91,19 +142,22 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
     size = 1.8 + 0.8 * min(len(labels), LABELS)
-    figure = Figure(figsize=(size + 0.8, size), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
-    if len(labels) <= LABELS:
-        for row, column in itertools.product(range(len(labels)), repeat=2):
-            color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=color)
-    named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
-    axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
-    axes.set_yticks(named, [labels[n] for n in named], parse_math=False)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    figure.colorbar(image, ax=axes, shrink=0.8, label="fraction of the row")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(size + 0.8, size), layout="constrained")
+        axes = figure.subplots()
+        image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap=HEAT)
+        if len(labels) <= LABELS:
+            for row, column in itertools.product(range(len(labels)), repeat=2):
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=color)
+        named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
+        axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
+        axes.set_yticks(named, [labels[n] for n in named], parse_math=False)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="fraction of the row")
+        correct, tested = int(values.trace()), int(values.sum())
+        figure.suptitle(f"{correct:,} of {tested:,} correct")
     return figure
 
 

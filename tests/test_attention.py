@@ -8,14 +8,17 @@ from datetime import date
 
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
+from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.networks import GPT
 from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions
+from lightning_tfm.style import PALETTE
 from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
 
 
@@ -158,9 +161,15 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert (len(look.queries), len(look.keys)) == (T, S), look.layer
         for column, row in look.gold:
             assert (look.keys[column], look.queries[row]) in (("b", "b"), ("a", "a"))
-        figure = draw_attention(look.weights, look.queries, look.keys, look.layer, look.gold)
-        panels = [axes for axes in figure.axes if axes.images]
+        figure = draw_attention(look)
+        *panels, bar = figure.axes
         assert len(panels) == heads
+        assert bar.get_ylabel() == "weight"
+        assert [label.get_text() for label in panels[0].get_yticklabels()] == look.queries
+        assert [label.get_text() for label in panels[-1].get_xticklabels()] == look.keys
+        assert panels[0].get_ylabel() == ("predicted symbol" if look.predicts else "symbol")
+        if look.predicts:  # the last row predicts the end
+            assert look.queries[-1] == "EOS"
         for panel, weights in zip(panels, look.weights, strict=True):
             assert len(panel.patches) == len(look.gold)
             torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
@@ -172,7 +181,8 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     """Check that the title overlaps neither the panels nor the edges of the figure."""
     title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
     symbols = ["Sofa"] * size
-    figure = draw_attention(torch.ones(heads, size, size) / size, symbols, symbols, title)
+    look = AttentionMap("decoder.0.cross_attention", torch.ones(heads, size, size) / size, symbols, symbols, [])
+    figure = draw_attention(look, title)
     figure.draw_without_rendering()
     box = figure._suptitle.get_window_extent()
     assert box.x0 >= 0
@@ -199,6 +209,7 @@ def test_positions_are_drawn():
     figure = draw_positions(torch.randn(20, 16))
     assert figure.axes[0].images[0].get_array().shape == (16, 20)
     assert len(figure.axes[1].lines) == 4
+    assert figure.get_suptitle()
 
 
 @pytest.mark.parametrize("size", [2, 20, 21, 200])
@@ -207,9 +218,31 @@ def test_a_confusion_matrix_of_any_size_can_be_drawn(size):
     labels = [f"label {n}" for n in range(size)]
     figure = draw_confusion(labels, {(labels[0], labels[1]): 5, (labels[1], labels[1]): 2_000})
     axes = figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
+    assert figure.get_suptitle() == "2,000 of 2,005 correct"
     assert [text.get_text() for text in axes.texts if text.get_text() != "0"] == (["5", "2,000"] if size <= 20 else [])
     for ticks in (axes.get_xticks(), axes.get_yticks()):
         assert 2 <= len(ticks) <= 60
     for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True):
         assert label.get_text() == labels[int(place)]
     assert max(figure.get_size_inches()) <= 20
+
+
+DICHROMACY = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+}
+"""Matrices that map linear RGB to what color-blind readers see (Machado et al. 2009)."""
+
+
+@pytest.mark.parametrize("kind", DICHROMACY)
+def test_color_blind_readers_can_tell_the_palette_apart(kind):
+    rgb = torch.tensor([to_rgb(color) for color in PALETTE])
+    linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = (linear @ torch.tensor(DICHROMACY[kind]).T).clamp(0, 1)
+    to_xyz = torch.tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    scaled = seen @ to_xyz.T / torch.tensor([0.9505, 1.0, 1.089])
+    x, y, z = torch.where(scaled > 0.008856, scaled.clamp(min=1e-9) ** (1 / 3), 7.787 * scaled + 16 / 116).T
+    lab = torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
+    distances = torch.pdist(lab)  # CIE76: 2.3 is just noticeable
+    assert distances.min() > 10

@@ -65,7 +65,15 @@ def settings_with_small_files(data, folder):
     return [f"--data.init_args.{name}={value}" for name, value in settings.items()]
 
 
-@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
+LARGE = {"multi30k_transformer_gpu", "shakespeare_gpt2"}
+"""Experiments with networks of more than forty million parameters."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.run] if path.stem in LARGE else []) for path in YAMLS],
+    ids=lambda path: path.stem,
+)
 def test_experiment_runs(path, monkeypatch, tmp_path):
     """Train and validate on one batch each, of fewer pairs and otherwise as configured."""
     monkeypatch.chdir(tmp_path)
@@ -106,7 +114,7 @@ def train_on_dates(folder):
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
     script = Path(sys.executable).with_name("lightning-tfm")
     settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200"]
-    settings += ["--data.init_args.train_size=20000", "--data.init_args.test_size=1000"]
+    settings += ["--data.init_args.train_size=12000", "--data.init_args.val_size=500", "--data.init_args.test_size=500"]
     run = subprocess.run(
         [script, "fit", "--config", DATE, *settings],
         cwd=folder,
@@ -301,7 +309,7 @@ def test_the_saved_config_runs_again(run_folder, monkeypatch, tmp_path):
 
 def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = ["--data.init_args.test_size=1000", "--trainer.logger=false"]
+    settings = ["--data.init_args.test_size=500", "--trainer.logger=false"]
     settings.append(f"--ckpt_path={checkpoint}")
     assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
     printed = re.search(r"^ *exact_match +([\d.]+) *$", capsys.readouterr().out, re.MULTILINE)

@@ -122,6 +122,7 @@ def test_resume_command_is_valid_in_a_shell(other, given, monkeypatch, capsys):
     assert shell_words(command) == expected
 
 
+@pytest.mark.run
 def test_resume_command_with_quoted_paths_resumes(tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
@@ -139,6 +140,7 @@ def test_resume_command_with_quoted_paths_resumes(tmp_path):
     ]
 
 
+@pytest.mark.run
 def test_an_active_run_is_locked(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **{"trainer.max_steps": 100_000})
     first = start(*arguments, cwd=tmp_path)

@@ -32,6 +32,7 @@ def run_elsewhere(cwd, *commands):
     return child.stdout
 
 
+@pytest.mark.run
 def test_every_module_imports_on_other_systems(tmp_path):
     names = set(run_elsewhere(tmp_path).split())
     assert {"lightning_tfm.cli", "lightning_tfm.commands.reproduce", "datamodules.date", "benchmarks.measure"} <= names

@@ -248,7 +248,8 @@ def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode,
     torch.manual_seed(0)
     data, module = make_seq2seq(tmp_path)
     token_nll, calls = metrics.token_nll, count()
-    broken = BATCHES + 1  # one call per batch
+    batches = 100
+    broken = batches + 1  # one call per batch
     monkeypatch.setattr(
         metrics, "token_nll", lambda *args: token_nll(*args) * (value if next(calls) == broken else 1.0)
     )
@@ -260,7 +261,7 @@ def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode,
             if (path := tmp_path / "checkpoints/best.ckpt").exists():
                 saved[trainer.global_step] = read(path)["global_step"]
 
-    settings = {"limit_val_batches": 1.0, "val_check_interval": 20, "check_val_every_n_epoch": None}
+    settings = {"limit_val_batches": batches, "val_check_interval": 20, "check_val_every_n_epoch": None}
     trainer = make_trainer(
         "32-true", default_root_dir=tmp_path, callbacks=[Best(), checkpoints], enable_checkpointing=True, **settings
     )

@@ -150,6 +150,7 @@ def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
+@pytest.mark.run
 def test_resuming_from_a_path_starts_a_new_run(tmp_path):
     """The run continues in a new folder and leaves the first one unchanged."""
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
@@ -457,6 +458,7 @@ def test_a_run_that_stopped_early_has_finished(tmp_path):
     assert contents(tmp_path / "runs") == before
 
 
+@pytest.mark.run
 def test_a_new_run_does_not_enter_the_folder_of_another(tmp_path):
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
     arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 1})

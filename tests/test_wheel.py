@@ -12,6 +12,8 @@ import pytest
 
 from lightning_tfm.catalog import list_experiments
 
+pytestmark = pytest.mark.run
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -62,7 +64,6 @@ def test_the_wheel_lists_the_experiments_with_claim_and_training_time(site, tmp_
             assert f"{experiment.seconds:,.0f} s" in line
 
 
-@pytest.mark.run
 def test_the_wheel_trains_an_experiment_by_its_name(site, tmp_path):
     settings = ["--trainer.max_steps=2", "--trainer.val_check_interval=2"]
     settings += ["--data.train_size=200", "--data.val_size=20", "--data.test_size=20"]

@@ -87,16 +87,14 @@ class AttentionLogger(Callback):
         write_text(folder / "examples.json", json.dumps([example.content for example in examples], ensure_ascii=False))
         for row, title, content in examples:
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = folder / f"{row}_{layer.layer}.png"
-                title_of_layer = f"{layer.layer}: {title}"
-                figure = draw_attention(layer.weights, layer.queries, layer.keys, title_of_layer, layer.gold)
-                figure.savefig(path, dpi=100)
+                path = folder / f"example_{row:04}_{layer.layer.replace('.', '_')}.png"
+                draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if name.endswith(("positions", "rotary")) and hasattr(module.network, "max_length"):
                 encodings = layer(torch.arange(cast(int, module.network.max_length), device=module.device))
                 if isinstance(layer, RotaryPositions):
                     encodings = torch.cat((encodings.real, encodings.imag), dim=-1)[0]  # cosines, then sines
-                draw_positions(encodings).savefig(path := folder / f"{name}.png", dpi=100)
+                draw_positions(encodings, name.replace("_", " ")).savefig(path := folder / f"{name}.png", dpi=100)
                 pictures.append(path)
         return pictures

@@ -181,13 +181,13 @@ class Seq2SeqModule(TaskModule):
         found = []
         for layer, weights in attention_weights(self.network, *batch.inputs).items():
             if self.network.get_submodule(layer).over_memory:
-                found.append(AttentionMap(layer, weights, target_out, source, links))
+                found.append(AttentionMap(layer, weights, target_out, source, links, predicts=True))
             elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
                 gold = [(i, len(source) + j) for i, j in links]
                 rows, columns = [*source[1:], *target_in, "EOS"], [*source, *target_in]
-                found.append(AttentionMap(layer, weights, rows, columns, gold, first_target=len(source)))
+                found.append(AttentionMap(layer, weights, rows, columns, gold, len(source), predicts=True))
             elif layer.startswith("encoder"):
                 found.append(AttentionMap(layer, weights, source, source, []))
             else:
-                found.append(AttentionMap(layer, weights, target_out, target_in, []))
+                found.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=True))
         return found

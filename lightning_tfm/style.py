@@ -1,0 +1,28 @@
+"""Colors and style of all pictures and charts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+"""Colors of series, which color-blind readers can tell apart (Okabe and Ito 2008)."""
+
+HIGHLIGHT = "#d55e00"
+"""Color of what is marked, such as the gold alignment."""
+
+HEAT = "Blues"
+"""Color map of matplotlib, and color scheme of Vega, for values from 0 to 1."""
+
+STYLE: dict[str, Any] = {
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 8,
+    "figure.titlesize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+"""Settings of matplotlib, for `rc_context`."""
