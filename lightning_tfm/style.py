@@ -13,7 +13,7 @@ HIGHLIGHT = "#d55e00"
 HEAT = "Blues"
 """Color map of matplotlib, and color scheme of Vega, for values from 0 to 1."""
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.labelsize": 8,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
