@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from tqdm import tqdm
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 """Signals that end a command; training saves first. Windows has no SIGHUP, which a closed terminal sends."""
 
@@ -35,7 +37,7 @@ class Interrupted(BaseException):
 def rank_zero_print(text: str) -> None:
     """Print a line on standard error, in the first process only."""
     if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
-        print(f"lightning-tfm: {text}", file=sys.stderr)
+        tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above the bars
 
 
 def shell_quote(text: str) -> str:

@@ -402,10 +402,10 @@ def trained_run(name, tmp_path_factory):
     return made_once(name, train, tmp_path_factory) / f"runs/{name}/version_0"
 
 
-def in_terminal(command, cwd, environment):
+def in_terminal(command, cwd, environment, columns=120):
     """Run a command in a pseudo-terminal, and return its exit status and output."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
+    termios.tcsetwinsize(theirs, (24, columns))
     process = subprocess.Popen(
         command, cwd=cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )

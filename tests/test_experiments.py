@@ -199,13 +199,20 @@ def test_the_commands_that_fit_prints_run(run_folder):
 
 
 @pytest.mark.run
-def test_a_terminal_shows_progress_bars(checkpoint, tmp_path):
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+@pytest.mark.parametrize("columns", [80, 110])
+def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    environment.pop("COLUMNS", None)
     script = Path(sys.executable).with_name("lightning-tfm")
-    status, printed = in_terminal([script, *map(str, fit("gpt"))], tmp_path, environment)
+    status, printed = in_terminal([script, *map(str, fit("gpt"))], tmp_path, environment, columns)
     assert status == 0, printed
-    for shown in ("generating train", "training", "60/60", "it/s", "train/loss=", "val/exact_match="):
-        assert shown in printed
+    bars = [line for line in re.split(r"[\r\n]|\x1b\[A", printed) if " left" in line]
+    assert max(map(len, bars)) < columns, "a longer line would break"
+    for shown in ("validation, batch 0/3 |", "test, batch 0/6 |", "drawing the attention of example 0/4 |"):
+        assert any(line.startswith(shown) for line in bars), shown
+    last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best val/loss \d\.\d{4}"
+    assert any(re.fullmatch(last, line) for line in bars), bars
+    assert "generating train" in printed
     config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
     assert config["trainer"]["enable_progress_bar"] is None, "the setting does not depend on the terminal"
     assert "Epoch" not in printed

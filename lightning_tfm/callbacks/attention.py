@@ -12,6 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
+from lightning_tfm.callbacks.progress import track
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
@@ -74,18 +75,18 @@ class AttentionLogger(Callback):
         examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")  # matplotlib draws a box instead
-            pictures = self._draw(module, examples, folder / "attention")
+            pictures = self._draw(trainer, module, examples, folder / "attention")
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
 
-    def _draw(self, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
+    def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
         """Draw attention weights and positional encodings into a folder; return the paths of the pictures."""
         from lightning_tfm.pictures import draw_attention, draw_positions
 
         pictures = []
         write_text(folder / "examples.json", json.dumps([example.content for example in examples], ensure_ascii=False))
-        for row, title, content in examples:
+        for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
                 path = folder / f"example_{row:04}_{layer.layer.replace('.', '_')}.png"
                 draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)

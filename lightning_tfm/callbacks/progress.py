@@ -1,36 +1,131 @@
-"""Progress bar for training in a terminal."""
+"""Progress bars for training, evaluation and drawing in a terminal."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
+import lightning.pytorch.callbacks
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from tqdm import tqdm
 
-METRICS = ("train/loss", "val/loss", "val/exact_match", "val/bleu", "val/accuracy")
-"""Metrics that are shown beside the bar, if they are logged."""
+from lightning_tfm.callbacks.checkpoints import Checkpoints
+
+Item = TypeVar("Item")
+
+FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
+"""Format of a bar; the bar itself takes the rest of the line."""
 
 
-class ProgressBar(TQDMProgressBar):
-    """Lightning's progress bar over all batches of a run, including those before it was resumed."""
+class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
+    """Shows the steps of a run, including those before it was resumed, and the batches of each validation and test.
+
+    Beside the steps are the remaining time, the loss and the best value of the monitored metric. The line fits into 80
+    columns.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.shown: dict[str, str] = {}
+        self.is_enabled = True
+        self.steps: tqdm[Any] | None = None  # while training
+        self.batches: tqdm[Any] | None = None  # while evaluating
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        done = trainer.fit_loop.total_batch_idx + 1
-        self.train_progress_bar.reset(self.total_train_batches)
-        self.train_progress_bar.initial = self.train_progress_bar.n = done
-        self.train_progress_bar.set_description("training")
+    def disable(self) -> None:
+        """Show nothing: called on processes other than the first."""
+        self.is_enabled = False
+
+    def enable(self) -> None:
+        """Show bars, which is the default."""
+        self.is_enabled = True
+
+    def print(self, *values: Any, **settings: Any) -> None:
+        """Print values above the bars."""
+        tqdm.write(settings.get("sep", " ").join(map(str, values)), file=sys.stdout)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        self.steps = self._bar("step", total, initial=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert self.steps is not None
         if trainer.global_step % (trainer.log_every_n_steps or 1) == 0:  # reading a metric synchronizes with the device
-            metrics = trainer.callback_metrics
-            self.shown = {name: f"{metrics[name].item():.4g}" for name in METRICS if name in metrics}
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            self.steps.set_postfix_str(_values(trainer), refresh=False)
+        self.steps.update(trainer.global_step - self.steps.n)
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return dict(self.shown)
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close_batches()
+        if self.steps is not None:
+            self.steps.set_postfix_str(_values(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.steps is not None:
+            self.steps.set_postfix_str(_values(trainer))
+            self.steps.close()
+            self.steps = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close_batches()
+        self.on_train_end(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open_batches("validation", trainer.num_val_batches)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open_batches("test", trainer.num_test_batches)
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        if self.batches is not None:
+            self.batches.update()
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close_batches()
+
+    def _open_batches(self, description: str, sizes: Sequence[int | float]) -> None:
+        self.batches = self._bar(f"{description}, batch", int(sum(sizes)), leave=False)
+
+    def _close_batches(self) -> None:
+        if self.batches is not None:
+            self.batches.close()
+            self.batches = None
+
+    def _bar(self, description: str, total: int | None, **settings: Any) -> tqdm[Any]:
+        return tqdm(
+            desc=description,
+            total=total,
+            bar_format=FORMAT,
+            dynamic_ncols=True,
+            file=sys.stdout,
+            disable=not self.is_enabled,
+            **settings,
+        )
+
+
+def _values(trainer: Trainer) -> str:
+    """Return the last training loss and the best validation so far, as text."""
+    metrics, shown = trainer.callback_metrics, []
+    if "train/loss" in metrics:
+        shown.append(f"loss {metrics['train/loss'].item():.4f}")
+    checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
+    if checkpoints is not None and checkpoints.best_model_path:
+        best = checkpoints.best_score * (1 if checkpoints.mode == "min" else -1)
+        shown.append(f"best {checkpoints.monitor} {best:.4f}")
+    return ", ".join(shown)
+
+
+def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable[Item]:
+    """Return an iterator over items with a bar, if the trainer shows bars.
+
+    Args:
+        trainer: the trainer.
+        items: the items.
+        description: what is done to an item.
+    """
+    bar = trainer.progress_bar_callback
+    shown = isinstance(bar, ProgressBar) and bar.is_enabled
+    settings: dict[str, Any] = {"leave": False, "dynamic_ncols": True, "file": sys.stdout, "disable": not shown}
+    return tqdm(items, desc=description, bar_format=FORMAT, **settings)

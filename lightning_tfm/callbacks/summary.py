@@ -72,13 +72,12 @@ class Summary(Callback):
             self.earlier_seconds = state["train_seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            parameters = sum(parameter.numel() for parameter in pl_module.parameters())
-            data = trainer.datamodule
-            print(
-                f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
-                f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
-            )
+        parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+        data = trainer.datamodule
+        pl_module.print(
+            f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
+            f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
+        )
         self.started = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
