@@ -17,6 +17,9 @@ from lightning_tfm.errors import UserError
 CLAIMS = "claims.yaml"
 """The file beside the experiments that holds their claims."""
 
+HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
+"""Metrics by priority: the first one that a run has logged is shown."""
+
 CONFIDENCE = 0.99
 """Coverage of the prediction interval of a claim."""
 

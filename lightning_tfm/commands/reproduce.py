@@ -25,10 +25,10 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lightning_tfm.callbacks.progress import METRICS
 from lightning_tfm.callbacks.provenance import framework, hardware, versions
 from lightning_tfm.catalog import (
     CLAIMS,
+    HEADLINES,
     Experiment,
     confidence_interval,
     default_folder,
@@ -253,7 +253,7 @@ def _logged(folder: Path) -> str:
             last |= {name: value for name, value in row.items() if name and value}
     shown = [f"step {last['step']}"] if "step" in last else []
     shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
-    shown += [f"{name} {float(last[name]):.4g}" for name in METRICS if name in last][-1:]
+    shown += [f"{name} {float(last[name]):.4g}" for name in HEADLINES if name in last][:1]
     return ", ".join(shown)
 
 

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_tfm.catalog import HEADLINES
 from lightning_tfm.reporting.collect import Json
-
-WANTED = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
-"""Metrics by priority: the first one that a run has logged is the curve that is shown first."""
 
 
 def render(runs: list[Json]) -> str:
@@ -73,7 +71,7 @@ def _charts(runs: list[Json]) -> list[Json]:
     ]
     if points:
         names = sorted({point["metric"] for point in points})
-        names = [name for name in WANTED if name in names] + [name for name in names if name not in WANTED]
+        names = [name for name in HEADLINES if name in names] + [name for name in names if name not in HEADLINES]
         metric = choice(names, "metric")
         curves = altair.Chart(altair.Data(values=points), width=820, height=280).encode(
             x=altair.X("step:Q"),
