@@ -26,9 +26,9 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -m ""
 
-# The line coverage of `make test`, with that of its child processes.
+# The line coverage of all tests and their child processes.
 coverage: install
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -m "" --cov --cov-report=term-missing:skip-covered
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install

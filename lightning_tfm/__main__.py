@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from argparse import ArgumentError
+from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 
@@ -22,6 +23,7 @@ commands:
   validate   evaluate a checkpoint on the validation data of an experiment
   test       evaluate a checkpoint on the test data of an experiment
   generate   run a trained model on your own input
+  score      compute the log probability of given targets or texts
   runs       list the runs below a folder
   report     show runs on one page: settings, curves, errors, attention
   average    average the weights of several checkpoints
@@ -34,7 +36,12 @@ commands:
 `lightning-tfm COMMAND --help` lists the settings of a command, `lightning-tfm --version` prints the version.
 """
 
-COMMANDS = ("fit", "validate", "test", "generate", "average", "export", "report", "reproduce", "runs", "list")
+FUNCTIONS = {name: name for name in ("generate", "score", "average", "export", "report", "reproduce", "runs")} | {
+    "list": "list_"
+}
+"""Functions of the commands in `lightning_tfm/commands`."""
+
+COMMANDS = ("fit", "validate", "test", *FUNCTIONS)
 
 
 def main() -> None:
@@ -52,34 +59,10 @@ def main() -> None:
             print(USAGE, end="")
         elif command == "--version":
             print(f"lightning-tfm {version('lightning_tfm')}")
-        elif command == "generate":
+        elif command in FUNCTIONS:
             with gc_disabled():
-                from lightning_tfm.commands.generate import generate
-            sys.exit(generate(arguments[1:]))
-        elif command == "average":
-            with gc_disabled():
-                from lightning_tfm.commands.average import average
-            sys.exit(average(arguments[1:]))
-        elif command == "export":
-            with gc_disabled():
-                from lightning_tfm.commands.export import export
-            sys.exit(export(arguments[1:]))
-        elif command == "report":
-            with gc_disabled():
-                from lightning_tfm.commands.report import report
-            sys.exit(report(arguments[1:]))
-        elif command == "runs":
-            with gc_disabled():
-                from lightning_tfm.commands.runs import runs
-            sys.exit(runs(arguments[1:]))
-        elif command == "list":
-            with gc_disabled():
-                from lightning_tfm.commands.list import list_
-            sys.exit(list_(arguments[1:]))
-        elif command == "reproduce":
-            with gc_disabled():
-                from lightning_tfm.commands.reproduce import reproduce
-            sys.exit(reproduce(arguments[1:]))
+                module = import_module(f"lightning_tfm.commands.{command}")
+            sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
         elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
             from lightning_tfm.commands.help import help_text
 

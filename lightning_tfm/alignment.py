@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.data import Batch, Pair
 from lightning_tfm.tokenization import EOS, PAD
 
@@ -24,6 +25,23 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
     if links:
         gold[tuple(torch.tensor(links).T)] = True
     return gold.to(batch.source.device)
+
+
+def links(
+    found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return the links (source index, target index) of each target symbol to the source symbol of the largest weight.
+
+    Args:
+        found: the attention of one head, see `LineModule.align`.
+        source_words: the index of the word of each source symbol; the links are between words if this is given.
+        target_words: the index of the word of each target symbol.
+    """
+    sources = found.weights[0].argmax(-1).tolist() if found.keys else []
+    pairs = [
+        (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
+    ]
+    return tuple(sorted(set(pairs)))
 
 
 class AlignmentScore(Metric):

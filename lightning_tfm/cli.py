@@ -48,7 +48,7 @@ from lightning_tfm.console import print_next_commands, print_results, print_uplo
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt
 from lightning_tfm.files import relative
-from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.loggers import describe_run, wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.pairing import check_pair
@@ -287,6 +287,9 @@ class TfmCLI(LightningCLI):
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
+        if isinstance(self.trainer.logger, CSVLogger):
+            parts = (self.model, self.model.network, self.datamodule)
+            describe_run(self.trainer.loggers, [type(part).__name__ for part in parts])
         self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)

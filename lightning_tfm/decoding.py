@@ -89,26 +89,34 @@ class DecodingOptions:
 
     Args:
         beam_size: the number of beams; 1 for no beam search.
+        n_best: the number of outputs for each line, at most beam_size.
         temperature: the temperature of sampling; 0 for greedy search, None for the default of the task.
         top_k: sample among the k most probable tokens only.
         top_p: sample among the most probable tokens of this total probability only.
         max_tokens: the maximum number of tokens of an output; None for the default of the task.
         seed: the seed of sampling.
+        scores: whether to compute the log probability of each output.
+        alignments: whether to align each output with its source.
 
     Raises:
         UserError: if an option is out of range, or two are mutually exclusive.
     """
 
     beam_size: int = 1
+    n_best: int = 1
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int = 0
+    scores: bool = False
+    alignments: bool = False
 
     def __post_init__(self) -> None:
         if self.beam_size < 1:
             raise UserError(f"beam_size must be at least 1, but is {self.beam_size}; try 4")
+        if not 1 <= self.n_best <= self.beam_size:
+            raise UserError(f"n_best must be from 1 to beam_size ({self.beam_size}), but is {self.n_best}")
         if self.temperature and not 0.01 <= self.temperature <= 100:
             raise UserError(f"temperature must be 0 or from 0.01 to 100, but is {self.temperature}; try 0.8")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -216,9 +224,9 @@ def continue_text(
 
 
 def beam_search(
-    step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0
+    step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0, n_best: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the sequence with the highest score that a beam search finds for each row.
+    """Return the sequences with the highest scores that a beam search finds for each row.
 
     The score of a sequence of n tokens, EOS included, is log p / n^length_penalty. Prefixes that are still open at
     max_length compete with finished sequences.
@@ -229,9 +237,11 @@ def beam_search(
         max_length: maximum number of tokens of an output.
         beam_size: number of prefixes per row.
         length_penalty: 0 favors the most probable sequence, 1 the highest mean log-probability per token.
+        n_best: number of sequences per row, N.
 
     Returns:
-        Tokens (B, T) as returned by `decode`, and their scores (B).
+        Tokens (B, N, T), each sequence as returned by `decode`, and their scores (B, N) in descending order; -inf if
+        fewer than N sequences were found.
     """
     batch, device = batch_of(state)
     rows = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
@@ -241,17 +251,16 @@ def beam_search(
     # Lightning changes the default dtype in half precision.
     scores = torch.full((batch, beam_size), -math.inf, dtype=torch.float32, device=device)
     scores[:, 0] = 0  # all beams of a row are equal at first, so only one may count
-    best = token.new_full((batch, max_length), PAD)
-    best_score = torch.full((batch,), -math.inf, dtype=torch.float32, device=device)
+    best = token.new_full((batch, n_best, max_length), PAD)
+    best_scores = torch.full((batch, n_best), -math.inf, dtype=torch.float32, device=device)
 
-    def keep_best(candidates: Tensor, candidate_scores: Tensor) -> None:
-        """Update the best sequences from candidates (B, K, n) with normalized scores (B, K)."""
-        length = candidates.size(-1)
-        score, beam = candidate_scores.max(-1)
-        better = score > best_score
-        best_score[better] = score[better]
-        best[better] = PAD
-        best[better, :length] = candidates[rows[:, 0], beam][better]
+    def merge(candidates: Tensor, candidate_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best sequences among the previous ones and candidates (B, K, n) with scores (B, K)."""
+        padded = torch.nn.functional.pad(candidates, (0, max_length - candidates.size(-1)), value=PAD)
+        scores = torch.cat((best_scores, candidate_scores), dim=1)
+        # Stable, so that the earlier of two equal sequences is kept.
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :n_best]
+        return torch.cat((best, padded), dim=1)[rows, order], scores[rows, order]
 
     for length in range(1, max_length + 1):
         logits, state = step(token, state)
@@ -259,7 +268,7 @@ def beam_search(
         totals = scores.unsqueeze(-1) + log_probs  # (B, K, V)
         normalizer = length**length_penalty
         ending = torch.cat((prefixes, prefixes.new_full((batch, beam_size, 1), EOS)), dim=-1)
-        keep_best(ending, totals[:, :, EOS] / normalizer)
+        best, best_scores = merge(ending, totals[:, :, EOS] / normalizer)
         totals[:, :, EOS] = -math.inf
         scores, flat = totals.flatten(1).topk(beam_size)  # (B, K), the open beams
         beam, token = flat // log_probs.size(-1), flat % log_probs.size(-1)
@@ -267,9 +276,9 @@ def beam_search(
         state = reorder_state(state, (rows * beam_size + beam).flatten())
         token = token.flatten()
         if length == max_length:
-            keep_best(prefixes, scores / normalizer)
+            best, best_scores = merge(prefixes, scores / normalizer)
         # Log-probabilities never increase, so an open prefix can at best keep its own and grow to the maximum length.
-        elif (best_score >= scores[:, 0] / max_length**length_penalty).all():
+        elif (best_scores[:, -1] >= scores[:, 0] / max_length**length_penalty).all():
             break
-    longest = int((best != PAD).sum(1).max()) if max_length else 0
-    return best[:, :longest], best_score
+    longest = int((best != PAD).sum(2).max()) if max_length else 0
+    return best[:, :, :longest], best_scores

@@ -42,6 +42,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
         module = module_class(network, tokenizer, **saved)
         module.load_state_dict(checkpoint["state_dict"])
         module.longest_source = checkpoint.get("longest_source")
+        module.alignment_head = checkpoint.get("alignment_head")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 import lightning.pytorch.loggers
 from lightning import Trainer
 from lightning.fabric.loggers.logger import _DummyExperiment
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.errors import UserError
@@ -66,13 +67,21 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     offline = (chosen or wandb.setup().settings.mode) != "online"
                     # Offline, W&B prints nothing useful: `console.print_upload_command` shows how to upload the run.
                     self._wandb_init["settings"] = wandb.Settings(
-                        init_timeout=STARTING, finish_timeout=FINISH, silent=offline
+                        init_timeout=STARTING,
+                        finish_timeout=FINISH,
+                        silent=offline,
+                        console="off" if sys.stdout.isatty() else "auto",  # the log would show progress bars
                     )
                     return super().experiment
                 except Exception as error:  # W&B can raise any exception, and training must continue
                     _warn(f"failed to start: {error}")
             self._experiment = _DummyExperiment()
         return super().experiment
+
+    def describe(self, name: str, tags: list[str]) -> None:
+        """Set the name and the tags of the run, unless the user has set them."""
+        self._wandb_init["name"] = self._wandb_init["name"] or name
+        self._wandb_init.setdefault("tags", tags)
 
     def _mode(self) -> str | None:
         import wandb
@@ -195,6 +204,25 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
+def describe_run(loggers: Sequence[Logger], tags: list[str]) -> None:
+    """Set the name, such as `copy_gpt/version_0`, and the tags of a run in W&B and TensorBoard.
+
+    Args:
+        loggers: the loggers of the run, the first of which has created its folder.
+        tags: the tags.
+    """
+    first, *others = loggers
+    for other in others:
+        if isinstance(other, WandbLogger | TensorBoardLogger):
+            other.describe(run_name(first), tags)
+
+
+def run_name(logger: Logger) -> str:
+    """Return the name of a logger's run, such as `copy_gpt/version_0`."""
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return f"{logger.name}/{version}"
+
+
 def run_folder(trainer: Trainer) -> Path | None:
     """Return the folder of a run; None without a logger, and for `fast_dev_run`.
 
@@ -207,8 +235,7 @@ def run_folder(trainer: Trainer) -> Path | None:
     if not trainer.loggers or trainer.fast_dev_run:
         return None
     logger = trainer.loggers[0]
-    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    folder = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name) / version
+    folder = Path(logger.save_dir or trainer.default_root_dir) / run_name(logger)
     return Path(trainer.strategy.broadcast(str(folder)))
 
 
@@ -217,7 +244,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
     Args:
         save_dir: the parent folder of `name`.
-        name: the folder that holds the folder of each run, `version_0` and so on.
+        name: the folder that holds a folder for each run, such as `copy_gpt_version_0`.
         settings: further arguments of Lightning's TensorBoardLogger.
     """
 
@@ -226,6 +253,12 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
             super().__init__(save_dir, name, default_hp_metric=False, **settings)
         except ModuleNotFoundError:
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
+
+    def describe(self, name: str, tags: list[str]) -> None:
+        """Set the name of the run, unless the user has set it, and log the tags as a hyper-parameter."""
+        if self._version is None:
+            self._version = name.replace("/", "_")
+        self.hparams["tags"] = ", ".join(tags)
 
 
 def _answers(address: str) -> bool:

@@ -150,6 +150,19 @@ STREAMS = {
 }
 
 
+def test_token_batches_are_full_and_the_last_two_balanced():
+    sampler = MaxTokensSampler(torch.full((24,), 5), 50, seed=2)
+    assert sampler.sizes == [10, 7, 7]
+    assert sorted(len(rows) for rows in sampler.batches(0)) == [7, 7, 10]
+    assert sampler.fewest_rows == 7
+
+
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_the_settings_of_a_stream_include_its_seed(make):
+    assert make(seed=5).settings["seed_everything"] == 5
+    assert make(seed=5).settings == make(seed=5).settings != make(seed=6).settings
+
+
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 def test_streams_do_not_depend_on_the_start_or_the_world_size(make):
     whole = [rows.tolist() for rows in itertools.islice(make(), 50)]

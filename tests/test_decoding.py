@@ -72,15 +72,33 @@ def test_a_wide_beam_equals_brute_force(length_penalty):
     tokens, scores = beam_search(table_step(tables), start(8), 4, beam_size=3**4, length_penalty=length_penalty)
     for row, table in enumerate(tables):
         best = max(all_sequences(4), key=lambda sequence: score(table, sequence, length_penalty))
-        assert without_padding(tokens[row]) == best
-        assert scores[row].item() == pytest.approx(score(table, best, length_penalty), abs=1e-4)
+        assert without_padding(tokens[row, 0]) == best
+        assert scores[row, 0].item() == pytest.approx(score(table, best, length_penalty), abs=1e-4)
 
 
 def test_beam_search_returns_the_score_of_its_sequence():
     tables = [random_table(seed) for seed in range(20)]
     tokens, scores = beam_search(table_step(tables), start(20), 6, beam_size=2)
     for row, table in enumerate(tables):
-        assert scores[row].item() == pytest.approx(score(table, without_padding(tokens[row]), 1.0), abs=1e-4)
+        assert scores[row, 0].item() == pytest.approx(score(table, without_padding(tokens[row, 0]), 1.0), abs=1e-4)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_an_exhaustive_beam_search_finds_the_n_best_sequences(length_penalty):
+    tables = [random_table(seed) for seed in range(8)]
+    tokens, scores = beam_search(table_step(tables), start(8), 4, 3**4, length_penalty, n_best=5)
+    for row, table in enumerate(tables):
+        ranked = sorted(all_sequences(4), key=lambda sequence: score(table, sequence, length_penalty), reverse=True)
+        assert [without_padding(sequence) for sequence in tokens[row]] == ranked[:5]
+        expected = [score(table, sequence, length_penalty) for sequence in ranked[:5]]
+        assert scores[row].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_short_beam_search_finds_fewer_sequences():
+    tokens, scores = beam_search(table_step([random_table(0)]), start(1), 1, beam_size=6, n_best=6)
+    found = scores[0].isfinite()
+    assert found.sum() == 1 + len(SYMBOLS)
+    assert {without_padding(sequence) for sequence in tokens[0][found]} == {(EOS,), *((s,) for s in SYMBOLS)}
 
 
 def test_beam_search_rows_are_independent():
@@ -88,7 +106,7 @@ def test_beam_search_rows_are_independent():
     together, _ = beam_search(table_step(tables), start(6), 6, beam_size=3)
     for row, table in enumerate(tables):
         alone, _ = beam_search(table_step([table]), start(1), 6, beam_size=3)
-        assert without_padding(alone[0]) == without_padding(together[row])
+        assert without_padding(alone[0, 0]) == without_padding(together[row, 0])
 
 
 def test_greedy_takes_the_likeliest_symbol_until_eos():
@@ -109,10 +127,10 @@ def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
     # Without a length penalty, an answer that ended early can beat the open greedy path, but never lose to it.
     for row, answer in enumerate(decode(table_step(tables), start(12), 7)):
         greedy_score = score(tables[row], without_padding(answer), 0.0)
-        assert score(tables[row], without_padding(tokens[row]), 0.0) >= greedy_score - 1e-5
+        assert score(tables[row], without_padding(tokens[row, 0]), 0.0) >= greedy_score - 1e-5
 
 
-@pytest.mark.parametrize("search", [decode, lambda *args: beam_search(*args, beam_size=2)[0]])
+@pytest.mark.parametrize("search", [decode, lambda *args: beam_search(*args, beam_size=2)[0][:, 0]])
 def test_decoding_stops_when_every_row_has_ended(search):
     """Row i emits lengths[i] symbols and EOS, so the number of steps is known."""
     lengths = torch.tensor([1, 4, 0])
@@ -144,7 +162,7 @@ def test_pad_and_bos_are_never_generated():
     for tokens in (
         decode(step, state, 5),
         decode(step, state, 5, sampler(1.0)),
-        beam_search(step, state, 5, beam_size=2)[0],
+        beam_search(step, state, 5, beam_size=2)[0][:, 0],
     ):
         symbols = [token for row in tokens for token in without_padding(row)]
         assert symbols
@@ -197,7 +215,7 @@ def test_decoding_does_not_depend_on_the_batch(network, batch):
         answer = decode(network.decode_step, network.encode(alone), 8)
         assert without_padding(answer[0]) == without_padding(together[row])
         beam, _ = beam_search(network.decode_step, network.encode(alone), 8, beam_size=3)
-        assert without_padding(beam[0]) == without_padding(beams[row])
+        assert without_padding(beam[0, 0]) == without_padding(beams[row, 0])
 
 
 def test_reorder_state_selects_rows_of_every_tensor():

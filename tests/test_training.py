@@ -240,6 +240,49 @@ def test_clipping_bounds_the_gradient():
     assert torch.cat([gradient.flatten() for gradient in gradients]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
+def test_clipping_is_that_of_torch():
+    data, module = small_copy(), make_module(small_copy())
+    start = copy.deepcopy(module.state_dict())
+    whole = gradients_of_a_step(data, module)
+    module.load_state_dict(start)
+    clipped = gradients_of_a_step(data, module, gradient_clip_val=1e-6)
+    weights = [torch.nn.Parameter(gradient) for gradient in whole]
+    for weight, gradient in zip(weights, whole, strict=True):
+        weight.grad = gradient.clone()
+    torch.nn.utils.clip_grad_norm_(weights, 1e-6)
+    for weight, gradient in zip(weights, clipped, strict=True):
+        torch.testing.assert_close(gradient, weight.grad, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_a_gradient_scaler_skips_overflows_but_not_a_non_finite_loss(overflows, monkeypatch):
+    module = make_module(small_copy())
+    module._trainer = make_trainer()
+    monkeypatch.setattr(type(module), "scales_gradients", True)
+    loss, gradient = (1.0, math.inf) if overflows else (math.nan, 1.0)
+    module.pending_finite_checks = [torch.tensor([1.0, 1.0]), torch.tensor([loss, gradient])]
+    if overflows:
+        module.check_finite()
+        assert module.skipped_steps == 1
+    else:
+        with pytest.raises(UserError, match=r"loss and gradients must be finite, but at step .* the loss is nan"):
+            module.check_finite()
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
+def test_only_the_inverse_square_root_needs_no_number_of_steps(decay):
+    schedule = LRSchedule(warmup_steps=2, decay=decay)
+    scales = [[schedule.scale(step, total) for step in range(8)] for total in (10, 100)]
+    assert schedule.needs_max_steps == (scales[0] != scales[1])
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5])
+def test_the_inverse_square_root_starts_at_the_peak(warmup_steps):
+    schedule = LRSchedule(warmup_steps, "inverse_sqrt")
+    assert schedule.scale(max(1, warmup_steps), 100) == 1
+    assert schedule.scale(4 * max(1, warmup_steps), 100) == 0.5
+
+
 def test_flops_of_a_step_are_those_of_its_matrix_products():
     B, T, D, V, layers = 3, 20, 16, 11, 2
     network = GPT(V, D, 2, layers, max_length=T)
@@ -437,6 +480,8 @@ def test_muon_resumes_from_its_state():
         ),
         (lambda: LRSchedule(warmup_steps=-1), "warmup_steps must be at least 0, but is -1"),
         (lambda: LRSchedule(warmup_steps=300).check_max_steps(-1), "max_steps must be at least 1.* is -1; try 3000"),
+        (lambda: LRSchedule(warmup_steps=3).check_max_steps(0), "max_steps must be at least 1.* is 0; try 1000"),
+        (lambda: AdamW([torch.nn.Parameter(torch.zeros(1))], lr=float("inf")), "lr must be finite, but is inf"),
         (
             lambda: Seq2SeqModule(MODELS["gpt"](5), SymbolTokenizer("ab"), 9, text_metrics=["bleu"]),
             "text_metrics must be empty unless the tokenizer is word-based",

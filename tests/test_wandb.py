@@ -91,10 +91,12 @@ def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
     assert whole["data"] == resolved["data"]
     assert whole["trainer"]["max_steps"] == 60
     (start,) = json.loads((left / "provenance.json").read_text())
-    assert {"data_fingerprint": start["data_fingerprint"]} in updates
+    assert {"data_fingerprint": start["data_fingerprint"], "git_commit": start["git"]["commit"] or "unknown"} in updates
     (begun,) = records(path, "run")
     assert begun["run_id"] == start["wandb"]
     assert begun["run_group"] == "copy_transformer"
+    assert begun["display_name"] == "copy_transformer/version_0"
+    assert begun["tags"] == ["Seq2SeqModule", "Transformer", "Copy"]
 
 
 def test_every_validation_logs_predictions_for_the_same_sources(cwd):
@@ -216,10 +218,13 @@ def test_tensorboard_is_enabled_by_one_flag(tmp_path):
     flag = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
     child = run(*fit("gpt", flag), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    events = EventAccumulator(str(tmp_path / "runs/tensorboard/version_0"))
+    events = EventAccumulator(str(tmp_path / "runs/tensorboard/copy_gpt_version_0"))
     events.Reload()
     assert len(events.Scalars("train/loss")) == 60
     assert len(events.Scalars("val/exact_match")) == 5
+    logged = yaml.unsafe_load((tmp_path / "runs/tensorboard/copy_gpt_version_0/hparams.yaml").read_text())
+    assert logged["tags"] == "Seq2SeqModule, GPT, Copy"
+    assert logged["git_commit"]
     assert (folder(tmp_path, "gpt") / "metrics.csv").exists()
 
 

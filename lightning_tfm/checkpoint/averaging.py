@@ -40,5 +40,6 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
         "loops",
         "experiment",
         "longest_source",
+        "alignment_head",
     )
     return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}

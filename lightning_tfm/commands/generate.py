@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import fields
-from io import TextIOWrapper
-from itertools import islice
-from pathlib import Path
-from typing import Any, TextIO, cast
 
 import torch
-from tqdm import tqdm
 
+from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.commands.lines import LineOutput, read_chunks
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.data import normalize_text
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
+from lightning_tfm.modules import TaskModule
+from lightning_tfm.modules.lines import strip_fields
+from lightning_tfm.modules.prediction import Answer
 
-BATCH_SIZE = 256
-"""Lines per batch."""
+SHADES = " ░▒▓█"
+"""Characters for attention weights from 0 to 1."""
+
+WIDEST = 120
+"""Maximum width of a table of attention weights, in characters."""
 
 
 def generate(arguments: list[str]) -> int:
@@ -39,27 +42,15 @@ def generate(arguments: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module.to(device)
     generator = torch.Generator(device).manual_seed(decoding.seed)
-    number, failures = 0, 0
     with ExitStack() as files:
-        lines, batch_size = _input(options, files, module.outputs_are_long)
-        output = files.enter_context(_open(options.output, "w")) if options.output else sys.stdout
-        bar = files.enter_context(_bar(options))
-        for answers in module.predict_batches(_batches(lines, batch_size), decoding, generator):
-            for answer in answers:
-                number += 1
-                if answer.note:
-                    bar.write(f"lightning-tfm: line {number}: {answer.note}", file=sys.stderr)
-                text = answer.text or ""
-                if module.outputs_are_long:
-                    if number > 1:
-                        print("-" * 20, file=output)
-                else:  # one line of output for each line of input, but subwords can contain line feeds
-                    text = text.replace("\n", " ")
-                print(text, file=output)
-                failures += answer.text is None
-            output.flush()
-            bar.update(len(answers))
-    return 1 if failures else 0
+        chunks = read_chunks(options, files, module.outputs_are_long)
+        output = files.enter_context(LineOutput(options, generator))
+        for lines in output.remaining(chunks):
+            answers = module.predict(lines, decoding, generator)
+            numbered = enumerate(zip(lines, answers, strict=True), start=output.done + 1)
+            texts = [_format(module, number, line, answer, options) for number, (line, answer) in numbered]
+            output.write([(text, answer.note) for text, answer in zip(texts, answers, strict=True)])
+    return 1 if output.failures else 0
 
 
 def make_parser() -> CommandParser:
@@ -70,10 +61,13 @@ def make_parser() -> CommandParser:
         "depending on the model. Reads standard input if neither TEXT nor --input is given.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="an input text")
-    parser.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file, one per line")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the outputs to a file")
-    parser.add_argument("--beam-size", type=int, default=1, metavar="N", help="search with N beams (1: greedy)")
+    parser.add_lines("an input text")
+    parser.add_argument(
+        "--beam-size", type=int, metavar="N", help="search with N beams (default: that of --n-best; 1: greedy)"
+    )
+    parser.add_argument(
+        "--n-best", type=int, default=1, metavar="N", help="write the N best outputs of the beam search, one per line"
+    )
     parser.add_argument(
         "--temperature",
         type=float,
@@ -91,77 +85,60 @@ def make_parser() -> CommandParser:
         help="maximum number of tokens to generate (default: 500 for a language model)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of sampling")
+    parser.add_argument(
+        "--scores", action="store_true", help="add columns with the log probability, in nats, and the rank"
+    )
+    parser.add_argument(
+        "--alignments", action="store_true", help="add a column with the alignment, as SOURCE-OUTPUT from 0"
+    )
+    parser.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
+    parser.add_argument("--show-attention", action="store_true", help="draw the attention of short outputs as text")
     parser.add_trust_package()
     return parser
 
 
 def _parse(arguments: list[str]) -> Namespace:
     options = make_parser().parse_intermixed_args(arguments)
-    if options.texts and options.input:
-        raise UserError("the input must be TEXT or --input, but both are given; leave one out")
-    if options.input and options.output and options.output.exists() and options.output.samefile(options.input):
-        raise UserError(f"--output must be another file than --input, but both are {str(options.input)!r}")
+    if options.json and options.show_attention:
+        raise UserError("--json and --show-attention are mutually exclusive; leave one out")
+    if options.beam_size is None:
+        options.beam_size = options.n_best
     return options
 
 
-def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while batch := list(islice(lines, size)):
-        yield batch
+def _format(module: TaskModule, number: int, line: str, answer: Answer, options: Namespace) -> str | None:
+    """Return the text that is written for a line of input; None if there is no output."""
+    if answer.outputs is None:
+        return json.dumps({"line": number, "text": None}) if options.json else None
+    written = []
+    for rank, output in enumerate(answer.outputs, start=1):
+        alignment = None if output.alignment is None else " ".join(f"{i}-{j}" for i, j in output.alignment)
+        columns = {"text": output.text, "log_probability": output.log_probability, "rank": rank, "alignment": alignment}
+        if not (options.scores or options.n_best > 1):
+            del columns["rank"]
+        columns = {name: value for name, value in columns.items() if value is not None}
+        if options.json:
+            written.append(json.dumps({"line": number} | columns, ensure_ascii=False))
+            continue
+        if not module.outputs_are_long:  # one line for each output, but subwords can contain line feeds
+            columns["text"] = output.text.replace("\n", " ")
+        elif number > 1:
+            columns["text"] = f"{'-' * 20}\n{output.text}"
+        written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
+    if options.show_attention:
+        best = answer.outputs[0].text
+        written.append(_attention_table(module.align(strip_fields(normalize_text(line)), best)))
+    return "\n".join(written)
 
 
-def _open(path: Path, mode: str) -> TextIO:
-    try:
-        if mode == "w":
-            return path.open("w", encoding="utf-8")
-        # Bytes that are not UTF-8 become surrogates, which `TaskModule.predict_batches` reports.
-        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-    except OSError as error:
-        option = "--output" if mode == "w" else "--input"
-        raise UserError(f"{option} must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
-
-
-def _input(options: Namespace, files: ExitStack, one_by_one: bool) -> tuple[Iterable[str], int]:
-    """Return the lines of input and the batch size, which is 1 at a terminal to answer each line immediately."""
-    batch_size = 1 if one_by_one else BATCH_SIZE
-    if options.texts:
-        return options.texts, batch_size
-    if options.input:
-        if options.input.is_file() and _is_binary(options.input):
-            raise UserError(f"--input must be a text file, but {str(options.input)!r} is binary")
-        return _lines(files.enter_context(_open(options.input, "r"))), batch_size
-    if sys.stdin is None:
-        raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
-    cast(TextIOWrapper, sys.stdin).reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
-    return (_prompted(), 1) if sys.stdin.isatty() else (_lines(sys.stdin), batch_size)
-
-
-def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b"\0" in file.read(10_000)
-
-
-def _prompted() -> Iterator[str]:
-    """Yield the lines that the user types, after a prompt on standard error: the output may be redirected."""
-    print("Type a text and press Enter; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        if not (line := sys.stdin.readline()):
-            print(file=sys.stderr)
-            return
-        yield line.rstrip("\r\n")
-
-
-def _lines(file: TextIO) -> Iterator[str]:
-    return (line.rstrip("\r\n") for line in file)
-
-
-def _bar(options: Namespace) -> tqdm[Any]:
-    """Return a progress bar, shown for a file or a pipe whose outputs are not written to the terminal."""
-    is_long = options.input or not (options.texts or sys.stdin.isatty())
-    shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
-    total = None
-    if shown and options.input and options.input.is_file():  # a pipe can be read only once
-        with options.input.open("rb") as file:
-            total = sum(1 for _ in file)
-    return tqdm(total=total, desc="answering", unit=" lines", leave=False, disable=not shown)
+def _attention_table(found: AttentionMap) -> str:
+    """Return attention weights as text, with the output in rows and the source in columns."""
+    cell = max(map(len, found.keys))
+    first = max(map(len, found.queries), default=0)
+    if first + len(found.keys) * (cell + 1) > WIDEST:
+        return f"(the attention is wider than {WIDEST} characters)"
+    lines = [" ".join(["".ljust(first), *(key.ljust(cell) for key in found.keys)])]
+    for query, weights in zip(found.queries, found.weights[0].tolist(), strict=True):
+        shades = [SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))] * cell for weight in weights]
+        lines.append(" ".join([query.ljust(first), *shades]))
+    return "\n".join(line.rstrip() for line in lines)

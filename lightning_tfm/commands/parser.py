@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import NoReturn
 
 from lightning_tfm.errors import UserError
@@ -23,6 +24,17 @@ class CommandParser(ArgumentParser):
     def add_trust_package(self) -> None:
         """Add the option `--trust-package`, for commands that load networks of other packages."""
         self.add_argument("--trust-package", type=package_names, default=[], metavar="NAME[,NAME]", help=TRUST_HELP)
+
+    def add_lines(self, help: str) -> None:
+        """Add the arguments of a command that answers lines: TEXT, `--input` and `--output`."""
+        self.add_argument("texts", metavar="TEXT", nargs="*", help=help)
+        self.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file, one per line")
+        self.add_argument(
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="write the output to a file; an interrupted command continues it if run again",
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")

@@ -18,7 +18,8 @@ from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset, 
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, at_least_float32
-from lightning_tfm.modules.prediction import Evaluation, Prediction, make_prediction, strip_fields
+from lightning_tfm.modules.lines import strip_fields
+from lightning_tfm.modules.prediction import Evaluation, Output, Prediction, make_prediction
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -145,11 +146,13 @@ class Classifier(TaskModule):
         longest = self.network.max_length
         return ids[-longest:], f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
 
-    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
         text, _ = pad_sequences(sources)
         probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
         found = zip(labels.tolist(), probabilities.tolist(), strict=True)
-        return [f"{self.labels[label]}\t{probability:.4f}" for label, probability in found]
+        return [[Output(f"{self.labels[label]}\t{probability:.4f}")] for label, probability in found]
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}

@@ -13,8 +13,9 @@ from torchmetrics import Metric
 from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.decoding import DecodingOptions, continue_text
-from lightning_tfm.metrics import Mean, Perplexity, token_nll
-from lightning_tfm.modules.prediction import AttentionExample, Prediction
+from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import Mean, Perplexity, sequence_nll, token_nll
+from lightning_tfm.modules.prediction import AttentionExample, Output, Prediction, Score
 from lightning_tfm.modules.task import NUM_EXAMPLES, TaskModule
 from lightning_tfm.networks import CausalNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -89,7 +90,9 @@ class LanguageModel(TaskModule):
         ids = self.tokenize(line)
         return ids, self.input_note(ids)
 
-    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
         """Return each text with its continuation, one after the other: texts cannot be padded on the left."""
         sample_fn = options.sample_fn(generator, self.default_temperature)
         texts = []
@@ -99,7 +102,32 @@ class LanguageModel(TaskModule):
             network = self.network
             more = continue_text(network.encode, network.decode_step, text, length, network.max_length, sample_fn)
             texts.append(self.tokenizer.decode(torch.cat((text, more), dim=1)[0].tolist()))
-        return texts
+        return [[Output(text)] for text in texts]
+
+    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+        ids = self.tokenize(line)
+        if len(ids) == 1:
+            raise UserError("it has one token, but the first one is not predicted")
+        return [], ids
+
+    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+        """Return the log probability of each text given its first token.
+
+        Note:
+            A text that is longer than the network's positions is read in overlapping windows: each token is predicted
+            from at least half of them, or from the whole text before it.
+        """
+        length, scores = self.network.max_length, []
+        for _, ids in pairs:
+            text, log_probability, seen = torch.tensor([ids], device=self.device), 0.0, 1  # predicted up to here
+            while seen < len(ids):
+                start = 0 if seen == 1 else seen - max(1, length // 2)
+                end = min(start + length + 1, len(ids))
+                logits = self.network(text[:, :0], text[:, start : end - 1])[:, seen - start - 1 :]
+                log_probability -= sequence_nll(logits, text[:, seen:end]).item()
+                seen = end
+            scores.append(Score(log_probability, len(ids) - 1))
+        return scores
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         target_in = self.network.random_ids(rows, length, generator)

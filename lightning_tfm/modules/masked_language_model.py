@@ -16,7 +16,7 @@ from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, Perplexity, token_nll
 from lightning_tfm.modules.language_model import window_examples
-from lightning_tfm.modules.prediction import AttentionExample, Prediction
+from lightning_tfm.modules.prediction import AttentionExample, Output, Prediction
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -123,7 +123,9 @@ class MaskedLanguageModel(TaskModule):
         self.network.check_lengths(len(ids))
         return ids, self.input_note(ids)
 
-    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
         """Return each text with the most probable tokens at its masks."""
         texts = []
         for ids in sources:
@@ -132,7 +134,7 @@ class MaskedLanguageModel(TaskModule):
             logits[..., :NUM_SPECIAL] = -torch.inf
             filled = torch.where(text == MASK, logits.argmax(-1), text)
             texts.append(self.tokenizer.decode(filled[0].tolist()))
-        return texts
+        return [[Output(text)] for text in texts]
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"text": self.network.random_ids(rows, length, generator)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypedDict
 
 from lightning_tfm.data import Pair
@@ -31,16 +32,55 @@ class Prediction(TypedDict, total=False):
     probability: float
 
 
-class Answer(NamedTuple):
-    """The output for one line of input.
+class Output(NamedTuple):
+    """One of the outputs for a line of input.
 
     Attributes:
-        text: the output; None if there is none.
+        text: the text of the output.
+        log_probability: its log probability in nats, if `DecodingOptions.scores` is set.
+        alignment: its links (source index, output index), if `DecodingOptions.alignments` is set; indices count words
+            if the tokens are subwords, otherwise tokens.
+    """
+
+    text: str
+    log_probability: float | None = None
+    alignment: tuple[tuple[int, int], ...] | None = None
+
+
+class Answer(NamedTuple):
+    """The outputs for one line of input.
+
+    Attributes:
+        outputs: the outputs, the best one first; None if there is none.
         note: the reason for a missing output, or a warning about the input; may be empty.
     """
 
-    text: str | None
+    outputs: list[Output] | None
     note: str = ""
+
+    @property
+    def text(self) -> str | None:
+        """Return the text of the best output; None if there is none."""
+        return self.outputs[0].text if self.outputs else None
+
+
+class Score(NamedTuple):
+    """The probability of one line.
+
+    Attributes:
+        log_probability: the log probability in nats, summed over tokens; None if the line cannot be scored.
+        tokens: the number of predicted tokens.
+        note: the reason for a missing score; may be empty.
+    """
+
+    log_probability: float | None
+    tokens: int
+    note: str = ""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Return the perplexity per token; None if there is no score."""
+        return None if self.log_probability is None else math.exp(-self.log_probability / self.tokens)
 
 
 class AttentionExample(NamedTuple):
@@ -61,11 +101,6 @@ class Evaluation(TypedDict):
     """Outputs of a validation or test step: the predictions for the batch."""
 
     predictions: list[Prediction]
-
-
-def strip_fields(line: str) -> str:
-    """Strip whitespace around the tab-separated fields of a line, as in the training data."""
-    return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
 
 
 def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:

@@ -17,11 +17,12 @@ from lightning_tfm.decoding import DecodingOptions, beam_search, decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.metrics import CorpusScores, SequenceMetrics, sequence_nll, token_nll
-from lightning_tfm.modules.prediction import Evaluation, make_prediction, strip_fields
+from lightning_tfm.modules.lines import strip_fields
+from lightning_tfm.modules.prediction import Evaluation, Output, Score, make_prediction
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tokenization import EOS, PAD, Ids, Tokenizer
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 
 
 class Seq2SeqModule(TaskModule):
@@ -42,7 +43,8 @@ class Seq2SeqModule(TaskModule):
 
     network: Seq2SeqNetwork
     datamodule_class = PairDataModule
-    decoding_options = ("beam_size", "temperature", "top_k", "top_p", "max_tokens")
+    decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
+    gives_scores = True
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class Seq2SeqModule(TaskModule):
         logits = self.network(batch.source, batch.target_in)
         state = self.network.encode(batch.source)
         if beam_size > 1:
-            outputs, _ = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)
+            outputs = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)[0][:, 0]
         else:
             outputs = decode(self.network.decode_step, state, self.max_target_length)
         texts = [self.tokenizer.decode(ids) for ids in outputs.tolist()]
@@ -144,16 +146,65 @@ class Seq2SeqModule(TaskModule):
         self.network.check_lengths(len(ids) + 1, self.max_target_length)
         return [*ids, EOS], self.input_note(ids)
 
-    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
-        source, _ = pad_sequences(sources)
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
+        source = pad_sequences(sources)[0].to(self.device)
         sample_fn = options.sample_fn(generator)
-        state = self.network.encode(source.to(self.device))
+        state = self.network.encode(source)
         length = min(options.max_tokens or self.max_target_length, self.max_target_length)
         if options.beam_size > 1:
-            outputs, _ = beam_search(self.network.decode_step, state, length, options.beam_size)
+            beams = (options.beam_size, 1.0, options.n_best)
+            outputs, scores = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
+            found = scores.isfinite()  # there may be fewer than N
         else:
-            outputs = decode(self.network.decode_step, state, length, sample_fn)
-        return [self.tokenizer.decode(ids) for ids in outputs.tolist()]
+            outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
+            found = torch.ones(outputs.shape[:2], dtype=torch.bool)
+        rows: list[list[Output]] = [[] for _ in sources]
+        log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
+        for row, place in found.nonzero().tolist():
+            value = None if log_probabilities is None else log_probabilities[row][place]
+            rows[row].append(Output(self.tokenizer.decode(outputs[row, place].tolist()), value))
+        return rows
+
+    def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
+        """Return the log probabilities of outputs (B, N, T) for source (B, S), in nats."""
+        values = []
+        for output in outputs.unbind(1):  # (B, T)
+            target_in = torch.cat((torch.full_like(output[:, :1], BOS), output[:, :-1]), dim=1)
+            values.append(-sequence_nll(self.network(source, target_in.masked_fill(target_in == EOS, PAD)), output))
+        return torch.stack(values, dim=1).tolist()
+
+    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+        source, tab, target = strip_fields(line).rpartition("\t")
+        if not tab:
+            raise UserError("it must have a source and a target, separated by a tab")
+        target_ids = self.tokenizer.encode_target(target)
+        self.network.check_lengths(len(self.tokenize(source)) + 1, len(target_ids) + 1)
+        return [*self.tokenize(source), EOS], [*target_ids, EOS]
+
+    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+        sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
+        found = self._log_probabilities(sources, targets.unsqueeze(1))
+        return [Score(value, len(target)) for (value,), (_, target) in zip(found, pairs, strict=True)]
+
+    def align(self, source: str, target: str) -> AttentionMap:
+        """Return the attention, of one head, from which the alignment of a target with its source is read.
+
+        It is that of the head whose attention agreed best with the gold alignment in validation, if there was one.
+        Otherwise, it is the mean over the heads of the middle layer, read one step later for networks that attend after
+        they have read a token (Chen et al. 2020).
+        """
+        batch = PairDataset([Pair(source, target, None)], self.tokenizer)[torch.tensor([0])]
+        with attention_maps(self.network) as maps:
+            self.network(*(ids.to(self.device) for ids in batch.inputs))
+        over_source = self.network.source_attention(maps, batch.source.to(self.device))  # (1, H, T, S)
+        sources, targets = self.tokenizer.split(source), self.tokenizer.split_target(target)
+        layer, head = self.alignment_head or (list(over_source)[len(over_source) // 2], None)
+        weights = over_source[layer][0] if head is None else over_source[layer][0, head].unsqueeze(0)
+        shift = self.network.alignment_shift if head is None else 0
+        weights = weights.mean(0, keepdim=True)[:, shift : shift + len(targets), : len(sources)]
+        return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts=True)
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {name: self.network.random_ids(rows, length, generator) for name in ("source", "target_in")}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
@@ -21,19 +21,16 @@ from torch import Tensor, nn
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
-from lightning_tfm.data import TaskDataModule, normalize_text, stable_hash
-from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.data import TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.modules.prediction import Answer, AttentionExample, Prediction
+from lightning_tfm.modules.lines import LineModule
+from lightning_tfm.modules.prediction import AttentionExample, Prediction
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
-from lightning_tfm.tokenization import Ids, Tokenizer
+from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MAX_BATCHED_LENGTH = 1_000
-"""Tokens above which `predict` runs a source in a batch of its own: the others would be padded to its length."""
 
 NUM_EXAMPLES = 2
 """Number of examples whose attention is drawn from the start of the test, and by largest loss."""
@@ -62,7 +59,7 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
-class TaskModule(LightningModule, ABC):
+class TaskModule(LineModule):
     """Trains a network for a task, by the mean loss over the tokens of a step.
 
     A token has the same weight for any number of processes and accumulated batches. A subclass passes the summed loss
@@ -77,15 +74,11 @@ class TaskModule(LightningModule, ABC):
 
     Attributes:
         datamodule_class: the base class of the data modules that the task can be trained on.
-        decoding_options: the fields of DecodingOptions that `predict` uses.
         step_arguments: the arguments of the constructor that change the loss of a step.
-        outputs_are_long: whether an output has several lines and takes seconds, so that it is shown by itself.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
-    decoding_options: ClassVar[tuple[str, ...]] = ()
     step_arguments: ClassVar[tuple[str, ...]] = ("label_smoothing",)
-    outputs_are_long: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -107,7 +100,8 @@ class TaskModule(LightningModule, ABC):
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
-        self.longest_source: int | None = None  # in tokens, of the training data; None if texts are cut into windows
+        self.longest_source = None
+        self.alignment_head: tuple[str, int] | None = None  # layer and head that agree best with a gold alignment
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
@@ -170,92 +164,6 @@ class TaskModule(LightningModule, ABC):
 
     def load_pretrained(self) -> None:
         """Load pretrained weights into the network, if there are any; called when a new run starts."""
-
-    def predict(self, lines: Sequence[str], options: DecodingOptions = DecodingOptions()) -> list[Answer]:
-        """Return the output for each line of input.
-
-        Args:
-            lines: the input.
-            options: how to decode.
-        """
-        generator = torch.Generator(self.device).manual_seed(options.seed)
-        return [answer for answers in self.predict_batches([list(lines)], options, generator) for answer in answers]
-
-    def predict_batches(
-        self, batches: Iterator[list[str]] | list[list[str]], options: DecodingOptions, generator: torch.Generator
-    ) -> Iterator[list[Answer]]:
-        """Yield the outputs for each batch of lines.
-
-        Args:
-            batches: the input, in batches.
-            options: how to decode.
-            generator: the source of randomness for sampling.
-
-        Raises:
-            UserError: if the task does not use one of the options.
-        """
-        options.check_used(self.decoding_options, type(self).__name__)
-        was_training = self.training
-        self.eval()
-        try:
-            for lines in batches:
-                with torch.inference_mode():
-                    yield self._predict_batch(lines, options, generator)
-        finally:
-            self.train(was_training)
-
-    def _predict_batch(self, lines: list[str], options: DecodingOptions, generator: torch.Generator) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        sources: dict[int, Ids] = {}
-        notes: dict[int, str] = {}
-        for number, line in enumerate(lines):
-            try:
-                if any("\ud800" <= character <= "\udfff" for character in line):
-                    raise UserError("it is not valid UTF-8")
-                sources[number], notes[number] = self.encode_line(normalize_text(line))
-            except UserError as error:
-                answers[number] = Answer(None, str(error))
-        short = [number for number, ids in sources.items() if len(ids) <= MAX_BATCHED_LENGTH]
-        long = [number for number in sources if number not in set(short)]
-        for group in (short, *([number] for number in long)):
-            if group:
-                texts = self.predict_ids([sources[number] for number in group], options, generator)
-                answers |= {n: Answer(text, notes[n]) for n, text in zip(group, texts, strict=True)}
-        return [answers[number] for number in range(len(lines))]
-
-    @abstractmethod
-    def encode_line(self, line: str) -> tuple[Ids, str]:
-        """Return the ids of a line of input, and a remark about it or an empty string.
-
-        Raises:
-            UserError: if there is no output for it.
-        """
-
-    def tokenize(self, line: str) -> Ids:
-        """Return the ids of a line of input.
-
-        Raises:
-            UserError: if it has no tokens, or one that the vocabulary lacks.
-        """
-        if not line:
-            raise UserError("the text is empty")
-        ids = self.tokenizer.encode(line)
-        if not ids:
-            raise UserError("it has no tokens")
-        return ids
-
-    def input_note(self, ids: Ids) -> str:
-        """Return a remark about a line with unknown symbols, or that is longer than the training data; may be empty."""
-        notes = []
-        if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
-            notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
-        if self.longest_source is not None and len(ids) > self.longest_source:
-            notes.append(f"it has {len(ids)} tokens, more than any training text ({self.longest_source})")
-        return "; ".join(notes)
-
-    @abstractmethod
-    def predict_ids(self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator) -> list[str]:
-        """Return the outputs for a batch of encoded lines."""
 
     def aligned_attention(self, dataset: Any, batch: Any) -> tuple[dict[str, Tensor], Tensor] | None:
         """Return the attention over the source and the gold links, if all examples have a gold alignment.
@@ -489,7 +397,7 @@ class TaskModule(LightningModule, ABC):
         self.check_finite()  # before a good checkpoint is replaced
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
-        checkpoint["longest_source"] = self.longest_source
+        checkpoint["longest_source"], checkpoint["alignment_head"] = self.longest_source, self.alignment_head
 
     def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
         """Raise UserError if a checkpoint does not fit the model or, if training is resumed from it, the run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,14 @@ class TextNetwork(Network):
 
 
 class Seq2SeqNetwork(Network):
-    """Base class of networks that map a source sequence to a target sequence."""
+    """Base class of networks that map a source sequence to a target sequence.
+
+    Attributes:
+        alignment_shift: the number of steps after which a predicted token attends to the source tokens that it
+            translates: 1 if a layer has read the token by then, 0 if it attends before it predicts.
+    """
+
+    alignment_shift: ClassVar[int] = 1
 
     def max_source_length(self, target_length: int) -> int | None:
         """Return the longest source that fits with a target of target_length tokens; None if unlimited."""

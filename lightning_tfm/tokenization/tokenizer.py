@@ -56,6 +56,10 @@ class Tokenizer(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint, from which `tokenizer_from_dict` restores the tokenizer."""
 
+    def word_indices(self, text: str) -> list[int] | None:
+        """Return the index of the word that each token of a text belongs to; None if tokens are not parts of words."""
+        return None
+
     def split_target(self, text: str) -> list[str]:
         """Split a target into the symbols that its ids stand for."""
         return self.split(text)

@@ -1,0 +1,200 @@
+"""Input and output of commands that answer a file line by line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO, cast
+
+import torch
+from tqdm import tqdm
+
+from lightning_tfm.configuration import read_json
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.files import write_text
+from lightning_tfm.modules.lines import BATCH_SIZE
+
+CHUNK_SIZE = 4 * BATCH_SIZE
+"""Lines of a file that are sorted by length together, and written at once."""
+
+
+def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:
+    """Return an iterator over chunks of input lines: of TEXT, of the file `--input`, or of standard input.
+
+    Args:
+        options: the options `texts` and `input`.
+        files: the stack that closes the file.
+        one_by_one: whether each line is a chunk, as it always is in a terminal.
+
+    Raises:
+        UserError: if there is no input, or it is not a text file.
+    """
+    size = 1 if one_by_one else CHUNK_SIZE
+    if options.texts and options.input:
+        raise UserError("the input must be TEXT or --input, but both are given; leave one out")
+    if options.texts:
+        return _chunks(options.texts, size)
+    if options.input:
+        return _chunks(_lines(files.enter_context(_open(options.input))), size)
+    if sys.stdin is None:
+        raise UserError("the input must be TEXT, --input or standard input, but there is none; try TEXT")
+    cast(TextIOWrapper, sys.stdin).reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+    if sys.stdin.isatty():
+        return _chunks(_prompted(), 1)
+    return _chunks(_lines(sys.stdin), min(size, BATCH_SIZE))  # a slow pipe is answered earlier
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                if b"\0" in file.read(10_000):
+                    raise UserError(f"--input must be a text file, but {str(path)!r} is binary")
+        # Bytes that are not UTF-8 become surrogates, which LineModule reports.
+        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+    except OSError as error:
+        raise UserError(f"--input must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
+
+
+def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    lines = iter(lines)
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    return (line.rstrip("\r\n") for line in file)
+
+
+def _prompted() -> Iterator[str]:
+    """Yield the lines that the user types, after a prompt on standard error: the output may be redirected."""
+    print("Type a text and press Enter; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            print(file=sys.stderr)
+            return
+        yield line.rstrip("\r\n")
+
+
+class LineOutput:
+    """Output of a command, with a progress bar if neither input nor output is the terminal.
+
+    With `--output FILE`, the lines are written to `FILE.part`, which becomes FILE at the end. If the command is
+    interrupted, the same command continues it.
+
+    Args:
+        options: all options of the command, among them `texts`, `input` and `output`.
+        generator: the source of randomness, whose state is restored.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+
+    def __init__(self, options: Namespace, generator: torch.Generator | None = None) -> None:
+        self.options, self.generator = options, generator
+        self.done = 0  # lines of input that an interrupted command has answered
+        self.failures = 0
+        self.file: TextIO = sys.stdout
+        if options.output:
+            self._open_file()
+        self.bar = _bar(options, self.done)
+
+    def _open_file(self) -> None:
+        path = self.options.output
+        if self.options.input and path.exists() and path.samefile(self.options.input):
+            raise UserError(f"--output must be another file than --input, but both are {str(path)!r}")
+        self.part, self.state = (path.with_name(f"{path.name}.{suffix}") for suffix in ("part", "part.json"))
+        self.command = _fingerprint(self.options)
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(None, "Is a directory")
+            size = self._restore() if self.state.exists() and self.part.exists() else 0
+            self.file = self.part.open("a" if size else "w", encoding="utf-8", newline="")
+            self.file.truncate(size)
+        except OSError as error:
+            raise UserError(f"--output must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
+
+    def _restore(self) -> int:
+        """Return the size of the answers that the same command has written, 0 if another one has written them."""
+        state = read_json(self.state)
+        if state["command"] != self.command:
+            return 0
+        self.done, self.failures = state["lines"], state["failures"]
+        if self.generator is not None:
+            self.generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
+        rank_zero_print(f"continuing {str(self.part)!r} after {self.done:,} lines")
+        return int(state["bytes"])
+
+    def remaining(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+        """Yield the chunks whose lines have not been answered; an earlier command ended after a whole chunk."""
+        skipped = 0
+        for chunk in chunks:
+            if skipped < self.done:
+                skipped += len(chunk)
+            else:
+                yield chunk
+
+    def write(self, answers: list[tuple[str | None, str]]) -> None:
+        """Write the answers to a chunk of lines.
+
+        Args:
+            answers: the text of each answer, None if there is none, and a note.
+        """
+        for text, note in answers:
+            self.done += 1
+            if note:
+                self.bar.write(f"lightning-tfm: line {self.done}: {note}", file=sys.stderr)
+            self.failures += text is None
+            print(text or "", file=self.file)
+        self.file.flush()
+        if self.options.output:
+            os.fsync(self.file.fileno())
+            state = {"command": self.command, "lines": self.done, "failures": self.failures, "bytes": self.file.tell()}
+            if self.generator is not None:
+                state["generator"] = self.generator.get_state().tolist()
+            write_text(self.state, json.dumps(state))
+        self.bar.update(len(answers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.close()
+        if self.options.output:
+            self.file.close()
+            if kind is None:
+                os.replace(self.part, self.options.output)
+                self.state.unlink(missing_ok=True)
+
+
+def _fingerprint(options: Namespace) -> str:
+    """Return a hash of the options of a command and of the files that it reads."""
+    facts = {name: str(value) for name, value in vars(options).items()}
+    for name in ("checkpoint", "input"):
+        path = getattr(options, name)
+        if path and Path(path).is_file():
+            facts[f"{name} file"] = str((Path(path).stat().st_size, Path(path).stat().st_mtime_ns))
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _bar(options: Namespace, done: int) -> tqdm[Any]:
+    """Return a progress bar, shown for a file or a pipe whose outputs are not written to the terminal."""
+    is_long = options.input or not (options.texts or sys.stdin.isatty())
+    shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
+    total = None
+    if shown and options.input and options.input.is_file():  # a pipe can be read only once
+        with options.input.open("rb") as file:
+            total = sum(1 for _ in file)
+    return tqdm(total=total, initial=done, desc="answering", unit=" lines", leave=False, disable=not shown)

@@ -1,0 +1,50 @@
+"""`lightning-tfm score`: the log probability of given targets or texts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from lightning_tfm.commands.lines import LineOutput, read_chunks
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.loading import load
+
+
+def score(arguments: list[str]) -> int:
+    """Write the log probability, in nats, and the perplexity per token of each line.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status: 1 if a line could not be scored, 0 otherwise.
+    """
+    options = make_parser().parse_intermixed_args(arguments)
+    module = load(options.checkpoint, options.trust_package)
+    module.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with ExitStack() as files:
+        chunks = read_chunks(options, files, one_by_one=False)
+        output = files.enter_context(LineOutput(options))
+        for lines in output.remaining(chunks):
+            found = module.score(lines)
+            texts = [
+                None if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
+                for value in found
+            ]
+            output.write([(text, value.note) for text, value in zip(texts, found, strict=True)])
+    return 1 if output.failures else 0
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm score",
+        description="Write the log probability, in nats, and the perplexity per token of each line: of a target given "
+        "its source, separated by a tab, or of a text given its first token. Reads standard input if neither TEXT nor "
+        "--input is given.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
+    parser.add_lines("a line: SOURCE, a tab and TARGET, or a text")
+    parser.add_trust_package()
+    return parser

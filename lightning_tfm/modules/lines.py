@@ -1,0 +1,201 @@
+"""Prediction and scoring for lines of text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, TypeVar
+
+import torch
+from lightning import LightningModule
+
+from lightning_tfm.alignment import links
+from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.data import normalize_text
+from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.errors import UserError
+from lightning_tfm.modules.prediction import Answer, Output, Score
+from lightning_tfm.tokenization import Ids, Tokenizer
+
+BATCH_SIZE = 256
+"""Lines per batch."""
+
+MAX_BATCHED_LENGTH = 1_000
+"""Tokens above which a line is in a batch of its own: the others would be padded to its length."""
+
+Encoded = TypeVar("Encoded")
+Result = TypeVar("Result")
+
+
+class LineModule(LightningModule, ABC):
+    """Base class of modules that predict and score lines of text.
+
+    Attributes:
+        tokenizer: the tokenizer of the data.
+        longest_source: the number of tokens of the longest source in training; None if texts are cut into windows.
+        decoding_options: the fields of DecodingOptions that the task uses.
+        gives_scores: whether the task has a log probability of a line.
+        outputs_are_long: whether an output may have many lines.
+    """
+
+    tokenizer: Tokenizer
+    longest_source: int | None
+    decoding_options: ClassVar[tuple[str, ...]] = ()
+    gives_scores: ClassVar[bool] = False
+    outputs_are_long: ClassVar[bool] = False
+
+    def predict(
+        self,
+        lines: Sequence[str],
+        options: DecodingOptions = DecodingOptions(),
+        generator: torch.Generator | None = None,
+    ) -> list[Answer]:
+        """Return the outputs for each line of input; the lines are sorted by length into batches.
+
+        Args:
+            lines: the input.
+            options: how to decode.
+            generator: the source of randomness for sampling; by default, a new one with the seed of the options.
+
+        Raises:
+            UserError: if the task does not use one of the options.
+        """
+        options.check_used(self.decoding_options, type(self).__name__)
+        source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
+        encoded, errors = _encode(lines, self.encode_line)
+        sources = {number: ids for number, (ids, _) in encoded.items()}
+        with self._evaluating():
+            found = _in_batches(sources, len, lambda batch: self.predict_ids(batch, options, source_of_randomness))
+            if options.alignments:
+                found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
+        return [
+            Answer(None, errors[number]) if number in errors else Answer(found[number], encoded[number][1])
+            for number in range(len(lines))
+        ]
+
+    def score(self, lines: Sequence[str]) -> list[Score]:
+        """Return the log probability of each line: of a target given its source, or of a text.
+
+        Args:
+            lines: lines as in the training data: a source and its target separated by a tab, or a text.
+
+        Raises:
+            UserError: if the task has no probabilities of lines.
+        """
+        if not self.gives_scores:
+            raise UserError(
+                f"the model must be a Seq2SeqModule or a LanguageModel to score lines, but is a {type(self).__name__}"
+            )
+        encoded, errors = _encode(lines, self.encode_pair)
+        with self._evaluating():
+            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids)
+        return [found[number] if number in found else Score(None, 0, errors[number]) for number in range(len(lines))]
+
+    @abstractmethod
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        """Return the ids of a line of input, and a remark about it or an empty string.
+
+        Raises:
+            UserError: if there is no output for it.
+        """
+
+    @abstractmethod
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
+        """Return the outputs for each line of a batch, the best one first."""
+
+    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+        """Return the ids of a source, which may be empty, and of its target.
+
+        Raises:
+            UserError: if the line cannot be scored.
+        """
+        raise NotImplementedError
+
+    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+        """Return the log probability of each target given its source, for a batch of pairs."""
+        raise NotImplementedError
+
+    def align(self, source: str, target: str) -> AttentionMap:
+        """Return the attention, of one head, from which the alignment of a target with its source is read.
+
+        Raises:
+            UserError: if the task has no pairs of a source and a target.
+        """
+        raise UserError(f"the model must be a Seq2SeqModule to align lines, but is a {type(self).__name__}")
+
+    def tokenize(self, line: str) -> Ids:
+        """Return the ids of a line of input.
+
+        Raises:
+            UserError: if it has no tokens, or one that the vocabulary lacks.
+        """
+        if not line:
+            raise UserError("the text is empty")
+        ids = self.tokenizer.encode(line)
+        if not ids:
+            raise UserError("it has no tokens")
+        return ids
+
+    def input_note(self, ids: Ids) -> str:
+        """Return a remark about a line with unknown symbols, or that is longer than the training data; may be empty."""
+        notes = []
+        if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
+            notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
+        if self.longest_source is not None and len(ids) > self.longest_source:
+            notes.append(f"it has {len(ids)} tokens, more than any training text ({self.longest_source})")
+        return "; ".join(notes)
+
+    def _aligned(self, line: str, outputs: list[Output]) -> list[Output]:
+        """Return the outputs for a line with their alignments."""
+        source = strip_fields(normalize_text(line))
+        words = self.tokenizer.word_indices
+        return [
+            output._replace(alignment=links(self.align(source, output.text), words(source), words(output.text)))
+            for output in outputs
+        ]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode, without gradients."""
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.train(was_training)
+
+
+def strip_fields(line: str) -> str:
+    """Strip whitespace around the tab-separated fields of a line, as in the training data."""
+    return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
+
+
+def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dict[int, Encoded], dict[int, str]]:
+    """Return the encoded lines and the errors of the others, by index."""
+    encoded, errors = {}, {}
+    for number, line in enumerate(lines):
+        try:
+            if any("\ud800" <= character <= "\udfff" for character in line):
+                raise UserError("it is not valid UTF-8")
+            encoded[number] = encode(normalize_text(line))
+        except UserError as error:
+            errors[number] = str(error)
+    return encoded, errors
+
+
+def _in_batches(
+    items: dict[int, Encoded], length: Callable[[Encoded], int], compute: Callable[[list[Encoded]], list[Result]]
+) -> dict[int, Result]:
+    """Return the result for each item, computed in batches of similar length."""
+    order = sorted(items, key=lambda number: length(items[number]))
+    batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]
+    groups = [batched[start : start + BATCH_SIZE] for start in range(0, len(batched), BATCH_SIZE)]
+    groups += [[number] for number in order[len(batched) :]]
+    found: dict[int, Result] = {}
+    for group in groups:
+        found |= dict(zip(group, compute([items[number] for number in group]), strict=True))
+    return found

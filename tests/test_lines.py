@@ -1,0 +1,230 @@
+"""Lines of text: n-best outputs, scores, alignments, and output files that are continued."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+
+from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
+from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.errors import UserError
+from lightning_tfm.loading import load
+from lightning_tfm.modules import LanguageModel, TaskModule
+from lightning_tfm.networks import GPT
+from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
+from runs import TASKS, in_process, trained_run
+
+PAIRS = [name for name in TASKS if TASKS[name][0] == "Seq2SeqModule"]
+SOURCES = {"translation": ["der Hund schläft", "ein Kind", "ein Mann"], "spelling": ["abc", "e", "cab"]}
+
+
+@pytest.fixture(params=PAIRS)
+def checkpoint(request, tmp_path_factory):
+    return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+@pytest.fixture
+def sources(checkpoint):
+    return SOURCES[checkpoint.parents[2].name.partition("_")[0]]
+
+
+def log_probability(module, source, target):
+    """Return the log probability of a target, computed step by step."""
+    state = module.network.encode(torch.tensor([[*module.tokenizer.encode(source), EOS]]))
+    token, total = BOS, 0.0
+    for following in [*module.tokenizer.encode_target(target), EOS]:
+        logits, state = module.network.decode_step(torch.tensor([token]), state)
+        total += logits.log_softmax(-1)[0, following].item()
+        token = following
+    return total
+
+
+def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
+    module = load(checkpoint)
+    options = DecodingOptions(beam_size=4, n_best=3, scores=True)
+    for source, answer in zip(sources, module.predict(sources, options), strict=True):
+        texts = [output.text for output in answer.outputs]
+        assert 1 <= len(set(texts)) == len(texts) <= 3
+        assert texts[0] == module.predict([source], DecodingOptions(beam_size=4))[0].text
+        for output in answer.outputs:
+            ids = module.tokenizer.encode_target(output.text)
+            if (
+                len(ids) < module.max_target_length and module.tokenizer.decode(ids) == output.text
+            ):  # it was not cut off
+                assert output.log_probability == pytest.approx(log_probability(module, source, output.text), abs=1e-3)
+
+
+def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, capsys):
+    module = load(checkpoint)
+    targets = [module.predict([source])[0].text or "a" for source in sources]
+    targets[0] = targets[-1]
+    lines = [f"{source}\t{target}" for source, target in zip(sources, targets, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "no target", ""]))
+    assert in_process(monkeypatch, "score", checkpoint, "--input", tmp_path / "pairs.tsv") == 1
+    printed = capsys.readouterr()
+    *rows, missing = printed.out.splitlines()
+    assert missing == ""
+    assert "line 4: it must have a source and a target, separated by a tab" in printed.err
+    for row, source, target in zip(rows, sources, targets, strict=True):
+        value, perplexity = map(float, row.split("\t"))
+        assert value == pytest.approx(log_probability(module, source, target), abs=1e-3)
+        tokens = len(module.tokenizer.encode_target(target)) + 1
+        assert perplexity == pytest.approx(math.exp(-value / tokens), rel=1e-3)
+
+
+@pytest.mark.parametrize("length", [2, 9, 12, 13, 30])
+def test_a_text_is_scored_in_windows(length):
+    """Each token is predicted from the whole text before it, or from at least half of the network's positions."""
+    torch.manual_seed(0)
+    tokenizer = SymbolTokenizer("abcdefgh")
+    network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12).eval()
+    module = LanguageModel(network, tokenizer)
+    text = "".join("abcdefgh"[n] for n in torch.randint(8, (length,)).tolist())
+    ids = torch.tensor([tokenizer.encode(text)])
+    expected, start, seen = 0.0, 0, 1
+    while seen < length:
+        for position in range(seen, min(length, start + 13)):
+            logits = network(ids[:, :0], ids[:, start:position])
+            expected += logits[0, -1].log_softmax(-1)[ids[0, position]].item()
+        seen = min(length, start + 13)
+        start = seen - 6
+    (score,) = module.score([text])
+    assert score.tokens == length - 1
+    assert score.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
+    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
+    with pytest.raises(UserError, match="must be a Seq2SeqModule or a LanguageModel to score lines, but is a Classif"):
+        module.score(["good"])
+    with pytest.raises(UserError, match="must be a Seq2SeqModule to align lines, but is a Classifier"):
+        module.align("good", "pos")
+    with pytest.raises(UserError, match="scores must not be set for a Classifier"):
+        module.predict(["good"], DecodingOptions(scores=True))
+
+
+# Alignments
+
+
+def test_alignments_follow_the_attention(checkpoint, sources):
+    """Without a gold alignment, of the mean over the heads of the middle layer."""
+    module = load(checkpoint)
+    shift = module.network.alignment_shift
+    for source, answer in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
+        (output,) = answer.outputs
+        found = [
+            shown
+            for shown in module.attention({"source": source, "target": output.text, "alignment": None})
+            if shown.predicts and (shown.keys[-1] == "EOS" or "BOS" in shown.keys[1:])
+        ]
+        shown = found[len(found) // 2]
+        targets, symbols = module.tokenizer.split_target(output.text), module.tokenizer.split(source)
+        rows = shown.weights.mean(0)[shown.first_target + shift :][: len(targets), : len(symbols)]
+        words = module.tokenizer.word_indices
+        first, second = words(source) or range(len(symbols)), words(output.text) or range(len(targets))
+        expected = {(first[i], second[j]) for j, i in enumerate(rows.argmax(1).tolist())}
+        assert set(output.alignment) == expected
+        units = [source.split(), output.text.split()] if words(source) else [symbols, targets]
+        assert all(i < len(units[0]) and j < len(units[1]) for i, j in output.alignment)
+
+
+def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
+    module = load(reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt")
+    layer, head = module.alignment_head
+    (answer,) = module.predict(["3 1 2"], DecodingOptions(alignments=True))
+    attention = module.attention({"source": "3 1 2", "target": answer.text, "alignment": None})
+    (shown,) = [shown for shown in attention if shown.layer == layer]
+    links = [(i, j) for j, i in enumerate(shown.weights[head, :-1, :3].argmax(-1).tolist())]
+    assert answer.outputs[0].alignment == tuple(sorted(links))
+
+
+def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
+    checkpoint = reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "3 1 2", "--show-attention") == 0
+    output, header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["3", "1", "2"]
+    assert [row[0] for row in rows] == output.split()
+    assert {cell for row in rows for cell in row[1:]} <= set(" ░▒▓█")
+
+
+# Formats
+
+
+def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch, capsys):
+    details = ["--n-best", "2", "--scores", "--alignments"]
+    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details, "--json") == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == len(objects) >= len(sources)
+    for (text, value, rank, alignment), found in zip(rows, objects, strict=True):
+        assert (text, int(rank), alignment) == (found["text"], found["rank"], found["alignment"])
+        assert float(value) == pytest.approx(found["log_probability"], abs=1e-4)
+    numbers = [found["line"] for found in objects]
+    assert sorted(set(numbers)) == numbers or numbers == sorted(numbers)
+    assert set(numbers) == {1, 2, 3}
+
+
+# Long inputs
+
+
+def test_answers_do_not_depend_on_the_lines_beside_them(checkpoint, sources):
+    """Lines are sorted by length, and answered in their order."""
+    module = load(checkpoint)
+    lines = [*sources, sources[0], *sources[::-1]]
+    alone = [module.predict([line])[0].text for line in lines]
+    assert [answer.text for answer in module.predict(lines)] == alone
+
+
+def test_input_is_read_in_chunks():
+    read = []
+    endless = (read.append(number) or str(number) for number in range(10**9))
+    chunks = read_chunks(Namespace(texts=endless, input=None), None, one_by_one=False)
+    assert len(next(chunks)) == CHUNK_SIZE
+    assert len(read) == CHUNK_SIZE
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "1"]])
+def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    letters = [chr(97 + n) for n in torch.randint(5, (3 * CHUNK_SIZE - 100,)).tolist()]
+    (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "?!", letters[-1]]))
+    command = ["generate", checkpoint, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
+    assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
+    predict, calls = TaskModule.predict, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return predict(*arguments)
+
+    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
+    assert not (tmp_path / "parts").exists()
+    with (tmp_path / "parts.part").open("a") as file:  # written after the last complete chunk
+        file.write("cut o")
+    capsys.readouterr()
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 1
+    assert f"after {2 * CHUNK_SIZE:,} lines" in capsys.readouterr().err
+    assert len(calls) == 4
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
+
+
+def test_another_command_does_not_continue_the_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    (tmp_path / "input").write_text("a\nb\n")
+    (tmp_path / "output.part").write_text("x\n")
+    state = {"command": "another", "lines": 1, "failures": 0, "bytes": 2}
+    (tmp_path / "output.part.json").write_text(json.dumps(state))
+    assert (
+        in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input", "--output", tmp_path / "output")
+        == 0
+    )
+    assert len((tmp_path / "output").read_text().splitlines()) == 2
+    assert "continuing" not in capsys.readouterr().err
