@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import shutil
@@ -17,7 +18,8 @@ from lightning_tfm.commands.report import LIMIT, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
-from runs import folder
+from lightning_tfm.reporting.collect import duration
+from runs import folder, trained_run
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
 
@@ -151,6 +153,12 @@ def open_page(browser, path):
     WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.drawn"))
 
 
+def max_weights(browser):
+    """Return the weights, relative to the largest one, that are shown in the map of a head."""
+    script = "return [...document.querySelectorAll('#map td')].map(cell => cell.style.getPropertyValue('--w'))"
+    return [float(weight) for weight in browser.execute_script(script) if weight]
+
+
 def hover(browser, element):
     from selenium.webdriver import ActionChains
 
@@ -194,9 +202,42 @@ def test_a_report_works_in_a_browser(html, browser):
         float(browser.execute_script("return arguments[0].style.getPropertyValue('--w')", span))
         for span in browser.find_elements(By.CSS_SELECTOR, "#a-keys span")
     ]
-    assert sum(weights) == pytest.approx(1, abs=0.05)
+    scale = float(browser.execute_script("return document.getElementById('a-view').dataset.scale"))
+    assert sum(weights) * scale == pytest.approx(1, abs=0.05)
+    assert max(max_weights(browser)) == pytest.approx(1, abs=1e-3), "the strongest color is that of the largest weight"
     assert browser.find_elements(By.CSS_SELECTOR, "#map .gold")
     assert [line for line in browser.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
+
+
+@pytest.fixture(scope="module")
+def pages(two_runs, tmp_path_factory):
+    """Write the reports of one run with an input, of two runs, and of five runs of three tasks."""
+    runs = [trained_run(name, tmp_path_factory) for name in ("reviews_classifier", "text_gpt", "spelling_gpt")]
+    folder = tmp_path_factory.mktemp("pages")
+    found = {"one": [two_runs[1], "--input", "3 1 2"], "two": two_runs, "five": [*two_runs, *runs]}
+    for name, arguments in found.items():
+        assert report([*map(str, arguments), "--output", str(folder / f"{name}.html")]) == 0
+    return folder
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["one", "two", "five"])
+def test_a_report_fits_every_screen_and_has_no_violation_of_accessibility(name, pages, browser):
+    from axe_core_python.selenium import Axe
+
+    for width, scheme in itertools.product((360, 768, 1280, 1920), ("light", "dark")):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        open_page(browser, pages / f"{name}.html")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        widths = browser.execute_script("return [...document.querySelectorAll('.chart svg')].map(c => c.clientWidth)")
+        assert widths
+        assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
+        found = Axe().run(browser)
+        described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
+        assert described == [], (width, scheme)
 
 
 @pytest.mark.browser
@@ -290,6 +331,7 @@ def test_non_finite_values_are_written_as_null(two_runs, tmp_path):
     assert report([str(odd), "--output", str(path)]) == 0
     (shown,) = embedded(path)["runs"]
     assert shown["predictions"][0]["nll"] is None
+    assert "1 value of val/loss not finite" in path.read_text()
     assert "NaN" not in json.dumps(embedded(path))
 
 
@@ -323,6 +365,66 @@ def test_a_damaged_file_of_a_run_is_named_in_the_error(name, text, message, two_
     (odd / name).write_text(text)
     with pytest.raises(UserError, match=message):
         report([str(odd), "--output", str(tmp_path / "page.html")])
+
+
+def test_the_best_run_is_named(two_runs, tmp_path):
+    folders = []
+    for number, (run, wrong) in enumerate(zip(two_runs, (4, 1), strict=True)):
+        folders.append(tmp_path / f"run_{number}")
+        shutil.copytree(run, folders[-1])
+        lines = [{"split": "test", "source": str(n % 5), "target": "1", "prediction": "1"} for n in range(20)]
+        lines = [
+            line | {"correct": n >= wrong, "nll": 1.0, "category": None, "alignment": None}
+            for n, line in enumerate(lines)
+        ]
+        (folders[-1] / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = json.loads((run / "summary.json").read_text())
+        summary["test"]["exact_match"] = 1 - wrong / 20
+        (folders[-1] / "summary.json").write_text(json.dumps(summary))
+    assert report([*map(str, folders), "--output", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "exact match 0.8000 on 20 test examples" in text
+    names = [f"{tmp_path.name}/run_{number}" for number in range(2)]
+    assert f"{names[1]} has the best exact match: 0.9500, 0.1500 above {names[0]}." in text
+    p = f"{2 * 0.5**3:.2g}"  # 3 of 3 are better
+    assert (
+        f"Of 20 shared examples, 3 are correct only in {names[1]} and 0 only in {names[0]} (sign test: p = {p})" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119, "119 s"), (125, "2 min 5 s"), (7_100, "118 min 20 s"), (7_500, "2 h 5 min")],
+)
+def test_durations_are_readable(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_an_input_is_shown_with_its_output(two_runs, tmp_path):
+    path = tmp_path / "page.html"
+    assert report([str(two_runs[1]), "--input", "3 1 2", "--input", "2", "--output", str(path)]) == 0
+    (run,) = embedded(path)["runs"]
+    module = load(two_runs[1] / "checkpoints/best.ckpt")
+    answers = [answer.text for answer in module.predict(["3 1 2", "2"])]
+    assert run["inputs"] == [
+        {"input": text, "output": output} for text, output in zip(("3 1 2", "2"), answers, strict=True)
+    ]
+    assert [example["title"].startswith("your input: ") for example in run["attention"][:3]] == [True, True, False]
+    with pytest.raises(UserError, match="--input must be a text that the model can read, but '9 x' cannot be: "):
+        report([str(two_runs[1]), "--input", "9 x", "--output", str(tmp_path / "other.html")])
+
+
+def test_a_confusion_matrix_is_shown(tmp_path_factory, tmp_path):
+    run = trained_run("reviews_classifier", tmp_path_factory)
+    assert report([str(run), "--output", str(tmp_path / "page.html")]) == 0
+    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    (spec,) = (chart["spec"] for chart in embedded(tmp_path / "page.html")["charts"] if chart["id"] == "confusion")
+    counts = {(row["true"], row["predicted"]): row["count"] for row in spec["data"]["values"]}
+    assert counts == {
+        (true, other): sum((line["target"], line["prediction"]) == (true, other) for line in lines)
+        for true in ("neg", "pos")
+        for other in ("neg", "pos")
+    }
 
 
 def test_the_output_may_be_a_folder_and_is_not_overwritten_unless_asked(two_runs, tmp_path):

@@ -34,7 +34,8 @@ def report(arguments: list[str]) -> int:
     names = run_names(folders)
     points = POINTS // len(folders)
     runs = [
-        collect_run(folder, name, points, options.trust_package) for folder, name in zip(folders, names, strict=True)
+        collect_run(folder, name, points, options.trust_package, options.input)
+        for folder, name in zip(folders, names, strict=True)
     ]
     text, halved = render(runs), 0
     while len(text.encode()) > LIMIT:
@@ -67,6 +68,9 @@ def make_parser() -> CommandParser:
         default=Path("report.html"),
         metavar="FILE",
         help="file to write, or its folder (default: report.html)",
+    )
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="TEXT", help="show the output and the attention for a text, too"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser.add_trust_package()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from lightning import LightningModule
@@ -125,6 +125,10 @@ class LineModule(LightningModule, ABC):
             UserError: if the task has no pairs of a source and a target.
         """
         raise UserError(f"the model must be a Seq2SeqModule to align lines, but is a {type(self).__name__}")
+
+    def example(self, line: str, output: str) -> dict[str, Any]:
+        """Return a line and its output as the content of an AttentionExample."""
+        return {"source": strip_fields(normalize_text(line)), "target": output, "alignment": None}
 
     def tokenize(self, line: str) -> Ids:
         """Return the ids of a line of input.

@@ -142,6 +142,9 @@ class MaskedLanguageModel(TaskModule):
     def max_input_lengths(self) -> dict[str, int | None]:
         return {"text": self.network.max_length}
 
+    def example(self, line: str, output: str) -> dict[str, Any]:
+        return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
+
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         ids = content["ids"][:MAX_POSITIONS]
         symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in ids]

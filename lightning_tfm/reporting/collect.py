@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import torch
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.callbacks.predictions import is_per_category
+from lightning_tfm.catalog import HEADLINES
 from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loading import load
+from lightning_tfm.modules import TaskModule
 
 PREDICTIONS = 500
 """Predictions shown of each run: one half has the largest losses, the other is spread over the rest by loss."""
@@ -28,6 +31,12 @@ EXAMPLES = 6
 
 MAX_TITLE_LENGTH = 80
 """Longest source or prediction shown in a title, in characters."""
+
+MAX_LABELS = 20
+"""Maximum number of labels of which a confusion matrix is shown."""
+
+EXAMPLES_FILE = "attention/examples.json"
+"""The file with the examples whose attention was drawn after the test."""
 
 FIELDS = ("split", "source", "target", "prediction", "correct", "nll", "category", "alignment")
 """Fields of each line of predictions.jsonl."""
@@ -45,7 +54,9 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def collect_run(folder: Path, name: str, points: int, trust_packages: Sequence[str]) -> Json:
+def collect_run(
+    folder: Path, name: str, points: int, trust_packages: Sequence[str], inputs: Sequence[str] = ()
+) -> Json:
     """Return the content of the page for a run, without the parts whose files are missing.
 
     Args:
@@ -53,28 +64,40 @@ def collect_run(folder: Path, name: str, points: int, trust_packages: Sequence[s
         name: the run's name on the page.
         points: the approximate number of points in each curve.
         trust_packages: the packages named by `--trust-package`.
+        inputs: texts whose outputs and attention are shown first.
+
+    Raises:
+        UserError: if a file of the run is damaged, or a text has no output.
     """
     settings = read_yaml(folder / "config.yaml", "RUN")
     predictions = _predictions(folder / "predictions.jsonl")
-    checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    module = _load(folder, trust_packages) if inputs or predictions or (folder / EXAMPLES_FILE).is_file() else None
+    if inputs and module is None:
+        raise UserError(f"--input needs a run with a checkpoint that can be loaded, but {str(folder)!r} has none")
+    curves, non_finite = _curves(folder / "metrics.csv", points)
+    summary = _summary(folder / "summary.json")
+    part = "val" if "val" in summary else "test"
+    own = [] if module is None else [_own_example(module, text) for text in inputs]
     return {
         "name": name,
-        "facts": _facts(folder),
+        "task": _task(settings),
+        "part": part,
+        "headline": _headline(summary),
+        "facts": _facts(folder, summary),
         "config": (folder / "config.yaml").read_text(encoding="utf-8"),
         "settings": {name: json.dumps(value, ensure_ascii=False) for name, value in flatten(settings).items()},
-        "curves": _curves(folder / "metrics.csv", points),
+        "curves": curves,
+        "non_finite": non_finite,
         "categories": _per_category(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
+        "outcomes": _outcomes(predictions, part),
+        "confusion": _confusion(predictions),
         "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
-        "attention": list(
-            _attention(
-                next(filter(Path.is_file, checkpoints), None),
-                predictions,
-                _examples(folder / "attention/examples.json"),
-                trust_packages,
-            )
-        ),
+        "inputs": [{"input": example["source"], "output": example["target"]} for example in own],
+        "attention": []
+        if module is None
+        else list(_attention(module, own, predictions, _examples(folder / EXAMPLES_FILE))),
     }
 
 
@@ -89,25 +112,57 @@ def _reading(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _facts(folder: Path) -> dict[str, str]:
+def _task(settings: Json) -> str:
+    """Return the module and the data of a run, such as "Seq2SeqModule on Date"."""
+    module, data = (settings.get(part) or {} for part in ("model", "data"))
+    return " on ".join(str(part.get("class_path", "unknown")).rpartition(".")[2] for part in (module, data))
+
+
+def _summary(path: Path) -> Json:
+    if not path.is_file():
+        return {}
+    with _reading(path):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("steps", "parameters", "seed"):
+            int(summary[name])
+        return dict(summary)
+
+
+def _headline(summary: Json) -> tuple[str, float] | None:
+    """Return the name and the value of the most interesting metric of the test; None without a test."""
+    metrics = summary.get("test") or summary.get("val") or {}
+    names = [name.removeprefix("val/") for name in HEADLINES]
+    return next(((name, metrics[name]) for name in names if name in metrics), None)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text, such as "12 min 5 s"."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, seconds_left = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{minutes} min {seconds_left} s" if minutes < 120 else f"{hours} h {minutes_left} min"
+
+
+def _facts(folder: Path, summary: Json) -> dict[str, str]:
     facts: dict[str, str] = {}
-    summary, provenance = folder / "summary.json", folder / "provenance.json"
-    if summary.is_file():
-        with _reading(summary):
-            results = json.loads(summary.read_text(encoding="utf-8"))
+    provenance = folder / "provenance.json"
+    if summary:
+        with _reading(folder / "summary.json"):
             metrics = {
-                f"{part}/{name}": value for part in ("test", "val") for name, value in results.get(part, {}).items()
+                f"{part}/{name}": value for part in ("test", "val") for name, value in summary.get(part, {}).items()
             }
             facts |= {name: f"{value:.4f}" for name, value in metrics.items() if not is_per_category(name)}
-            if "train_seconds" in results:
+            if "train_seconds" in summary:
                 facts |= {
-                    "training": f"{results['train_seconds']:,.0f} s",
-                    "samples per second": f"{results['samples_per_second']:,.0f}",
+                    "training": duration(summary["train_seconds"]),
+                    "samples per second": f"{summary['samples_per_second']:,.0f}",
                 }
             facts |= {
-                "steps": f"{results['steps']:,}",
-                "parameters": f"{results['parameters']:,}",
-                "seed": str(results["seed"]),
+                "steps": f"{summary['steps']:,}",
+                "parameters": f"{summary['parameters']:,}",
+                "seed": str(summary["seed"]),
             }
     if provenance.is_file():
         with _reading(provenance):
@@ -115,7 +170,7 @@ def _facts(folder: Path) -> dict[str, str]:
             first, last = starts[0], starts[-1]
             dirty = " and changes" if last["git"].get("dirty") else ""
             facts |= {
-                "started": first["time"],
+                "started": datetime.fromisoformat(first["time"]).strftime("%Y-%m-%d %H:%M UTC"),
                 "commit": (last["git"]["commit"] or "unknown")[:10] + dirty,
                 "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
                 "torch": last["versions"]["torch"],
@@ -123,9 +178,13 @@ def _facts(folder: Path) -> dict[str, str]:
     return facts
 
 
-def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
-    """Return about `number` points (step, value) of each metric, always including the last one."""
+def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]], Counter[str]]:
+    """Return about `number` finite points (step, value) of each metric, and the number of other points.
+
+    The last point is always included.
+    """
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    non_finite: Counter[str] = Counter()
     if path.is_file():
         with _reading(path):
             for row in read_metrics(path):
@@ -134,7 +193,10 @@ def _curves(path: Path, number: int) -> dict[str, list[tuple[int, float]]]:
                         continue
                     if value and math.isfinite(float(value)):
                         curves[name].append((int(row["step"]), float(value)))
-    return {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
+                    elif value:
+                        non_finite[name] += 1
+    thinned = {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
+    return thinned, non_finite
 
 
 def _predictions(path: Path) -> list[Json]:
@@ -181,28 +243,68 @@ def _per_category(predictions: list[Json]) -> list[Json]:
             "loss": f"{sum(line['nll'] for line in lines) / len(lines):.4f}",  # as text, since it may not be finite
             "pairs": len(lines),
         }
-        for (name, category), lines in sorted(by_category.items())
+        for (name, category), lines in sorted(by_category.items(), key=lambda item: (item[0][0] != "test", item[0]))
     ]
 
 
-def _attention(
-    checkpoint: Path | None, predictions: list[Json], examples: list[Json], trust_packages: Sequence[str]
-) -> Iterator[Json]:
+def _outcomes(predictions: list[Json], part: str) -> dict[tuple[str, int], bool]:
+    """Return whether each prediction of a part is correct, by its source and how often this has occurred before."""
+    seen: Counter[str] = Counter()
+    outcomes = {}
+    for line in predictions:
+        if line["split"] == part:
+            outcomes[line["source"], seen[line["source"]]] = bool(line["correct"])
+            seen[line["source"]] += 1
+    return outcomes
+
+
+def _confusion(predictions: list[Json]) -> list[Json]:
+    """Return how often each label was predicted as each label; empty unless the predictions are labels."""
+    counts = Counter((line["target"], line["prediction"]) for line in predictions if "probability" in line)
+    labels = sorted({label for pair in counts for label in pair})
+    if len(labels) > MAX_LABELS:
+        return []
+    totals = {label: max(1, sum(counts[label, other] for other in labels)) for label in labels}
+    return [
+        {"true": true, "predicted": other, "count": counts[true, other], "share": counts[true, other] / totals[true]}
+        for true in labels
+        for other in labels
+    ]
+
+
+def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
+    """Return the model of a run; None, with a message, if it cannot be loaded."""
+    checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoint = next(filter(Path.is_file, checkpoints), None)
+    if checkpoint is None:
+        return None
+    try:
+        return load(checkpoint, trust_packages)
+    except UserError as error:  # an untrusted package or a damaged file must not prevent the rest of the page
+        rank_zero_print(f"cannot show the attention of {checkpoint}: {error}")
+        return None
+
+
+def _own_example(module: TaskModule, text: str) -> Json:
+    """Return an input of the user with its output, as an example of attention."""
+    (answer,) = module.predict([text])
+    if answer.text is None:
+        raise UserError(f"--input must be a text that the model can read, but {text!r} cannot be: {answer.note}")
+    return module.example(text, answer.text)
+
+
+def _attention(module: TaskModule, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:
     """Yield the attention weights of all layers for a few examples.
 
     Args:
-        checkpoint: the path of the checkpoint, if there is one.
+        module: the model.
+        own: the inputs of the user.
         predictions: the predictions of the test.
         examples: the examples whose attention was drawn after the test; used if there are no predictions.
-        trust_packages: the packages named by `--trust-package`.
     """
-    if checkpoint is None or not (predictions or examples):
-        return
-    try:
-        module = load(checkpoint, trust_packages)
-    except UserError as error:  # an untrusted package or a damaged file must not prevent the rest of the page
-        rank_zero_print(f"cannot show the attention of {checkpoint}: {error}")
-        return
+    for content in own:
+        title = f"your input: {_short(content['source'])} \N{RIGHTWARDS ARROW} {_short(content['target'])}"
+        yield {"title": title, "layers": [_layer(layer.cropped()) for layer in module.attention(content)]}
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {_short(line['source'])} \N{RIGHTWARDS ARROW} {_short(line['prediction'])}"
@@ -226,5 +328,6 @@ def _layer(layer: AttentionMap) -> Json:
         "queries": layer.queries,
         "keys": layer.keys,
         "gold": layer.gold,
+        "predicts": layer.predicts,
         "weights": base64.b64encode((layer.weights * 255).round().to(torch.uint8).numpy().tobytes()).decode(),
     }

@@ -1,0 +1,202 @@
+"""Charts of a report: learning curves, exact match by category, confusion matrices and scores of attention heads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning_tfm.catalog import HEADLINES
+from lightning_tfm.reporting.collect import Json
+from lightning_tfm.style import PALETTE
+
+SCHEME: Literal["blues"] = "blues"
+"""Color scheme of Vega for values from 0 to 1, that of `lightning_tfm.style.HEAT`."""
+
+MAX_LABEL_WIDTH = 150
+"""Maximum width of the label of an axis or a legend, in pixels; 360 pixels must suffice for a chart."""
+
+
+def draw_charts(runs: Sequence[Json]) -> list[Json]:
+    """Return the charts of runs of one task, each with its data as a table.
+
+    Args:
+        runs: the runs, as `collect_run` returns them.
+    """
+    found = (_curves(runs), _categories(runs), _confusion(runs), _heads(runs))
+    return [chart for chart in found if chart is not None]
+
+
+def _chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> Json:
+    """Return a chart with its data as a table, for readers who cannot see it or use a pointer."""
+    spec = chart.to_dict() | {"description": title}  # for screen readers
+    cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+    return {"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells, "notes": []}
+
+
+def _choice(names: list[str], label: str) -> Any:
+    """Return a parameter that is chosen from a menu."""
+    import altair
+
+    return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
+
+
+def _color(runs: Sequence[Json]) -> Any:
+    """Return the encoding of runs by color, with a legend if there are several."""
+    import altair
+
+    legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH)
+    order = [run["name"] for run in runs]
+    scale = altair.Scale(range=list(PALETTE))
+    return altair.Color("run:N", sort=order, scale=scale, legend=legend if len(runs) > 1 else None, title=None)
+
+
+def _height(rows: int, step: int) -> int:
+    """Return the height of a chart with a row for each category, in pixels.
+
+    Note:
+        Vega-Lite computes it from the step, too, but logs a warning if the width is that of the page.
+    """
+    return max(48, rows * step)
+
+
+def _by_interest(runs: Sequence[Json], names: set[str]) -> list[str]:
+    """Return metrics in the order of a menu, first those that all runs have."""
+
+    def key(name: str) -> tuple[int, int, str]:
+        missing = sum(name not in run["curves"] for run in runs)
+        return missing, HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), name
+
+    return sorted(names, key=key)
+
+
+def _curves(runs: Sequence[Json]) -> Json | None:
+    import altair
+
+    points = [
+        {"run": run["name"], "metric": name, "step": step, "value": value}
+        for run in runs
+        for name, curve in run["curves"].items()
+        if "/alignment/" not in name
+        for step, value in curve
+    ]
+    if not points:
+        return None
+    names = _by_interest(runs, {point["metric"] for point in points})
+    metric = _choice(names, "metric")
+    curves = altair.Chart(altair.Data(values=points)).encode(
+        x=altair.X("step:Q", axis=altair.Axis(format=",d", tickMinStep=1)),
+        y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
+        color=_color(runs),
+        tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
+    )
+    layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
+    shown = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
+    ends = [[name, *(run["curves"][name][-1][1] if name in run["curves"] else "" for run in runs)] for name in names]
+    chart = _chart("curves", "Learning curves", shown, ["last value of", *(run["name"] for run in runs)], ends)
+    chart["notes"] = [
+        f"{run['name']}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
+        for run in runs
+        for name, number in run["non_finite"].items()
+    ]
+    return chart
+
+
+def _categories(runs: Sequence[Json]) -> Json | None:
+    import altair
+
+    categories = [category | {"run": run["name"]} for run in runs for category in run["categories"]]
+    if not categories:
+        return None
+    splits = Counter((category["run"], category["split"]) for category in categories)
+    most = max(splits.values())
+    chosen = _choice(list(dict.fromkeys(category["split"] for category in categories)), "split")
+    bars = (
+        altair.Chart(altair.Data(values=categories))
+        .mark_bar()
+        .encode(
+            y=altair.Y("category:N", title=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
+            yOffset=altair.YOffset("run:N", sort=[run["name"] for run in runs]),
+            x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
+            color=_color(runs),
+            tooltip=["run:N", "category:N", altair.Tooltip("exact match:Q", format=".4f"), "loss:N", "pairs:Q"],
+        )
+        .add_params(chosen)
+        .transform_filter("datum.split == split")
+        .properties(width="container", height=_height(most * (1 + len(runs)), 12))
+    )
+    columns = ["run", "split", "category", "exact match", "loss", "pairs"]
+    rows = [[category[column] for column in columns] for category in categories]
+    return _chart("categories", "Exact match by category", bars, columns, rows)
+
+
+def _confusion(runs: Sequence[Json]) -> Json | None:
+    import altair
+
+    counts = [count | {"run": run["name"]} for run in runs for count in run["confusion"]]
+    if not counts:
+        return None
+    chosen = _choice(list(dict.fromkeys(count["run"] for count in counts)), "run")
+    base = (
+        altair.Chart(altair.Data(values=counts))
+        .encode(
+            x=altair.X("predicted:N", axis=altair.Axis(labelAngle=0, labelLimit=MAX_LABEL_WIDTH)),
+            y=altair.Y("true:N", axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
+        )
+        .transform_filter("datum.run == run")
+    )
+    cells = base.mark_rect().encode(
+        color=altair.Color("share:Q", title="of the row", scale=altair.Scale(scheme=SCHEME, domain=[0, 1])),
+        tooltip=[
+            "true:N",
+            "predicted:N",
+            altair.Tooltip("count:Q", format=",d"),
+            altair.Tooltip("share:Q", format=".2%"),
+        ],
+    )
+    numbers = base.mark_text(fontSize=14).encode(
+        text=altair.Text("count:Q", format=",d"),
+        color=altair.condition("datum.share > 0.5", altair.value("white"), altair.value("black")),
+    )
+    shown = (
+        (cells + numbers)
+        .add_params(chosen)
+        .properties(width="container", height=_height(len({count["true"] for count in counts}), 48))
+    )
+    columns = ["run", "true", "predicted", "count"]
+    return _chart(
+        "confusion", "Confusion matrix", shown, columns, [[count[column] for column in columns] for count in counts]
+    )
+
+
+def _heads(runs: Sequence[Json]) -> Json | None:
+    import altair
+
+    scores = []
+    for run in runs:
+        for name, curve in run["curves"].items():
+            if "/alignment/" in name:
+                layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
+                value = curve[-1][1]
+                scores.append({"run": run["name"], "layer": layer, "head": head, "score": score, "value": value})
+    if not scores:
+        return None
+    run, score = (_choice(list(dict.fromkeys(row[name] for row in scores)), name) for name in ("run", "score"))
+    heads = (
+        altair.Chart(altair.Data(values=scores))
+        .mark_rect()
+        .encode(
+            x=altair.X("head:N", title=None, axis=altair.Axis(labelAngle=0)),
+            y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
+            color=altair.Color(
+                "value:Q", title=None, scale=altair.Scale(scheme=SCHEME), legend=altair.Legend(format=".3~g")
+            ),
+            tooltip=["layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
+        )
+        .add_params(run, score)
+        .transform_filter("datum.score == score && datum.run == run")
+        .properties(width="container", height=_height(len({row["layer"] for row in scores}), 24))
+    )
+    title = "Attention against the gold alignment, at the last validation"
+    rows = [list(row.values()) for row in scores]
+    return _chart("heads", title, heads, ["run", "layer", "head", "score", "value"], rows)

@@ -1,0 +1,66 @@
+"""The result of each run in a sentence, and the comparison of runs of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_tfm.reporting.collect import Json
+
+
+def result(run: Json) -> str:
+    """Return the result of a run, such as "exact match 1.0000 on 1,000 test examples"."""
+    if run["headline"] is None:
+        return "no test yet"
+    name, value = run["headline"]
+    number = len(run["outcomes"])
+    tested = f" on {number:,} {run['part']} examples" if number else f" on the {run['part']} part"
+    return f"{_readable(name)} {value:.4f}{tested}"
+
+
+def verdict(runs: Sequence[Json]) -> str:
+    """Return which of several runs of one task is best, and on how many examples the best two differ.
+
+    Args:
+        runs: the runs, as `collect_run` returns them.
+
+    Returns:
+        Sentences; empty if fewer than two runs have the same headline metric.
+    """
+    names = {run["headline"][0] for run in runs if run["headline"]}
+    tested = [run for run in runs if run["headline"]]
+    if len(tested) < 2 or len(names) > 1 or len({run["part"] for run in tested}) > 1:
+        return ""
+    (name,) = names
+    is_loss = name.endswith("loss")
+    best, second, *_ = sorted(tested, key=lambda run: run["headline"][1] * (1 if is_loss else -1))
+    difference = abs(best["headline"][1] - second["headline"][1])
+    if difference == 0:
+        text = f"{best['name']} and {second['name']} are equal in {_readable(name)}: {best['headline'][1]:.4f}."
+    else:
+        direction = "below" if is_loss else "above"
+        text = (
+            f"{best['name']} has the best {_readable(name)}: {best['headline'][1]:.4f}, {difference:.4f} {direction} "
+            f"{second['name']}."
+        )
+    return f"{text} {_paired(best, second)}".strip()
+
+
+def _paired(best: Json, second: Json) -> str:
+    """Return how two runs differ on the examples that both have answered, with a sign test."""
+    from scipy.stats import binomtest
+
+    shared = best["outcomes"].keys() & second["outcomes"].keys()
+    ours = sum(best["outcomes"][key] and not second["outcomes"][key] for key in shared)
+    theirs = sum(second["outcomes"][key] and not best["outcomes"][key] for key in shared)
+    if not ours + theirs:
+        return ""
+    p = binomtest(ours, ours + theirs).pvalue
+    return (
+        f"Of {len(shared):,} shared examples, {ours:,} are correct only in {best['name']} and {theirs:,} only in "
+        f"{second['name']} (sign test: p = {p:.2g}). This compares two trained models; comparing their settings needs "
+        "several seeds."
+    )
+
+
+def _readable(metric: str) -> str:
+    return {"bleu": "BLEU"}.get(metric, metric.replace("_", " "))
