@@ -38,7 +38,7 @@ from lightning_tfm.callbacks import (
     Summary,
     Telemetry,
 )
-from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.callbacks.provenance import git, wandb_run
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
@@ -289,7 +289,8 @@ class TfmCLI(LightningCLI):
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
         if isinstance(self.trainer.logger, CSVLogger):
             parts = (self.model, self.model.network, self.datamodule)
-            describe_run(self.trainer.loggers, [type(part).__name__ for part in parts])
+            commit = git(Path.cwd())["commit"] or "unknown"
+            describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], commit)
         self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -78,10 +78,11 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self._experiment = _DummyExperiment()
         return super().experiment
 
-    def describe(self, name: str, tags: list[str]) -> None:
-        """Set the name and the tags of the run, unless the user has set them."""
-        self._wandb_init["name"] = self._wandb_init["name"] or name
-        self._wandb_init.setdefault("tags", tags)
+    def describe(self, name: str, tags: list[str], commit: str) -> None:
+        """Set the name and the tags of the run, unless the user has set them, and log the commit."""
+        self._wandb_init["name"] = self._wandb_init.get("name") or name
+        self._wandb_init["tags"] = self._wandb_init.get("tags") or tags
+        self._wandb_init["config"] = {"git_commit": commit} | (self._wandb_init.get("config") or {})
 
     def _mode(self) -> str | None:
         import wandb
@@ -204,17 +205,18 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
-def describe_run(loggers: Sequence[Logger], tags: list[str]) -> None:
-    """Set the name, such as `copy_gpt/version_0`, and the tags of a run in W&B and TensorBoard.
+def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str) -> None:
+    """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard.
 
     Args:
         loggers: the loggers of the run, the first of which has created its folder.
         tags: the tags.
+        commit: the commit of the working directory.
     """
     first, *others = loggers
     for other in others:
         if isinstance(other, WandbLogger | TensorBoardLogger):
-            other.describe(run_name(first), tags)
+            other.describe(run_name(first), tags, commit)
 
 
 def run_name(logger: Logger) -> str:
@@ -254,11 +256,11 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
         except ModuleNotFoundError:
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
 
-    def describe(self, name: str, tags: list[str]) -> None:
-        """Set the name of the run, unless the user has set it, and log the tags as a hyper-parameter."""
+    def describe(self, name: str, tags: list[str], commit: str) -> None:
+        """Set the name of the run, unless the user has set it, and log the tags and the commit as hyper-parameters."""
         if self._version is None:
             self._version = name.replace("/", "_")
-        self.hparams["tags"] = ", ".join(tags)
+        cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
 
 
 def _answers(address: str) -> bool:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.decoding import beam_search, decode, greedy, reorder_state, sampler
+from lightning_tfm.decoding import beam_search, continue_text, decode, greedy, reorder_state, sampler
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 VOCAB_SIZE = 6
@@ -148,6 +148,35 @@ def test_decoding_stops_when_every_row_has_ended(search):
     answers = search(step, (lengths, torch.zeros(3, dtype=torch.long)), 50)
     assert steps == 5
     assert [without_padding(row) for row in answers] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
+
+
+@pytest.mark.parametrize(
+    ("length", "num_tokens", "max_length", "contexts"),
+    [
+        (3, 12, 8, [2, 3, 3]),
+        (3, 5, 8, [2]),
+        (8, 3, 8, [3]),
+        (20, 8, 9, [3, 3]),
+        (1, 2, 1, [0, 0]),
+        (1, 4, 2, [0, 0]),
+    ],
+)
+def test_a_continuation_moves_its_window_by_half_of_the_positions(length, num_tokens, max_length, contexts):
+    """The first tokens of each window are encoded at once; `contexts` has their numbers."""
+    encoded, positions = [], []
+
+    def encode(context):
+        encoded.append(context.size(1))
+        return torch.zeros(1, 1) + context.size(1)
+
+    def step(token, state):
+        positions.append(int(state.item()) + 1)
+        return torch.zeros(1, VOCAB_SIZE), state + 1
+
+    more = continue_text(encode, step, torch.full((1, length), 3), num_tokens, max_length)
+    assert more.shape == (1, num_tokens)
+    assert encoded == contexts
+    assert max(positions) <= max_length
 
 
 def test_zero_steps_give_no_tokens():

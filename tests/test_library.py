@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import partial
 
 import lightning
@@ -27,7 +29,7 @@ from lightning_tfm import (
 )
 from lightning_tfm.callbacks import AttentionLogger, Predictions
 from lightning_tfm.callbacks.predictions import SAMPLES
-from lightning_tfm.checkpoint import verify_checksum
+from lightning_tfm.checkpoint import latest_valid, verify_checksum
 from lightning_tfm.optimizers import AdamW
 from runs import in_process
 
@@ -164,3 +166,21 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
         Seq2SeqModule.from_data(text(tmp_path), None)
     with pytest.raises(UserError, match="EncoderClassifier needs texts with labels, but Copy has none"):
         EncoderClassifier.from_data(data)
+
+
+def test_a_folder_is_refused_with_the_checkpoint_in_it(reference):
+    run = reference("gpt") / "runs/copy_gpt/version_0"
+    for path in (run, run / "checkpoints"):
+        with pytest.raises(UserError, match=rf"{path}' is a folder; try '{run}/checkpoints/best.ckpt'"):
+            lightning_tfm.load(path)
+
+
+def test_the_newest_valid_checkpoint_is_found(reference, tmp_path):
+    paths = [tmp_path / f"{name}.ckpt" for name in "abc"]
+    for age, path in enumerate(paths):
+        shutil.copy(reference("gpt") / "runs/copy_gpt/version_0/checkpoints/last.ckpt", path)
+        os.utime(path, (1000 - age, 1000 - age))
+    paths[0].write_bytes(b"damaged")
+    os.utime(paths[0], (1000, 1000))
+    assert latest_valid(paths) == (paths[1], [paths[0]])
+    assert latest_valid(paths[::-1]) == (paths[1], [paths[0]])

@@ -30,7 +30,7 @@ from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, read
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Mean
+from lightning_tfm.metrics import Mean, token_nll
 from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.modules.task import check_strategy
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
@@ -230,6 +230,23 @@ def test_naive_bayes_counts_exactly_in_half_precision(tmp_path):
 
 
 # NaN
+
+
+def test_sums_of_a_mean_are_never_in_half_precision():
+    for dtype, kept in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        mean = Mean()
+        mean.update(torch.tensor(1.0), 1)
+        assert mean.to(dtype).total.dtype == kept
+
+
+def test_label_smoothing_is_off_by_default():
+    logits, target = torch.randn(2, 3, 7), torch.randint(3, 7, (2, 3))
+    assert token_nll(logits, target).equal(token_nll(logits, target, 0.0))
+    assert not token_nll(logits, target).equal(token_nll(logits, target, 0.1))
 
 
 def test_mean_propagates_nan():

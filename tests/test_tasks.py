@@ -581,7 +581,9 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
     other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     capsys.readouterr()
     assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2
-    assert "all checkpoints must have the same class_path" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "all checkpoints must have the same class_path" in message
+    assert len(set(re.findall(r"'[^']+'", message))) == 2, "both files are named"
     assert in_process(monkeypatch, "average", paths[0], "--output", mean) == 2
     assert "--output must be a new file" in capsys.readouterr().err
     path = folder.parents[2] / "spelling_gpt.yaml"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import csv
 import inspect
 import itertools
 import math
 import os
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
 
 from conftest import DATA
 from datamodules import Copy
@@ -257,16 +260,80 @@ def test_clipping_is_that_of_torch():
 @pytest.mark.parametrize("overflows", [False, True])
 def test_a_gradient_scaler_skips_overflows_but_not_a_non_finite_loss(overflows, monkeypatch):
     module = make_module(small_copy())
-    module._trainer = make_trainer()
+    make_trainer().fit(module, small_copy())  # for an optimizer
     monkeypatch.setattr(type(module), "scales_gradients", True)
-    loss, gradient = (1.0, math.inf) if overflows else (math.nan, 1.0)
-    module.pending_finite_checks = [torch.tensor([1.0, 1.0]), torch.tensor([loss, gradient])]
+    good = torch.ones(1 + len(list(module.parameters())))
+    bad = good.clone()
+    bad[5 if overflows else 0] = math.inf if overflows else math.nan
+    module.pending_finite_checks = [good, bad]
+    monkeypatch.setattr(type(module), "global_step", 7)
     if overflows:
         module.check_finite()
         assert module.skipped_steps == 1
     else:
-        with pytest.raises(UserError, match=r"loss and gradients must be finite, but at step .* the loss is nan"):
+        with pytest.raises(UserError, match="loss and gradients must be finite, but at step 7 the loss is nan"):
             module.check_finite()
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (5, [5])])
+def test_metrics_are_logged_and_checked_every_few_steps(every, steps, monkeypatch, tmp_path):
+    data, module = small_copy(), make_module(small_copy())
+    checked, check = [], module.check_finite
+    monkeypatch.setattr(module, "check_finite", lambda: checked.append(module.global_step) or check())
+    logger = CSVLogger(tmp_path)
+    make_trainer(max_steps=6, log_every_n_steps=every, logger=logger).fit(module, data)
+    assert checked[:-1] == steps, "and once at the end"
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines())) if every else []
+    logged = [int(row["step"]) + 1 for row in rows if row["train/learning_rate"] and row["train/gradient_norm"]]
+    assert logged == (steps if every else [])
+
+
+def test_clipping_by_value_bounds_each_gradient():
+    data = small_copy()
+    settings = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
+    gradients = gradients_of_a_step(data, make_module(data), **settings)
+    assert max(gradient.abs().max().item() for gradient in gradients) == pytest.approx(1e-3)
+    assert torch.cat([gradient.flatten() for gradient in gradients]).norm() > 2e-3
+
+
+@pytest.mark.parametrize(("decay", "depends"), [("inverse_sqrt", False), ("linear", True), ("cosine", True)])
+def test_the_number_of_steps_is_a_setting_if_the_schedule_depends_on_it(decay, depends):
+    module = make_module(small_copy(), lr_schedule=LRSchedule(decay=decay))
+    assert ("trainer.max_steps" in module.step_settings(make_trainer())) == depends
+    assert "trainer.max_steps" not in module.step_settings(make_trainer(fast_dev_run=True))
+
+
+def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
+    data, calls, schedule = small_copy(), [], LRSchedule(decay="inverse_sqrt")
+    module = make_module(data, lr_schedule=schedule)
+    monkeypatch.setattr(type(module), "load_pretrained", lambda module: calls.append(module))
+    trainer = make_trainer(max_steps=2)
+    trainer.fit(module, data)
+    assert calls == [module]
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    other = make_module(data, lr_schedule=schedule)
+    make_trainer(max_steps=3).fit(other, data, ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    assert calls == [module]
+
+
+@pytest.mark.parametrize("length", [80, 81, 200])
+def test_long_sources_are_cut_in_titles(length):
+    module = make_module(small_copy())
+    prediction = {"source": "1" * length, "target": "2", "nll": 1.0}
+    (example,) = module.attention_examples(None, [(4, prediction)])
+    assert example.row == 4
+    assert example.title == f"{'1' * min(length, 80)}{'...' if length > 80 else ''} \N{RIGHTWARDS ARROW} 2"
+
+
+def test_a_schedule_may_end_before_its_warm_up():
+    optimizer = AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = LRSchedule(warmup_steps=3).scheduler(optimizer, max_steps=2)
+    rates = []
+    for _ in range(5):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])

@@ -25,7 +25,8 @@ class AttentionLogger(Callback):
     """Scores the attention weights at each validation, and draws them after the test.
 
     If all validation pairs have a gold alignment, `val/alignment/LAYER/head_N/accuracy`, `error_rate` and `entropy` are
-    logged for each head that attends to the source, over the whole validation split, see AlignmentScore.
+    logged for each head that attends to the source, over the whole validation split, see AlignmentScore. The head of
+    the highest accuracy is saved in the checkpoints: `lightning-tfm generate --alignments` reads it.
 
     After the test, the run's folder contains `attention/*.png`: a picture of each layer for a few examples, with the
     gold alignment outlined if there is one, and the positional encodings if the network has any. The examples are
@@ -56,10 +57,14 @@ class AttentionLogger(Callback):
             self.scores[layer].update(weights, gold, batch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        best = -1.0
         for layer, score in self.scores.items():
             for name, values in score.compute().items():  # over all processes
                 for head, value in enumerate(torch.atleast_1d(values)):  # torchmetrics squeezes a single head
                     pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float(), sync_dist=True)
+                    if name == "accuracy" and value > best:
+                        best = value.item()
+                        cast(TaskModule, pl_module).alignment_head = (layer, head)
             score.reset()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -32,8 +32,8 @@ class Provenance(Callback):
     `changed_settings` as [old, new] since the start before, `git` (see `git`) of the working directory, `versions` of
     Python and the packages, `framework`, the commit of this package if it runs from a repository, `hardware`,
     `data_fingerprint` of each split, and `wandb`, the id of the run in W&B. Uncommitted changes are saved as
-    `uncommitted_N.diff`, where N is the index of the entry. The fingerprint and the commit are also logged as
-    hyper-parameters.
+    `uncommitted_N.diff`, where N is the index of the entry. The fingerprint is also logged as a
+    hyper-parameter.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,7 @@ class Provenance(Callback):
         self.is_recorded = True
         state = git(Path.cwd())
         for logger in trainer.loggers:
-            logger.log_hyperparams(
-                {"data_fingerprint": trainer.datamodule.fingerprint, "git_commit": state["commit"] or "unknown"}
-            )
+            logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
         if not trainer.is_global_zero:
             return
         starts = read_starts(folder)

@@ -49,7 +49,8 @@ def generate(arguments: list[str]) -> int:
             answers = module.predict(lines, decoding, generator)
             numbered = enumerate(zip(lines, answers, strict=True), start=output.done + 1)
             texts = [_format(module, number, line, answer, options) for number, (line, answer) in numbered]
-            output.write([(text, answer.note) for text, answer in zip(texts, answers, strict=True)])
+            failures = sum(answer.outputs is None for answer in answers)
+            output.write(texts, [answer.note for answer in answers], failures)
     return 1 if output.failures else 0
 
 
@@ -106,10 +107,11 @@ def _parse(arguments: list[str]) -> Namespace:
     return options
 
 
-def _format(module: TaskModule, number: int, line: str, answer: Answer, options: Namespace) -> str | None:
-    """Return the text that is written for a line of input; None if there is no output."""
+def _format(module: TaskModule, number: int, line: str, answer: Answer, options: Namespace) -> str:
+    """Return the text that is written for a line of input."""
+    separator = f"{'-' * 20}\n" if module.outputs_are_long and number > 1 and not options.json else ""
     if answer.outputs is None:
-        return json.dumps({"line": number, "text": None}) if options.json else None
+        return json.dumps({"line": number, "text": None}) if options.json else separator
     written = []
     for rank, output in enumerate(answer.outputs, start=1):
         alignment = None if output.alignment is None else " ".join(f"{i}-{j}" for i, j in output.alignment)
@@ -122,13 +124,11 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
             continue
         if not module.outputs_are_long:  # one line for each output, but subwords can contain line feeds
             columns["text"] = output.text.replace("\n", " ")
-        elif number > 1:
-            columns["text"] = f"{'-' * 20}\n{output.text}"
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
         best = answer.outputs[0].text
         written.append(_attention_table(module.align(strip_fields(normalize_text(line)), best)))
-    return "\n".join(written)
+    return separator + "\n".join(written)
 
 
 def _attention_table(found: AttentionMap) -> str:

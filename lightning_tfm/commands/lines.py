@@ -137,25 +137,27 @@ class LineOutput:
 
     def remaining(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the chunks whose lines have not been answered; an earlier command ended after a whole chunk."""
-        skipped = 0
+        answered, skipped = self.done, 0
         for chunk in chunks:
-            if skipped < self.done:
+            if skipped < answered:
                 skipped += len(chunk)
             else:
                 yield chunk
 
-    def write(self, answers: list[tuple[str | None, str]]) -> None:
+    def write(self, texts: list[str], notes: list[str], failures: int) -> None:
         """Write the answers to a chunk of lines.
 
         Args:
-            answers: the text of each answer, None if there is none, and a note.
+            texts: the text for each line.
+            notes: a note about each line, printed on standard error unless it is empty.
+            failures: the number of lines without an answer.
         """
-        for text, note in answers:
+        for text, note in zip(texts, notes, strict=True):
             self.done += 1
             if note:
                 self.bar.write(f"lightning-tfm: line {self.done}: {note}", file=sys.stderr)
-            self.failures += text is None
-            print(text or "", file=self.file)
+            print(text, file=self.file)
+        self.failures += failures
         self.file.flush()
         if self.options.output:
             os.fsync(self.file.fileno())
@@ -163,7 +165,7 @@ class LineOutput:
             if self.generator is not None:
                 state["generator"] = self.generator.get_state().tolist()
             write_text(self.state, json.dumps(state))
-        self.bar.update(len(answers))
+        self.bar.update(len(texts))
 
     def __enter__(self) -> Self:
         return self

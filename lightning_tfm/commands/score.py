@@ -29,10 +29,10 @@ def score(arguments: list[str]) -> int:
         for lines in output.remaining(chunks):
             found = module.score(lines)
             texts = [
-                None if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
+                "" if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
                 for value in found
             ]
-            output.write([(text, value.note) for text, value in zip(texts, found, strict=True)])
+            output.write(texts, [value.note for value in found], texts.count(""))
     return 1 if output.failures else 0
 
 

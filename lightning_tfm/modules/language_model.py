@@ -40,6 +40,7 @@ class LanguageModel(TaskModule):
     network: CausalNetwork
     datamodule_class = TextDataModule
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
+    gives_scores = True
     outputs_are_long = True
     default_temperature, default_max_tokens = 0.8, 500
 
