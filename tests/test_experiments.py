@@ -756,8 +756,8 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, list and come first, "
-            "but is 'train'",
+            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, list and come "
+            "first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],

@@ -51,11 +51,13 @@ def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
         assert 1 <= len(texts) <= 3
         assert texts[0] == module.predict([source], DecodingOptions(beam_size=4))[0].text
         for output in answer.outputs:
-            ids = module.tokenizer.encode_target(output.text)
+            assert output.log_probability < 0
+            whole = len(module.tokenizer.encode_target(output.text)) < module.max_target_length  # it was not cut off
             if (
-                len(ids) < module.max_target_length and module.tokenizer.decode(ids) == output.text
-            ):  # it was not cut off
-                assert output.log_probability == pytest.approx(log_probability(module, source, output.text), abs=1e-3)
+                whole and module.tokenizer.word_indices(output.text) is None
+            ):  # subwords can spell a text in several ways
+                expected = log_probability(module, source, output.text)
+                assert output.log_probability == pytest.approx(expected, abs=1e-3)
 
 
 def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, capsys):
