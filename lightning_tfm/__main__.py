@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -18,17 +20,18 @@ USAGE = """\
 usage: lightning-tfm COMMAND ...
 
 commands:
-  list       list the experiments with their results
-  fit        train the model of an experiment on its data, then test the best checkpoint
-  validate   evaluate a checkpoint on the validation data of an experiment
-  test       evaluate a checkpoint on the test data of an experiment
-  generate   run a trained model on your own input
-  score      compute the log probability of given targets or texts
-  runs       list the runs below a folder
-  report     show runs on one page: settings, curves, errors, attention
-  average    average the weights of several checkpoints
-  export     write a trained network for other programs: safetensors, torch_export, onnx
-  reproduce  run experiments over seeds, and compare the results with their claims
+  list        list the experiments with their results
+  fit         train the model of an experiment on its data, then test the best checkpoint
+  validate    evaluate a checkpoint on the validation data of an experiment
+  test        evaluate a checkpoint on the test data of an experiment
+  generate    run a trained model on your own input
+  score       compute the log probability of given targets or texts
+  runs        list the runs below a folder
+  report      show runs on one page: settings, curves, errors, attention
+  average     average the weights of several checkpoints
+  export      write a trained network for other programs: safetensors, torch_export, onnx
+  reproduce   run experiments over seeds, and compare the results with their claims
+  completion  print a script for the completion of commands in a shell
 
   lightning-tfm fit date_attention_lstm
   lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
@@ -37,7 +40,8 @@ commands:
 """
 
 FUNCTIONS = {name: name for name in ("generate", "score", "average", "export", "report", "reproduce", "runs")} | {
-    "list": "list_"
+    "list": "list_",
+    "completion": "completion",
 }
 """Functions of the commands in `lightning_tfm/commands`."""
 
@@ -60,7 +64,7 @@ def main() -> None:
         elif command == "--version":
             print(f"lightning-tfm {version('lightning_tfm')}")
         elif command in FUNCTIONS:
-            with gc_disabled():
+            with gc_disabled(), _starting():
                 module = import_module(f"lightning_tfm.commands.{command}")
             sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
         elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
@@ -68,7 +72,7 @@ def main() -> None:
 
             print(help_text(command), end="")
         elif command in ("fit", "validate", "test"):
-            with gc_disabled():
+            with gc_disabled(), _starting():
                 from lightning_tfm.cli import run
             run(["--help" if argument == "--help-all" else argument for argument in arguments])
         else:
@@ -97,6 +101,19 @@ def main() -> None:
             f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr
         )
         sys.exit(1)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Show a line in a terminal while packages are imported, which takes seconds."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    if shown:
+        print("starting ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _ignore_signals() -> None:

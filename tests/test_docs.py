@@ -49,13 +49,18 @@ def blocks(path, *languages):
     return [code for language, code in found if language in languages]
 
 
-def command_lines(path):
-    """Yield the arguments of each `lightning-tfm` line of a page."""
+def shell_lines(path):
+    """Yield the lines of a page that are typed into a shell."""
     shown = blocks(path, "", "console", "{code-block} console")
     for line in "\n".join(shown).replace("\\\n", " ").splitlines():
-        words = line.removeprefix("$ ").strip()
-        if words.startswith("lightning-tfm "):
-            yield shlex.split(words, comments=True)[1:]
+        yield line.removeprefix("$ ").strip()
+
+
+def command_lines(path):
+    """Yield the arguments of each `lightning-tfm` line of a page."""
+    for line in shell_lines(path):
+        if line.startswith("lightning-tfm "):
+            yield shlex.split(line, comments=True)[1:]
 
 
 CODE = [path for path in PAGES if blocks(path, "python")]
@@ -69,7 +74,7 @@ LINES = [
 def test_pages_show_code_and_commands():
     assert {"README.md", "docs/getting_started.md", "docs/guides/own_data.md"} <= set(map(name_of, CODE))
     assert len(LINES) > 30
-    assert {line.values[0][0] for line in LINES} >= set(COMMANDS) - {"validate", "list", "export"}
+    assert {line.values[0][0] for line in LINES} >= set(COMMANDS) - {"validate", "list", "export", "completion"}
 
 
 @pytest.mark.parametrize("path", CODE, ids=name_of)
@@ -89,7 +94,7 @@ def test_a_command_of_a_page_is_accepted(arguments, tmp_path):
     assert command in COMMANDS
     if command not in LIGHTNING_COMMANDS:
         parser = command_parser(command)
-        parse = parser.parse_intermixed_args if command == "generate" else parser.parse_args
+        parse = parser.parse_intermixed_args if command in ("generate", "score") else parser.parse_args
         parse(rest)  # raises UserError for an option that it does not know
         return
     if command in ("test", "validate") and not rest[0].startswith("-"):  # a checkpoint, which the folder lacks
@@ -100,6 +105,32 @@ def test_a_command_of_a_page_is_accepted(arguments, tmp_path):
     (tmp_path / "my_package.py").write_text(MY_PACKAGE)
     child = run(command, *rest, *(["--print_config"] if "--help" not in rest else []), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
+
+
+def small(arguments):
+    """Return the arguments of a command, with few steps and pairs for `fit`."""
+    if arguments[0] != "fit":
+        return arguments
+    steps = 4
+    if "--trainer.max_steps" in arguments:  # a run that is extended
+        place, steps = arguments.index("--trainer.max_steps"), 6
+        arguments = [*arguments[:place], *arguments[place + 2 :]]
+    sizes = [f"--data.{name}_size={size}" for name, size in (("train", 300), ("val", 30), ("test", 30))]
+    return [*arguments, f"--trainer.max_steps={steps}", "--trainer.val_check_interval=2", *sizes]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/guides/runs.md"])
+@pytest.mark.run
+def test_the_commands_of_a_page_run_one_after_another_in_one_folder(name, tmp_path):
+    ran = []
+    for line in shell_lines(ROOT / name):
+        if line.startswith("lightning-tfm "):
+            child = run(*small(shlex.split(line, comments=True)[1:]), cwd=tmp_path)
+            assert child.wait() == 0, (line, child.err.read_text())
+            ran.append(line)
+        elif line.startswith(("echo ", "printf ")):  # others install the project
+            subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    assert len(ran) >= 3
 
 
 def test_an_unknown_option_is_rejected(tmp_path):

@@ -212,6 +212,7 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
         assert any(line.startswith(shown) for line in bars), shown
     last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best val/loss \d\.\d{4}"
     assert any(re.fullmatch(last, line) for line in bars), bars
+    assert "starting ..." in printed
     assert "generating train" in printed
     config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
     assert config["trainer"]["enable_progress_bar"] is None, "the setting does not depend on the terminal"
@@ -756,12 +757,12 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, list and come "
-            "first, but is 'train'",
+            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, list, "
+            "completion and come first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],
-            "average, export, report, reproduce, runs, list and come first, but is '--config'",
+            "reproduce, runs, list, completion and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),
@@ -870,6 +871,26 @@ def test_an_experiment_is_fit_by_its_name_alone(experiment, monkeypatch, tmp_pat
     assert in_process(monkeypatch, "fit", experiment, "--dry-run", *sizes) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("dry run passed")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["gen"], ["generate"]),
+        (["fit", "date_att"], ["date_attention_lstm"]),
+        (["fit", "date_gpt", "--trainer.max_s"], ["--trainer.max_steps"]),
+        (["generate", "best.ckpt", "--n-"], ["--n-best"]),
+        (["test", "pyproj"], ["pyproject.toml"]),
+    ],
+)
+def test_commands_are_completed_in_bash(words, completed, monkeypatch, capsys):
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    assert in_process(monkeypatch, "completion", "bash") == 0
+    script = capsys.readouterr().out
+    typed = f"COMP_WORDS=({' '.join(['lightning-tfm', *words])}); COMP_CWORD={len(words)}; _shtab_lightning_tfm"
+    command = ["bash", "-c", f'{script}\n{typed}\nprintf "%s\\n" "${{COMPREPLY[@]}}"']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed
 
 
 def test_the_version_is_printed(monkeypatch, capsys):

@@ -1,0 +1,70 @@
+"""`lightning-tfm completion`: print a script for the completion of commands in a shell."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser
+from importlib import import_module
+
+import shtab
+from lightning import Trainer
+
+from lightning_tfm.catalog import default_folder, list_experiments
+from lightning_tfm.commands.parser import CommandParser
+
+OTHERS = ("generate", "score", "average", "export", "report", "reproduce", "runs", "list")
+"""The commands whose options are those of their `make_parser`."""
+
+OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
+"""Options of `fit`, `validate` and `test`, besides those of the Trainer."""
+
+FILES = ("CHECKPOINT", "FILE", "RUN")
+"""Names of values that are files or folders."""
+
+
+def completion(arguments: list[str]) -> int:
+    """Print the script of a shell.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status.
+    """
+    options = make_parser().parse_args(arguments)
+    print(shtab.complete(_all_commands(), options.shell))
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm completion",
+        description='Print a script that completes commands in a shell: eval "$(lightning-tfm completion bash)".',
+    )
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell")
+    return parser
+
+
+def _all_commands() -> ArgumentParser:
+    """Return a parser of all commands with the options that are completed."""
+    root = ArgumentParser("lightning-tfm")
+    root.add_argument("--version", action="store_true", help="print the version")
+    commands = root.add_subparsers(dest="command")
+    for name in ("fit", "validate", "test"):
+        parser = commands.add_parser(name, help=name, add_help=False)  # shtab leaves out commands without a help
+        if name == "fit":
+            names = [experiment.name for experiment in list_experiments(default_folder())]
+            parser.add_argument("experiment", choices=names)
+        else:
+            parser.add_argument("checkpoint", metavar="CHECKPOINT")
+        for option in (*OPTIONS, *(f"trainer.{setting}" for setting in inspect.signature(Trainer).parameters)):
+            parser.add_argument(f"--{option}")
+    for name in OTHERS:
+        made: ArgumentParser = import_module(f"lightning_tfm.commands.{name}").make_parser()
+        commands.add_parser(name, parents=[made], add_help=False, help=name)
+    for parser in commands.choices.values():
+        for action in parser._actions:
+            if action.metavar in FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # read by shtab
+    return root
