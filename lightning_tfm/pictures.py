@@ -76,16 +76,16 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
             at_bottom = head + columns >= heads
             axes.set_xticks(*_ticks(keys, at_bottom), rotation=0 if upright else 90, parse_math=False)
             axes.set_yticks(*_ticks(queries, column == 0), parse_math=False)
-            if at_bottom:
-                axes.set_xlabel("attended symbol")
-            if column == 0:
-                axes.set_ylabel("predicted symbol" if attention.predicts else "symbol")
             if heads > 1:
                 axes.set_title(f"head {head}")
             for key, query in attention.gold:
                 axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
         bar = add_axes(left + columns * (S * CELL + GAP), bottom, 0.12, min(rows * T * CELL, 1.5))
         figure.colorbar(image, cax=bar, label="weight", ticks=[0, 0.5, 1])
+        across, up = columns * (S * CELL + GAP) - GAP, height - top - bottom
+        figure.supxlabel("attended symbol", x=(left + across / 2) / width, y=0.04 / height, va="bottom", fontsize=8)
+        label = "predicted symbol" if attention.predicts else "symbol"
+        figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
         heading = "\n".join([*lines, attention.layer])
         figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
     return figure

@@ -167,7 +167,8 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert bar.get_ylabel() == "weight"
         assert [label.get_text() for label in panels[0].get_yticklabels()] == look.queries
         assert [label.get_text() for label in panels[-1].get_xticklabels()] == look.keys
-        assert panels[0].get_ylabel() == ("predicted symbol" if look.predicts else "symbol")
+        assert figure.get_supxlabel() == "attended symbol"
+        assert figure.get_supylabel() == ("predicted symbol" if look.predicts else "symbol")
         if look.predicts:  # the last row predicts the end
             assert look.queries[-1] == "EOS"
         for panel, weights in zip(panels, look.weights, strict=True):
