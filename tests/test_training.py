@@ -277,15 +277,16 @@ def test_a_gradient_scaler_skips_overflows_but_not_a_non_finite_loss(overflows, 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (5, [5])])
 def test_metrics_are_logged_and_checked_every_few_steps(every, steps, monkeypatch, tmp_path):
-    data, module = small_copy(), make_module(small_copy())
+    schedule = LRSchedule(warmup_steps=10)  # the rate is another one in each step
+    data, module = small_copy(), make_module(small_copy(), optimizer=partial(AdamW, lr=1e-3), lr_schedule=schedule)
     checked, check = [], module.check_finite
     monkeypatch.setattr(module, "check_finite", lambda: checked.append(module.global_step) or check())
     logger = CSVLogger(tmp_path)
     make_trainer(max_steps=6, log_every_n_steps=every, logger=logger).fit(module, data)
     assert checked[:-1] == steps, "and once at the end"
     rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines())) if every else []
-    logged = [int(row["step"]) + 1 for row in rows if row["train/learning_rate"] and row["train/gradient_norm"]]
-    assert logged == (steps if every else [])
+    logged = {int(row["step"]) + 1: float(row["train/learning_rate"]) for row in rows if row["train/learning_rate"]}
+    assert logged == pytest.approx({step: step / 10 * 1e-3 for step in steps if every})
 
 
 def test_clipping_by_value_bounds_each_gradient():
