@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 
+from lightning_tfm.commands import FUNCTIONS
 from lightning_tfm.errors import SIGNALS, Interrupted, UserError, shell_quote
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.parsing_errors import format_error, out_of_memory
@@ -38,12 +39,6 @@ commands:
 
 `lightning-tfm COMMAND --help` lists the settings of a command, `lightning-tfm --version` prints the version.
 """
-
-FUNCTIONS = {name: name for name in ("generate", "score", "average", "export", "report", "reproduce", "runs")} | {
-    "list": "list_",
-    "completion": "completion",
-}
-"""Functions of the commands in `lightning_tfm/commands`."""
 
 COMMANDS = ("fit", "validate", "test", *FUNCTIONS)
 

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
@@ -38,7 +39,7 @@ from lightning_tfm.callbacks import (
     Summary,
     Telemetry,
 )
-from lightning_tfm.callbacks.provenance import git, wandb_run
+from lightning_tfm.callbacks.provenance import head_commit, wandb_run
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
@@ -289,7 +290,10 @@ class TfmCLI(LightningCLI):
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
         if isinstance(self.trainer.logger, CSVLogger):
             parts = (self.model, self.model.network, self.datamodule)
-            commit = git(Path.cwd())["commit"] or "unknown"
+            try:
+                commit = head_commit(Path.cwd())
+            except (OSError, subprocess.CalledProcessError):
+                commit = "unknown"
             describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], commit)
         self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:

@@ -28,6 +28,9 @@ CELL = 0.18
 GAP = 0.25
 """Gap between the panels of two heads, in inches."""
 
+_EM = 7 / 72
+"""Size of the labels of attention weights, in inches."""
+
 LONGEST_LABEL = 16
 """Maximum number of characters of a label of attention weights."""
 
@@ -89,10 +92,6 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         heading = "\n".join([*lines, attention.layer])
         figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
     return figure
-
-
-_EM = 7 / 72
-"""Size of the labels of attention weights, in inches."""
 
 
 def _text_width(label: str) -> float:

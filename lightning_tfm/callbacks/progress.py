@@ -45,7 +45,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        self.steps = self._bar("step", total, initial=trainer.global_step)
+        self.steps = _bar(self.is_enabled, "step", total=total, initial=trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -86,23 +86,24 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self._close_batches()
 
     def _open_batches(self, description: str, sizes: Sequence[int | float]) -> None:
-        self.batches = self._bar(f"{description}, batch", int(sum(sizes)), leave=False)
+        self.batches = _bar(self.is_enabled, f"{description}, batch", total=int(sum(sizes)), leave=False)
 
     def _close_batches(self) -> None:
         if self.batches is not None:
             self.batches.close()
             self.batches = None
 
-    def _bar(self, description: str, total: int | None, **settings: Any) -> tqdm[Any]:
-        return tqdm(
-            desc=description,
-            total=total,
-            bar_format=FORMAT,
-            dynamic_ncols=True,
-            file=sys.stdout,
-            disable=not self.is_enabled,
-            **settings,
-        )
+
+def _bar(shown: bool, description: str, **settings: Any) -> tqdm[Any]:
+    """Return a bar on standard output.
+
+    Args:
+        shown: whether it is shown.
+        description: what is counted.
+        settings: further arguments of tqdm.
+    """
+    fixed: dict[str, Any] = {"bar_format": FORMAT, "dynamic_ncols": True, "file": sys.stdout}
+    return tqdm(desc=description, disable=not shown, **fixed, **settings)
 
 
 def _values(trainer: Trainer) -> str:
@@ -127,5 +128,4 @@ def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable
     """
     bar = trainer.progress_bar_callback
     shown = isinstance(bar, ProgressBar) and bar.is_enabled
-    settings: dict[str, Any] = {"leave": False, "dynamic_ncols": True, "file": sys.stdout, "disable": not shown}
-    return tqdm(items, desc=description, bar_format=FORMAT, **settings)
+    return _bar(shown, description, iterable=items, leave=False)

@@ -55,12 +55,12 @@ class Provenance(Callback):
         if self.is_recorded or folder is None:
             return
         self.is_recorded = True
-        state = git(Path.cwd())
         for logger in trainer.loggers:
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
         if not trainer.is_global_zero:
             return
         starts = read_starts(folder)
+        state = git(Path.cwd())
         if diff := state.pop("diff", None):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
         start = {
@@ -101,7 +101,7 @@ def git(folder: Path) -> dict[str, Any]:
         `untracked`, the names of the untracked files.
     """
     try:
-        commit = run_git(folder, "rev-parse", "HEAD").strip()
+        commit = head_commit(folder)
         status = run_git(folder, "status", "--porcelain", "--untracked-files=all").splitlines()
         diff = run_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
     except (OSError, subprocess.CalledProcessError):
@@ -110,6 +110,15 @@ def git(folder: Path) -> dict[str, Any]:
         return {"commit": commit, "dirty": False}
     untracked = [line[3:] for line in status if line.startswith("??")]
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
+
+
+def head_commit(folder: Path) -> str:
+    """Return the commit of the git repository that contains a folder.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: see `run_git`.
+    """
+    return run_git(folder, "rev-parse", "HEAD").strip()
 
 
 def framework() -> dict[str, Any]:

@@ -10,10 +10,8 @@ import shtab
 from lightning import Trainer
 
 from lightning_tfm.catalog import default_folder, list_experiments
+from lightning_tfm.commands import FUNCTIONS
 from lightning_tfm.commands.parser import CommandParser
-
-OTHERS = ("generate", "score", "average", "export", "report", "reproduce", "runs", "list")
-"""The commands whose options are those of their `make_parser`."""
 
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
 """Options of `fit`, `validate` and `test`, besides those of the Trainer."""
@@ -60,7 +58,7 @@ def _all_commands() -> ArgumentParser:
             parser.add_argument("checkpoint", metavar="CHECKPOINT")
         for option in (*OPTIONS, *(f"trainer.{setting}" for setting in inspect.signature(Trainer).parameters)):
             parser.add_argument(f"--{option}")
-    for name in OTHERS:
+    for name in FUNCTIONS:
         made: ArgumentParser = import_module(f"lightning_tfm.commands.{name}").make_parser()
         commands.add_parser(name, parents=[made], add_help=False, help=name)
     for parser in commands.choices.values():

@@ -12,12 +12,11 @@ import torch
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.commands.lines import LineOutput, read_chunks
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.data import normalize_text
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.lines import strip_fields
+from lightning_tfm.modules.lines import clean_line
 from lightning_tfm.modules.prediction import Answer
 
 SHADES = " ░▒▓█"
@@ -127,7 +126,7 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
         best = answer.outputs[0].text
-        written.append(_attention_table(module.align(strip_fields(normalize_text(line)), best)))
+        written.append(_attention_table(module.align(clean_line(line), best)))
     return separator + "\n".join(written)
 
 

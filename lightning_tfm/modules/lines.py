@@ -128,7 +128,7 @@ class LineModule(LightningModule, ABC):
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         """Return a line and its output as the content of an AttentionExample."""
-        return {"source": strip_fields(normalize_text(line)), "target": output, "alignment": None}
+        return {"source": clean_line(line), "target": output, "alignment": None}
 
     def tokenize(self, line: str) -> Ids:
         """Return the ids of a line of input.
@@ -154,7 +154,7 @@ class LineModule(LightningModule, ABC):
 
     def _aligned(self, line: str, outputs: list[Output]) -> list[Output]:
         """Return the outputs for a line with their alignments."""
-        source = strip_fields(normalize_text(line))
+        source = clean_line(line)
         words = self.tokenizer.word_indices
         return [
             output._replace(alignment=links(self.align(source, output.text), words(source), words(output.text)))
@@ -171,6 +171,11 @@ class LineModule(LightningModule, ABC):
                 yield
         finally:
             self.train(was_training)
+
+
+def clean_line(line: str) -> str:
+    """Return a line of input as the training data are read: normalized, and without whitespace around its fields."""
+    return strip_fields(normalize_text(line))
 
 
 def strip_fields(line: str) -> str:

@@ -179,9 +179,9 @@ class Seq2SeqModule(TaskModule):
         source, tab, target = strip_fields(line).rpartition("\t")
         if not tab:
             raise UserError("it must have a source and a target, separated by a tab")
-        target_ids = self.tokenizer.encode_target(target)
-        self.network.check_lengths(len(self.tokenize(source)) + 1, len(target_ids) + 1)
-        return [*self.tokenize(source), EOS], [*target_ids, EOS]
+        source_ids, target_ids = self.tokenize(source), self.tokenizer.encode_target(target)
+        self.network.check_lengths(len(source_ids) + 1, len(target_ids) + 1)
+        return [*source_ids, EOS], [*target_ids, EOS]
 
     def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
         sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
