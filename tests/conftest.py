@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
 
@@ -15,6 +16,10 @@ from datamodules import Copy, Date, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Network, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from runs import fit, made_once, run
+
+# child processes inherit ignored signals: those of a job in the background, or of nohup
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 VOCAB_SIZE = 11
 
