@@ -13,7 +13,7 @@ from importlib.metadata import version
 from io import TextIOWrapper
 
 from lightning_tfm.commands import FUNCTIONS
-from lightning_tfm.errors import SIGNALS, Interrupted, UserError, shell_quote
+from lightning_tfm.errors import Interrupted, UserError, ignore_signals, is_main_process, shell_quote
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.parsing_errors import format_error, out_of_memory
 
@@ -32,7 +32,7 @@ commands:
   average     average the weights of several checkpoints
   export      write a trained network for other programs: safetensors, torch_export, onnx
   reproduce   run experiments over seeds, and compare the results with their claims
-  completion  print a script for the completion of commands in a shell
+  completion  print a shell completion script
 
   lightning-tfm fit date_attention_lstm
   lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
@@ -73,18 +73,18 @@ def main() -> None:
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
-        if not _is_main_process():
-            sys.exit(0)
+        if not is_main_process():
+            sys.exit(0)  # otherwise, the launcher would kill the main process before it prints the error
         print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the last flush fails again
         sys.exit(141)
     except Interrupted as interrupted:
-        _ignore_signals()
+        ignore_signals()  # an impatient second Ctrl-C would print a traceback
         sys.exit(_print_resume_command(interrupted))
     except KeyboardInterrupt:
-        _ignore_signals()
+        ignore_signals()
         sys.exit(130)
     except RuntimeError as error:
         if (message := out_of_memory(str(error))) is None:
@@ -111,24 +111,9 @@ def _starting() -> Iterator[None]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _ignore_signals() -> None:
-    """Ignore further signals while the process ends: an impatient second Ctrl-C would print a traceback."""
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def _is_main_process() -> bool:
-    """Return whether this is the main process of the machine, which reports errors and the exit status.
-
-    Note:
-        Other processes exit with status 0, since the launcher would kill this one before it reports the error.
-    """
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def _print_resume_command(interrupted: Interrupted) -> int:
     """Print how to resume after a signal, and return the exit status."""
-    if not _is_main_process():
+    if not is_main_process():
         return 0
     command = sys.argv[1:]
     if command[0] == "fit":

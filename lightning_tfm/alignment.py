@@ -30,12 +30,15 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
 def links(
     found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """Return the links (source index, target index) of each target symbol to the source symbol of the largest weight.
+    """Link each target symbol to the source symbol with the largest weight.
 
     Args:
         found: the attention of one head, see `LineModule.align`.
         source_words: the index of the word of each source symbol; the links are between words if this is given.
         target_words: the index of the word of each target symbol.
+
+    Returns:
+        The links, as pairs (source index, target index) in ascending order.
     """
     sources = found.weights[0].argmax(-1).tolist() if found.keys else []
     pairs = [
@@ -52,9 +55,9 @@ class AlignmentScore(Metric):
 
     - `accuracy`: the fraction of the target symbols with gold links that are linked to one of their gold symbols.
     - `error_rate`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
-      links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. Of several, a head
-      needs to find only one: for example, any letter of May for 05. Target symbols without gold links, such as the
-      hyphens of a date, should have no link.
+      links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. If there are
+      several, any one of them counts: for example, any letter of May for 05. Target symbols without gold links, such as
+      the hyphens of a date, should have no link.
     - `entropy`: the entropy of the weights over the source, in nats, averaged over target symbols; 0 if each target
       symbol attends to one position only.
 

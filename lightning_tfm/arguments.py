@@ -9,7 +9,7 @@ from lightning_tfm.errors import UserError
 
 
 def with_options(arguments: list[str], folder: Path) -> list[str]:
-    """Return the arguments with options in place of a positional one: an experiment to fit, a checkpoint to evaluate.
+    """Replace a positional argument, an experiment to fit or a checkpoint to evaluate, by the equivalent options.
 
     Args:
         arguments: the command and its arguments.

@@ -51,11 +51,11 @@ class Experiment:
     """An experiment and its claims.
 
     Attributes:
-        path: the path of the YAML.
+        path: the path of the YAML file.
         text: its content.
         claims: the claimed metrics; empty if there are none.
         seconds: the claimed seconds of training; 0 if there is no claim.
-        machine: the machine on which training takes these seconds.
+        machine: the machine on which the training time was measured.
     """
 
     path: Path
@@ -66,12 +66,12 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Return the name of the YAML without its suffix."""
+        """Return the name of the YAML file without its suffix."""
         return self.path.stem
 
     @property
     def description(self) -> str:
-        """Return the first comment of the YAML."""
+        """Return the first comment of the YAML file."""
         first = self.text.partition("\n")[0]
         return first.removeprefix("#").strip() if first.startswith("#") else ""
 
@@ -110,7 +110,7 @@ def find_experiment(name: str) -> Path:
     """Return the path of an experiment.
 
     Args:
-        name: a path of a YAML, or the name of an experiment in `experiments/` below the current folder or of the
+        name: the path of a YAML file, or the name of an experiment in `experiments/` below the current folder or of the
             project.
 
     Raises:
@@ -123,7 +123,7 @@ def find_experiment(name: str) -> Path:
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
         raise UserError(
-            f"{name!r} must be a YAML or the name of an experiment, but is neither; "
+            f"{name!r} must be a YAML file or the name of an experiment, but is neither; "
             "`lightning-tfm list` shows the experiments"
         )
     return path
@@ -145,11 +145,11 @@ def read_experiment(path: Path, claims: dict[str, Any] | None = None) -> Experim
     """Read an experiment and its claims.
 
     Args:
-        path: the YAML.
+        path: the YAML file.
         claims: the content of `claims.yaml` beside it; read if it is None.
 
     Raises:
-        UserError: if the YAML or the claims are broken.
+        UserError: if the YAML file or the claims are broken.
     """
     read_yaml(path, "NAME")  # a broken file would otherwise fail only when its run starts, hours later
     text = path.read_text(encoding="utf-8")

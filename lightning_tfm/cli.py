@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from argparse import SUPPRESS, ArgumentError, ArgumentParser
+from argparse import SUPPRESS, ArgumentError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -22,7 +22,6 @@ import yaml
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
-from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -30,18 +29,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
-from lightning_tfm.callbacks import (
-    AttentionLogger,
-    Checkpoints,
-    Predictions,
-    ProgressBar,
-    Provenance,
-    Summary,
-    Telemetry,
-)
-from lightning_tfm.callbacks.provenance import head_commit, wandb_run
+from lightning_tfm.callbacks import Checkpoints, ProgressBar, Provenance
+from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
-from lightning_tfm.callbacks.summary import signatures
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import read
 from lightning_tfm.configuration import read_yaml
@@ -55,26 +45,18 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.pairing import check_pair
 from lightning_tfm.modules.task import check_strategy
 from lightning_tfm.parsing_errors import format_error
-from lightning_tfm.resuming import (
-    Resumption,
-    changed_settings,
-    check_unfinished,
-    copy_history,
-    is_empty,
-    last_run,
-    lock_run,
-    named_run,
-    newest_checkpoint,
-    reopen_metrics,
+from lightning_tfm.resuming import Resumption, changed_settings, find_run, newest_checkpoint, open_run
+from lightning_tfm.run_folder import is_empty
+from lightning_tfm.trainer_settings import (
+    HIDDEN,
+    as_list,
+    check_callbacks,
+    check_settings,
+    continue_run,
+    defaults,
+    loggers_of_run,
 )
-from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, package_names, search_current_folder
-
-CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
-"""The default loggers."""
-
-
-REFUSED = {"max_epochs": (None, -1), "min_epochs": (None,), "limit_train_batches": (None, 1.0)}
-"""Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
+from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, search_current_folder, trusted_packages
 
 CKPT_PATH_HELP = (
     "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run of the "
@@ -150,7 +132,7 @@ class TfmCLI(LightningCLI):
         for action in parser._actions:
             if action.dest == "ckpt_path":
                 action.help = CKPT_PATH_HELP
-            elif action.dest.removeprefix("trainer.") in ("overfit_batches", *REFUSED):
+            elif action.dest.removeprefix("trainer.") in HIDDEN:
                 action.help = SUPPRESS
             elif action.help:
                 action.help = re.sub(r":\w+:`~?(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", action.help)
@@ -163,26 +145,10 @@ class TfmCLI(LightningCLI):
             accepted = self._subcommand_parsers["fit"].get_defaults().keys()
             raise UserError(format_error(error, accepted)) from None
         config = self.config[self.config.subcommand]
-        if config.trust_package and not _trust_packages():
+        if config.trust_package and not trusted_packages():
             raise UserError("--trust-package must be given on the command line, but is in a YAML file")
-        check_classes(config.as_dict(), _trust_packages())
-        if not 0 <= config.seed_everything < 2**32:
-            raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
-        if config.trainer.overfit_batches:
-            raise UserError(
-                f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
-                "to overfit a few examples, lower data.init_args.train_size"
-            )
-        for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
-            if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
-                raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
-        for name, unset in REFUSED.items():
-            value = config.trainer[name]
-            if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 all of them
-                raise UserError(
-                    f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
-                    f"trainer.max_steps, but is {value}; set trainer.max_steps"
-                )
+        check_classes(config.as_dict(), trusted_packages())
+        check_settings(config)
 
     def _parse_ckpt_path(self) -> None:
         """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
@@ -194,14 +160,13 @@ class TfmCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
         config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
-        if config.trainer.logger is not False:
-            names = [Path(str(path)).stem for path in config.config or []]
-            config.trainer.logger = _with_csv(config.trainer.logger, names[0] if names else "unnamed")
         self.resumed: Resumption | None = None
         self.folder: Path | None = None  # of the run or the test, once it starts
         self.is_new = False  # whether this process has made the folder
         self.changed: dict[str, tuple[Any, Any]] = {}
         if config.trainer.logger is not False:
+            names = [Path(str(path)).stem for path in config.config or []]
+            config.trainer.logger = loggers_of_run(config.trainer.logger, names[0] if names else "unnamed")
             logger = config.trainer.logger[0].init_args
             folder = Path(logger.save_dir) / str(logger.name)
             if self.config.subcommand != "fit" and logger.version is None:
@@ -214,33 +179,22 @@ class TfmCLI(LightningCLI):
                 f"--ckpt_path must be a file if trainer.logger is false, but is {config.ckpt_path!r}; name a checkpoint"
             )
         if self.config.subcommand == "fit":
-            self._find_run(config)
+            self._resume(config, folder)
         elif config.ckpt_path == "last":
             config.ckpt_path = str(newest_checkpoint(folder))
 
-    def _find_run(self, config: Namespace) -> None:
-        """Find the run to resume, and let the loggers continue it."""
-        first, *others = config.trainer.logger
-        if config.ckpt_path == "last":
-            folder = Path(first.init_args.save_dir) / str(first.init_args.name)
-            self.resumed = last_run(folder, config.trainer.max_steps)
-        elif Path(config.ckpt_path).is_dir():
-            self.resumed = named_run(Path(config.ckpt_path), config.trainer.max_steps)
+    def _resume(self, config: Namespace, folder: Path) -> None:
+        """Find the run to resume, and let the loggers continue it unless it is extended."""
+        self.resumed = find_run(config.ckpt_path, folder, config.trainer.max_steps)
         if self.resumed is None:
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
-        run = self.resumed.run
         original = self.original_config[self.config.subcommand]
         settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)
-        self.changed = changed_settings(run, yaml.safe_load(settings))
-        if self.resumed.extends:
-            return
-        logger = first.init_args
-        logger.save_dir, logger.name, logger.version = str(run.parents[1]), run.parent.name, run.name
-        for other in others:
-            if other.class_path == WANDB and (id := wandb_run(run)):
-                other.init_args.id = id
+        self.changed = changed_settings(self.resumed.run, yaml.safe_load(settings))
+        if not self.resumed.extends:
+            continue_run(config.trainer.logger, self.resumed.run)
 
     def instantiate_classes(self) -> None:
         """Construct the data first: settings of the network that are null are taken from it."""
@@ -261,7 +215,7 @@ class TfmCLI(LightningCLI):
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
-        callbacks = _as_list(config.callbacks)
+        callbacks = as_list(config.callbacks)
         if config.enable_progress_bar is None:  # depends on the terminal, so it is not saved in config.yaml
             kwargs["enable_progress_bar"] = sys.stdout.isatty()
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
@@ -277,12 +231,8 @@ class TfmCLI(LightningCLI):
         check_strategy(self.trainer.strategy)
         if self.trainer.profiler is not None:  # it logs its table, see `run`
             logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+        check_callbacks(self.trainer.callbacks)
         for callback in self.trainer.callbacks:
-            if isinstance(callback, StochasticWeightAveraging):
-                raise UserError(
-                    "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
-                    "epochs; try lightning_tfm.callbacks.WeightAveraging"
-                )
             if isinstance(callback, Provenance):
                 callback.changed = self.changed
             elif isinstance(callback, Checkpoints):
@@ -333,22 +283,11 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
-        folder = self._enter(Path(logger.log_dir))
-        self.lock = lock_run(folder)  # held until the command ends
-        if self.resumed is not None and not self.resumed.extends:
-            check_unfinished(folder)
-        elif not self.is_new and not is_empty(folder):
-            raise UserError(
-                f"trainer.logger must name a new folder for a new run, but {str(folder)!r} holds a run; leave out "
-                "its version, or resume the run with --ckpt_path"
-            )
-        if self.resumed is not None and self.resumed.extends:
-            copy_history(self.resumed.run, folder)
-        reopen_metrics(logger, None if path is None else read(path)["global_step"])
+        self._enter(Path(logger.log_dir))
+        self.lock = open_run(logger, self.resumed, None if path is None else read(path)["global_step"])
 
-    def _enter(self, folder: Path) -> Path:
+    def _enter(self, folder: Path) -> None:
         self.folder, self.is_new = folder, not folder.exists()
-        return folder
 
     def before_test(self) -> None:
         """Remember the folder of the test or the validation."""
@@ -360,7 +299,7 @@ class TfmCLI(LightningCLI):
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
             print_results(self.trainer)
-            for name, signature in signatures(self.model).items():
+            for name, signature in self.model.signatures.items():
                 print(f"{name}: {signature}")
             print_upload_command(self.trainer)
 
@@ -382,7 +321,7 @@ class TfmCLI(LightningCLI):
                 logger.log_checkpoint(path)
             print_results(self.trainer)
             if path:
-                print_next_commands(self.trainer, relative(path), ",".join(_trust_packages()))
+                print_next_commands(self.trainer, relative(path), ",".join(trusted_packages()))
 
 
 def run(arguments: list[str]) -> None:
@@ -394,7 +333,7 @@ def run(arguments: list[str]) -> None:
     keep_freed_memory()
     gc.freeze()  # imported objects stay: keep them out of garbage collection
     handle_signals(interrupt)  # while training, Checkpoints saves first
-    trust_packages = _trust_packages()
+    trust_packages = trusted_packages()
     if trust_packages:
         search_current_folder()
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
@@ -418,19 +357,7 @@ def run(arguments: list[str]) -> None:
             auto_configure_optimizers=False,  # the modules do
             load_from_checkpoint_support=False,  # see lightning_tfm.loading
             seed_everything_default=0,
-            trainer_defaults={
-                "devices": 1,
-                "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
-                "logger": [
-                    {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
-                    {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
-                ],
-                # Summary is last: a run with a summary.json has finished
-                "callbacks": [Provenance(), Telemetry(), Predictions(), AttentionLogger(), Summary()],
-                "enable_model_summary": False,  # Summary prints a line instead
-                "enable_progress_bar": None,
-                "use_distributed_sampler": False,  # the samplers of the data modules do
-            },
+            trainer_defaults=defaults(),
             parser_kwargs={**strict, **{command: dict(strict) for command in TfmCLI.subcommands()}},
             args=with_options(arguments, Path(folder)),
         )
@@ -449,40 +376,7 @@ def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:
     )
 
 
-def _trust_packages() -> list[str]:
-    """Return the packages named by `--trust-package`, which must be known before a configuration is parsed."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--trust-package", type=package_names, default=[])
-    options, _ = parser.parse_known_args(sys.argv[1:])
-    return options.trust_package
-
-
 def _class(path: str) -> Any:
     """Return a class that the parser has imported."""
     module, _, name = path.rpartition(".")
     return getattr(sys.modules[module], name)
-
-
-def _with_csv(logger: Any, name: str) -> list[Namespace]:
-    """Return the loggers, a CSVLogger first, which creates the folder of the run.
-
-    Args:
-        logger: the setting `trainer.logger`.
-        name: the name of the experiment, whose runs are saved in `runs/NAME` unless a logger has a name.
-    """
-    loggers = [] if logger is True else _as_list(logger)
-    indices = [index for index, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
-    if indices:
-        first = loggers.pop(indices[0])
-    else:
-        settings = Namespace(save_dir="runs", name=None, version=None, prefix="", flush_logs_every_n_steps=100)
-        first = Namespace(class_path=CSV, init_args=settings)
-    first.init_args.name = first.init_args.name or name
-    for other in loggers:
-        if other.class_path == WANDB and other.init_args.get("group") is None:
-            other.init_args.group = name
-    return [first, *loggers]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -36,7 +36,7 @@ class Interrupted(BaseException):
 
 def rank_zero_print(text: str) -> None:
     """Print a line on standard error, in the first process only."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0":
+    if is_main_process() and os.environ.get("RANK", "0") == "0":
         tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above the bars
 
 
@@ -68,6 +68,17 @@ def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int,
     """
     handled = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
     return {signum: signal.signal(signum, handler) for signum in handled}
+
+
+def ignore_signals() -> None:
+    """Ignore SIGNALS from now on."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def is_main_process() -> bool:
+    """Return whether this is the main process of the machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Metrics of sequences, which count each sample once on any number of devices."""
+"""Metrics of sequences; each sample counts once, on any number of devices."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MISTAKES = {
         f".init_args must be a mapping of settings, such as {CLASS}, but is of type \\1"
     ),
 }
-"""Patterns of messages of the parser, and the text that replaces each, after the name of the setting."""
+"""Replacements for messages of the parser, by pattern; the name of the setting precedes them."""
 
 
 def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:

@@ -1,25 +1,21 @@
-"""Resuming of a run: its last checkpoint, its settings, its lock and its metrics.csv."""
+"""Finding the checkpoint from which a run is resumed, and checking its settings."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import SAVED
-from lightning_tfm.callbacks.provenance import read_starts
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.checkpoint import latest_valid
 from lightning_tfm.configuration import flatten, read_json, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import read_metrics, write_text
+from lightning_tfm.run_folder import copy_history, is_empty, lock_run, reopen_metrics
 
 MAY_DIFFER = (
     "ckpt_path",
@@ -77,19 +73,58 @@ def newest_checkpoint(folder: Path) -> Path:
     return path
 
 
-def last_run(folder: Path, max_steps: int) -> Resumption | None:
-    """Return the newest run of an experiment that is unfinished, or has finished after fewer steps.
+def find_run(ckpt_path: str, folder: Path, max_steps: int) -> Resumption | None:
+    """Return the checkpoint from which `fit` resumes a run.
 
     Args:
+        ckpt_path: the folder of a run, or `last` for the newest run that is unfinished or has finished after fewer
+            steps.
         folder: the folder of the experiment, which holds a folder for each run.
         max_steps: the number of steps to train.
 
     Returns:
-        The run; None if no run has saved a checkpoint.
+        The checkpoint; None if `ckpt_path` is neither, or if no run has saved a checkpoint.
 
     Raises:
-        UserError: if all runs have finished, or all checkpoints are damaged.
+        UserError: if the run or all runs have finished, or all checkpoints are damaged.
     """
+    if ckpt_path == "last":
+        return _last_run(folder, max_steps)
+    return _named_run(Path(ckpt_path), max_steps) if Path(ckpt_path).is_dir() else None
+
+
+def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) -> FileLock:
+    """Lock the folder of a run, and keep the metrics of the steps before the checkpoint.
+
+    Args:
+        logger: the logger that creates the folder.
+        resumed: the run to resume; None for a new run.
+        step: the number of steps before the checkpoint; None if training starts without one.
+
+    Returns:
+        The lock, which is held until it is deleted.
+
+    Raises:
+        UserError: if another process trains the run or has just finished it, or if the folder of a new run holds a run.
+    """
+    folder = Path(logger.log_dir)
+    lock = lock_run(folder)
+    if resumed is not None and not resumed.extends:
+        if (folder / SUMMARY).is_file():
+            raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
+    elif not is_empty(folder):
+        raise UserError(
+            f"trainer.logger must name a new folder for a new run, but {str(folder)!r} holds a run; leave out "
+            "its version, or resume the run with --ckpt_path"
+        )
+    if resumed is not None and resumed.extends:
+        copy_history(resumed.run, folder)
+    reopen_metrics(logger, step)
+    return lock
+
+
+def _last_run(folder: Path, max_steps: int) -> Resumption | None:
+    """Return the newest run of an experiment that is unfinished, or has finished after fewer steps."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name)}
     finished = {run for run in runs if _has_finished(run, max_steps)}
     path = _newest_undamaged(path for run in runs - finished for path in run.glob("checkpoints/*"))
@@ -106,16 +141,8 @@ def last_run(folder: Path, max_steps: int) -> Resumption | None:
     return None
 
 
-def named_run(run: Path, max_steps: int) -> Resumption:
-    """Return the checkpoint from which the run in a folder is resumed.
-
-    Args:
-        run: the folder of the run.
-        max_steps: the number of steps to train.
-
-    Raises:
-        UserError: if the run has finished, or has no undamaged checkpoint.
-    """
+def _named_run(run: Path, max_steps: int) -> Resumption:
+    """Return the checkpoint from which the run in a folder is resumed."""
     run = run if len(run.parts) >= 3 else Path(os.path.abspath(run))  # its parents name the experiment
     if _has_finished(run, max_steps):
         raise UserError(
@@ -126,12 +153,6 @@ def named_run(run: Path, max_steps: int) -> Resumption:
     if path is None:
         raise UserError(f"--ckpt_path must name a run with an undamaged checkpoint, but {str(run)!r} has none")
     return _resumption(path)
-
-
-def check_unfinished(run: Path) -> None:
-    """Raise UserError if another process has finished a run before this one locked it."""
-    if (run / SUMMARY).is_file():
-        raise UserError(f"the run {str(run)!r} must be unfinished, but another process has just finished it")
 
 
 def _has_finished(run: Path, max_steps: int) -> bool:
@@ -183,7 +204,7 @@ def changed_settings(run: Path, settings: dict[str, Any]) -> dict[str, tuple[Any
     for name, (old, new) in changed.items():
         if not _is_below(name, MAY_CHANGE):
             raise UserError(
-                f"{name} must be that of the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
+                f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
                 "restore it, or start a new run without --ckpt_path"
             )
     return changed
@@ -195,99 +216,3 @@ def _is_below(name: str, groups: Iterable[str]) -> bool:
 
 def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def copy_history(run: Path, folder: Path) -> None:
-    """Copy the metrics and the provenance of a finished run to the folder of its extension.
-
-    Note:
-        The extension is another run in W&B.
-
-    Args:
-        run: the folder of the finished run.
-        folder: the new folder.
-    """
-    for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
-        if path.is_file():
-            shutil.copyfile(path, folder / path.name)
-    if starts := [start | {"wandb": None} for start in read_starts(run)]:
-        write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")
-
-
-def is_empty(run: Path) -> bool:
-    """Return whether a run has neither a checkpoint nor logged metrics."""
-    metrics = run / "metrics.csv"
-    logged = metrics.is_file() and any(True for _ in read_metrics(metrics))
-    return not logged and not any(run.glob("checkpoints/*"))
-
-
-def lock_run(folder: Path) -> FileLock:
-    """Lock the folder of a run until the returned object is deleted or the process ends, even by SIGKILL.
-
-    Raises:
-        UserError: if another process holds the lock.
-
-    Note:
-        On a file system without locks, the folder is not locked.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = _run_lock(folder)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"the run {str(folder)!r} is locked by another process; stop that process first") from None
-    except PermissionError:
-        raise  # the folder belongs to another user
-    except OSError:
-        pass  # the file system has no locks
-    return lock
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock of a run.
-
-    Args:
-        folder: the folder of the run.
-    """
-    if not (folder / ".lock").exists():
-        return False
-    lock = _run_lock(folder)
-    try:
-        lock.acquire()
-    except Timeout:
-        return True
-    except OSError:  # no permission, or a file system without locks
-        return False
-    lock.release()
-    return False
-
-
-def _run_lock(folder: Path) -> FileLock:
-    return FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
-
-
-def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
-    """Rewrite `metrics.csv` with the rows of the steps before `step`, which a resumed run does not repeat.
-
-    Args:
-        logger: the logger of the run.
-        step: the number of steps before the checkpoint; None for a new run.
-
-    Note:
-        Meanwhile, the rows are kept in `metrics.csv.before`, so that none is lost if the process is killed.
-    """
-    metrics = Path(logger.log_dir) / "metrics.csv"
-    kept = metrics.with_name("metrics.csv.before")
-    if step is not None and metrics.exists() and not kept.exists():
-        metrics.replace(kept)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        _ = logger.experiment  # creates the file; warns if the folder is not empty
-    if step is None or not kept.exists():
-        return
-    for row in read_metrics(kept):
-        row_step = int(row.pop("step"))
-        if row_step < step:
-            values: dict[str, Any] = {name: value for name, value in row.items() if value}  # as they were written
-            logger.log_metrics(values, row_step)
-    logger.save()
-    kept.unlink()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
@@ -162,6 +162,14 @@ def search_current_folder() -> None:
     """Append the current folder to the import path, so that all other packages take precedence."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def trusted_packages() -> list[str]:
+    """Return the packages named by `--trust-package`, which must be known before a configuration is parsed."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--trust-package", type=package_names, default=[])
+    options, _ = parser.parse_known_args(sys.argv[1:])
+    return options.trust_package
 
 
 def package_names(text: str) -> list[str]:

@@ -25,7 +25,8 @@ LAYERS = [
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
     {"lightning_tfm.loading"},
     {"lightning_tfm.callbacks"},
-    {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.resuming", "lightning_tfm.reporting"},
+    {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.reporting", "lightning_tfm.run_folder"},
+    {"lightning_tfm.resuming", "lightning_tfm.trainer_settings"},
     {"lightning_tfm.commands", "lightning_tfm.cli"},
     {"lightning_tfm.__main__"},
 ]

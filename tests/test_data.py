@@ -162,9 +162,9 @@ def test_the_stream_does_not_depend_on_workers_or_resuming(num_workers):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 32}, r"the batch_size must be that of the checkpoint \(64\) to resume its run, but is 32"),
-        ({"seed": 1}, r"the seed_everything must be that of the checkpoint \(0\)"),
-        ({"train_size": 201}, "the fingerprint of the training data must be that of the checkpoint"),
+        ({"batch_size": 32}, r"the batch_size must match the checkpoint \(64\) to resume its run, but is 32"),
+        ({"seed": 1}, r"the seed_everything must match the checkpoint \(0\)"),
+        ({"train_size": 201}, "the fingerprint of the training data must match the checkpoint"),
     ],
 )
 def test_resuming_with_another_stream_is_refused(settings, message):

@@ -191,12 +191,10 @@ def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
         settings = arguments | ({"trainer.callbacks": AVERAGING % 0.9} if name.endswith("decay") else {name: value})
         assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings)) == 2
         message = capsys.readouterr().err.splitlines()[-1]
-        assert (
-            f"{name} must be that of the run 'runs/copy_gpt/version_0' ({old}) to resume it, but is {value};" in message
-        )
+        assert f"{name} must match the run 'runs/copy_gpt/version_0' ({old}) to resume it, but is {value};" in message
         assert contents(tmp_path) == before
     assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **arguments, **{"trainer.max_steps": 120})) == 2
-    assert "trainer.max_steps must be that of the checkpoint" in capsys.readouterr().err, "the schedule depends on it"
+    assert "trainer.max_steps must match the checkpoint" in capsys.readouterr().err, "the schedule depends on it"
     assert contents(tmp_path) == before
 
 

@@ -143,7 +143,7 @@ def test_data_without_a_test_part_are_tested_on_the_validation_part(task, tmp_pa
     path.write_text(yaml.safe_dump(config))
     child = run("fit", "--config", path, "--trainer.max_steps=10", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    assert "the data have no test part: the test is on the validation part" in child.err.read_text()
+    assert "the data have no test split: the model is tested on the validation split" in child.err.read_text()
     folder = tmp_path / f"runs/{task}/version_0"
     summary = metrics_of(folder)
     assert "test" not in summary
@@ -718,9 +718,9 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 2}, r"num_layers must be that of '.*gpt2', but is 2; set it to 1"),
-        ({"text_only": "false"}, r"text_only must be that of '.*gpt2', but is False; set it to True"),
-        ({"gelu": "exact"}, r"gelu must be that of '.*gpt2', but is exact; set it to tanh"),
+        ({"num_layers": 2}, r"num_layers must match '.*gpt2', but is 2; set it to 1"),
+        ({"text_only": "false"}, r"text_only must match '.*gpt2', but is False; set it to True"),
+        ({"gelu": "exact"}, r"gelu must match '.*gpt2', but is exact; set it to tanh"),
         ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
         (
             {"folder": "none"},

@@ -27,13 +27,21 @@ PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "fak
 class Provenance(Callback):
     """Writes `provenance.json` into the run's folder when training starts, beside `config.yaml` with all settings.
 
-    It contains an entry for each time the run is started or resumed, or for a later test or validation of a
-    `checkpoint`, in a folder of its own: `time` (UTC), `step` at which it began, `command`,
-    `changed_settings` as [old, new] since the start before, `git` (see `git`) of the working directory, `versions` of
-    Python and the packages, `framework`, the commit of this package if it runs from a repository, `hardware`,
-    `data_fingerprint` of each split, and `wandb`, the id of the run in W&B. Uncommitted changes are saved as
-    `uncommitted_N.diff`, where N is the index of the entry. The fingerprint is also logged as a
-    hyper-parameter.
+    It contains an entry for each time the run is started or resumed. A later test or validation of a checkpoint writes
+    an entry into a folder of its own. An entry contains:
+
+    - `time`: the time in UTC.
+    - `step`: the step at which it begins.
+    - `command`: the command line.
+    - `checkpoint`: the checkpoint, of a test or a validation.
+    - `changed_settings`: the settings that differ from the previous entry, as [old, new].
+    - `git`: the state of the repository of the working directory, as `git` returns it; uncommitted changes are saved as
+      `uncommitted_N.diff`, where N is the index of the entry.
+    - `framework`: the state of the repository of this package, if it runs from one.
+    - `versions`: the versions of Python and the packages.
+    - `hardware`: the processor, the accelerators and the number of threads.
+    - `data_fingerprint`: a hash of each split, which is also logged as a hyper-parameter.
+    - `wandb`: the id of the run in W&B.
     """
 
     def __init__(self) -> None:

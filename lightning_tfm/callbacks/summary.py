@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder
+from lightning_tfm.modules import TaskModule
 
 SUMMARY = "summary.json"
 """The file that is written last: a run that has it has finished."""
@@ -20,7 +21,7 @@ def results(trainer: Trainer) -> dict[str, dict[str, float]]:
     """Return the metrics of the last evaluation by name, as `{part: metrics}`, where the part is "test" or "val".
 
     Note:
-        If the data have no test part, the test is on the validation part, and its metrics belong to "val".
+        If the data have no test split, the model is tested on the validation split, whose metrics belong to "val".
 
     Args:
         trainer: the trainer.
@@ -36,20 +37,20 @@ def evaluated_part(trainer: Trainer) -> str:
     return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
 
 
-def signatures(module: LightningModule) -> dict[str, str]:
-    """Return the signatures (settings) of sacrebleu's scores, by name; empty if the module has no scores."""
-    scores = getattr(module, "scores", {})
-    return next(iter(scores.values())).signatures if scores else {}
-
-
 class Summary(Callback):
     """Prints a line about the model and the data before training, and writes `summary.json` after the test.
 
-    The file, in the run's folder, contains: `test`, the test metrics by name; `signatures` of sacrebleu's scores, if
-    there are any; `train_seconds`, including validation and the time before the run was resumed; `samples_per_second`,
-    over this time; `steps`; `stopped_early`, if these are fewer than `max_steps`; `parameters`, their number; `seed`. A
-    later test or validation of a checkpoint writes a file with `checkpoint` in place of the two values about training,
-    and a validation `val` in place of `test`.
+    The file, in the run's folder, contains:
+
+    - `test`: the test metrics by name; `val` after a validation, or if the data have no test split.
+    - `signatures`: the settings of sacrebleu's scores, if there are any.
+    - `train_seconds`: the training time, including validation and the time before the run was resumed.
+    - `samples_per_second`: the throughput over this time.
+    - `checkpoint`: the checkpoint, of a later test or validation, in place of the two values about training.
+    - `steps`: the number of training steps.
+    - `stopped_early`: whether these are fewer than `max_steps`.
+    - `parameters`: the number of parameters.
+    - `seed`: the seed.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class Summary(Callback):
         folder = run_folder(trainer)
         if folder is None:
             return
-        scores = signatures(pl_module)
+        scores = cast(TaskModule, pl_module).signatures
         facts: dict[str, Any] = {"checkpoint": str(trainer.ckpt_path), "steps": self.steps}
         if self.earlier_seconds:  # this process has trained
             facts = {

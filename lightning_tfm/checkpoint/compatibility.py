@@ -74,14 +74,14 @@ def check_fits(
         for name, their, our in pairs:
             if their != our:
                 raise UserError(
-                    f"{name} must be that of the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
+                    f"{name} must match the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
                 )
 
     check_equal(pairs)
     if saved["tokenizer"] != hyper_parameters["tokenizer"]:
         raise UserError(
-            f"the vocabulary must be that of the checkpoint {str(path)!r} ({their_size} ids), but that of the "
-            f"data differs ({our_size} ids); use the data it was trained on"
+            f"the vocabulary of the data must match the checkpoint {str(path)!r} ({their_size} ids), but differs "
+            f"({our_size} ids); use the data it was trained on"
         )
     check_equal(step_pairs)
     if their_shapes != shapes:

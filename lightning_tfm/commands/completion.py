@@ -12,6 +12,7 @@ from lightning import Trainer
 from lightning_tfm.catalog import default_folder, list_experiments
 from lightning_tfm.commands import FUNCTIONS
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.trainer_settings import HIDDEN
 
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
 """Options of `fit`, `validate` and `test`, besides those of the Trainer."""
@@ -49,6 +50,7 @@ def _all_commands() -> ArgumentParser:
     root = ArgumentParser("lightning-tfm")
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(dest="command")
+    settings = [f"trainer.{name}" for name in inspect.signature(Trainer).parameters if name not in HIDDEN]
     for name in ("fit", "validate", "test"):
         parser = commands.add_parser(name, help=name, add_help=False)  # shtab leaves out commands without a help
         if name == "fit":
@@ -56,7 +58,7 @@ def _all_commands() -> ArgumentParser:
             parser.add_argument("experiment", choices=names)
         else:
             parser.add_argument("checkpoint", metavar="CHECKPOINT")
-        for option in (*OPTIONS, *(f"trainer.{setting}" for setting in inspect.signature(Trainer).parameters)):
+        for option in (*OPTIONS, *settings):
             parser.add_argument(f"--{option}")
     for name in FUNCTIONS:
         made: ArgumentParser = import_module(f"lightning_tfm.commands.{name}").make_parser()

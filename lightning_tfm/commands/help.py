@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
+"""Exported classes that a setting cannot name."""
+
 SETTINGS = """\
-  -c, --config YAML          add the settings of a YAML; later ones override
+  -c, --config YAML          add the settings of a YAML file; later ones override
   --ckpt_path CHECKPOINT     {ckpt_path}
   --seed_everything N        seed of the data, the weights and dropout
   --dry-run                  check all settings, run a batch, write nothing
   --print_config             print all settings as YAML
-  --data CLASS               Copy, Date, ToyTranslation, Tsv, ParallelText, Text
-                             or Sentiment; .batch_size N; .train, .val, .test
-  --model CLASS              Seq2SeqModule, LanguageModel, MaskedLanguageModel,
-                             Classifier; .optimizer.lr X, .label_smoothing X
-  --model.network CLASS      Transformer, GPT, AttentionLSTM, LinearTransformer,
-                             MaskedEncoder, EncoderClassifier; .d_model N, ...
+  --data CLASS               {data}
+  --model CLASS              {model}
+  --model.network CLASS      {network}
   --trainer.max_steps N      training steps; .val_check_interval N
   --trainer.precision P      32-true, bf16-mixed, 16-mixed, 64-true
   --trainer.devices N        with .accelerator cpu or gpu, .strategy ddp
@@ -48,4 +53,26 @@ USAGE = {
 def help_text(command: str) -> str:
     """Return the help of `fit`, `validate` or `test` for `--help`."""
     usage, purpose, ckpt_path = USAGE[command]
-    return f"usage: {usage}\n{purpose}\n\n{SETTINGS.format(ckpt_path=ckpt_path)}"
+    settings = SETTINGS.format(
+        ckpt_path=ckpt_path,
+        data=_column(f"{_classes('datamodules')}; .batch_size N, .train, .val, .test"),
+        model=_column(f"{_classes('lightning_tfm.modules')}; .optimizer.lr X"),
+        network=_column(f"{_classes('lightning_tfm.networks')}; .d_model N"),
+    )
+    return f"usage: {usage}\n{purpose}\n\n{settings}"
+
+
+def _classes(package: str) -> str:
+    """Return the names of the classes that a package exports, read from its source, since it imports torch."""
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ", ".join(name for name in ast.literal_eval(node.value) if name not in BASE_CLASSES)
+    raise AssertionError(f"{package} has no __all__")
+
+
+def _column(text: str) -> str:
+    """Wrap a text in the right column of the settings."""
+    return textwrap.fill(text, 80 - 29, break_long_words=False).replace("\n", "\n" + 29 * " ")

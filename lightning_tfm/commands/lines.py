@@ -1,4 +1,4 @@
-"""Input and output of commands that answer a file line by line."""
+"""Line-by-line input and output of `generate` and `score`."""
 
 from __future__ import annotations
 
@@ -199,4 +199,4 @@ def _bar(options: Namespace, done: int) -> tqdm[Any]:
     if shown and options.input and options.input.is_file():  # a pipe can be read only once
         with options.input.open("rb") as file:
             total = sum(1 for _ in file)
-    return tqdm(total=total, initial=done, desc="answering", unit=" lines", leave=False, disable=not shown)
+    return tqdm(total=total, initial=done, desc="processing", unit=" lines", leave=False, disable=not shown)

@@ -1,8 +1,8 @@
 """`lightning-tfm reproduce`: run experiments over seeds, and compare the results with their claims.
 
-Settings are chosen on validation data with seeds 1 to 3. Claims are stated from held-out seeds, 11
-to 15, and tested with seeds 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction
-interval (Student's t), given the values of the claim's own seeds, or within 0.1 % of the claim.
+Settings are chosen on validation data with seeds 1 to 3. Claims are based on the held-out seeds 11 to 15, and tested
+with seeds 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction interval (Student's
+t), given the values of the claim's own seeds, or within 0.1 % of the claim.
 """
 
 from __future__ import annotations

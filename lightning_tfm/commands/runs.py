@@ -9,14 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lightning_tfm.catalog import HEADLINES
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_json
+from lightning_tfm.configuration import read_json, read_yaml
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import read_metrics
-from lightning_tfm.resuming import is_locked
-
-HEADLINE = ("exact_match", "bleu", "accuracy", "loss")
-"""Metrics of a test, in the order in which they are preferred for the list."""
+from lightning_tfm.run_folder import is_locked
 
 
 class RunStatus(NamedTuple):
@@ -25,7 +23,8 @@ class RunStatus(NamedTuple):
     Attributes:
         name: the folder of the run below the folder that is listed.
         state: "finished", "running", "stopped at step N" or "damaged"; "evaluated" for a test of a checkpoint.
-        result: the main metric of the test, or the last validation loss.
+        result: the main metric of the test or, if the run has not finished, the best value of the metric that selects
+            its checkpoint.
         seconds: the training time; None if the run has not finished.
     """
 
@@ -78,20 +77,24 @@ def run_status(run: Path, folder: Path) -> RunStatus:
             summary = read_json(run / "summary.json")
         except UserError:
             return RunStatus(name, "damaged", "", None)
-        part = "test" if "test" in summary else "val"  # the data may have no test part
-        metric = next((metric for metric in HEADLINE if metric in summary[part]), None)
+        part = "test" if "test" in summary else "val"  # the data may have no test split
+        names = [name.removeprefix("val/") for name in HEADLINES]
+        metric = next((name for name in names if name in summary[part]), None)
         result = "" if metric is None else f"{part}/{metric} {summary[part][metric]:.4f}"
         trained = "train_seconds" in summary
         return RunStatus(name, "finished" if trained else "evaluated", result, summary.get("train_seconds"))
-    step, loss = _last_logged(run / "metrics.csv")
+    rows = list(read_metrics(run / "metrics.csv")) if (run / "metrics.csv").is_file() else []
+    step = int(rows[-1]["step"]) + 1 if rows else 0
     state = "running" if is_locked(run) else f"stopped at step {step:,}"
-    return RunStatus(name, state, "" if loss is None else f"val/loss {float(loss):.4f}", None)
+    return RunStatus(name, state, _best(run, rows), None)
 
 
-def _last_logged(path: Path) -> tuple[int, str | None]:
-    """Return the number of steps that were logged, and the last validation loss."""
-    step, loss = 0, None
-    if path.is_file():
-        for row in read_metrics(path):
-            step, loss = int(row["step"]) + 1, row.get("val/loss") or loss
-    return step, loss
+def _best(run: Path, rows: list[dict[str, str]]) -> str:
+    """Return the best value of the metric that selects the checkpoint of a run; empty before its first validation."""
+    try:
+        settings = read_yaml(run / "config.yaml", "FOLDER")["checkpoint"]
+        monitor, mode = settings["monitor"], settings["mode"]
+    except (UserError, KeyError, TypeError):  # edited by the user
+        return ""
+    values = [float(row[monitor]) for row in rows if row.get(monitor)]
+    return f"{monitor} {max(values) if mode == 'max' else min(values):.4f}" if values else ""

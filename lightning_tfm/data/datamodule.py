@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, TrainingSampler
-from lightning_tfm.errors import SIGNALS, UserError, rank_zero_print
+from lightning_tfm.errors import UserError, ignore_signals, rank_zero_print
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
 
@@ -113,8 +112,8 @@ class TaskDataModule(LightningDataModule, ABC):
             self._report_overlaps()
             if self.test_sets == ("val",):
                 rank_zero_print(
-                    "the data have no test part: the test is on the validation part, which selects the checkpoint; "
-                    f"set data.init_args.{self.test_setting} to have one"
+                    "the data have no test split: the model is tested on the validation split, which selects the "
+                    f"checkpoint; set data.init_args.{self.test_setting}"
                 )
 
     def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
@@ -175,5 +174,4 @@ class TaskDataModule(LightningDataModule, ABC):
 
 def _ignore_signals(worker: int) -> None:
     """Ignore signals in a worker: Ctrl-C reaches every process, and the main process stops its workers."""
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+    ignore_signals()

@@ -35,7 +35,7 @@ def download(name: str, file: Download) -> Path:
         file: the address and the SHA-256 of the file.
 
     Raises:
-        UserError: if the file cannot be obtained, or has another SHA-256.
+        UserError: if the file cannot be obtained, or its SHA-256 differs.
     """
     import pooch  # slow to import, and most runs do not need it
     import requests

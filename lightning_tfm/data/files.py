@@ -39,7 +39,7 @@ def resolve_path(name: str, known: dict[str, Download]) -> Path:
     if Path(name).is_file():
         return Path(name)
     if Path(name).is_dir():
-        raise UserError(f"{name!r} must be a file here, but is a folder")
+        raise UserError(f"{name!r} must be a file, but is a folder")
     if name in known:
         return download(name, known[name])
     if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():

@@ -70,7 +70,7 @@ class ResumableDataLoader(DataLoader[Any]):
             theirs = state.get(name)
             if name != "position" and theirs != ours:
                 raise UserError(
-                    f"the {name} must be that of the checkpoint ({theirs}) to resume its run, but is {ours}; "
+                    f"the {name} must match the checkpoint ({theirs}) to resume its run, but is {ours}; "
                     "restore it, or start a new run without --ckpt_path"
                 )
         self.position = state["position"]

@@ -34,7 +34,7 @@ class LanguageModel(TaskModule):
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
         pretrained: a folder with a Hugging Face GPT-2 of the network's size, whose weights training starts from;
-            the data's tokenizer must be that of the folder.
+            the tokenizer of the data must be the one in the folder.
     """
 
     network: CausalNetwork

@@ -94,7 +94,7 @@ class LineModule(LightningModule, ABC):
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        """Return the ids of a line of input, and a remark about it or an empty string.
+        """Return the ids of a line of input, and a warning about it, which may be empty.
 
         Raises:
             UserError: if there is no output for it.

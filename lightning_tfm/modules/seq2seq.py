@@ -28,7 +28,8 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 class Seq2SeqModule(TaskModule):
     """Trains a network to map a source to its target, and tests it by decoding.
 
-    Logs `exact_match`, the fraction of outputs equal to the target, `correct` in predictions.jsonl.
+    Logs `loss`, `perplexity`, `token_accuracy` and `exact_match`, the fraction of outputs equal to the target; whether
+    an output is correct is recorded in predictions.jsonl.
 
     Args:
         network: the network.
@@ -94,6 +95,10 @@ class Seq2SeqModule(TaskModule):
         super().setup(stage)
         prefixes = ["val"] if stage in ("fit", "validate") else self.test_prefixes
         self.scores = {prefix: CorpusScores(self.text_metrics) for prefix in prefixes} if self.text_metrics else {}
+
+    @property
+    def signatures(self) -> dict[str, str]:
+        return next(iter(self.scores.values())).signatures if self.scores else {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self.network(batch.source, batch.target_in)

@@ -60,7 +60,7 @@ def check_strategy(strategy: Strategy) -> None:
 
 
 class TaskModule(LineModule):
-    """Trains a network for a task, by the mean loss over the tokens of a step.
+    """Base class of tasks, which train a network with the mean loss per token of a step.
 
     A token has the same weight for any number of processes and accumulated batches. A subclass passes the summed loss
     of each batch to `accumulate_loss`.
@@ -143,7 +143,7 @@ class TaskModule(LineModule):
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, as `accumulate_loss` does."""
+        """Return the summed loss of a batch, passed through `accumulate_loss`."""
 
     @abstractmethod
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -213,6 +213,11 @@ class TaskModule(LineModule):
         return nn.ModuleDict()
 
     @property
+    def signatures(self) -> dict[str, str]:
+        """Return the signatures (settings) of sacrebleu's scores, by name; empty if the task has no such scores."""
+        return {}
+
+    @property
     def test_prefixes(self) -> list[str]:
         """Return the prefix of the metrics of each test set."""
         data = self.trainer.datamodule
@@ -243,7 +248,7 @@ class TaskModule(LineModule):
         """
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
-            raise UserError(f"vocab_size must be that of the data, but is {vocab_size}; set it to {data.vocab_size}")
+            raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")
         self.network.check_lengths(data.max_source_length, data.max_target_length)
         data.check_processes(world_size)
 

@@ -61,7 +61,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         """Take one LSTM step.
 
         Args:
-            token_gates: part of the last output in the gates, (B, 4D).
+            token_gates: contribution of the previous output token to the gates, (B, 4D).
             context: (B, 2D).
             hidden: (B, D).
             cell: (B, D).

@@ -238,5 +238,5 @@ class GPT(CausalNetwork):
             )
         for name, value in self.hyper_parameters.items():
             if theirs[name] != value:
-                raise UserError(f"{name} must be that of {folder!r}, but is {value}; set it to {theirs[name]}")
+                raise UserError(f"{name} must match {folder!r}, but is {value}; set it to {theirs[name]}")
         self.load_state_dict(pretrained.state_dict())

@@ -60,7 +60,7 @@ class NaiveBayes(nn.Module):
         counts = self.counts[features].float()  # (B, 2S - 1, C)
         counted = counted & (counts.sum(-1) > 0)  # ignore features of no training text
         texts = self.texts.float()
-        # Smoothing: C texts with the feature are added, divided among the classes in proportion to their texts.
+        # Additive smoothing: C pseudo-texts with the feature, divided among the classes in proportion to their size.
         likelihood = counts / texts.clamp(min=1) + len(texts) / texts.sum().clamp(min=1)
         prior = (texts + 1) / (texts.sum() + len(texts))
         return prior.log() + (likelihood.log() * counted.unsqueeze(-1)).sum(1)

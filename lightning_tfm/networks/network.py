@@ -134,8 +134,8 @@ class Seq2SeqNetwork(Network):
     """Base class of networks that map a source sequence to a target sequence.
 
     Attributes:
-        alignment_shift: the number of steps after which a predicted token attends to the source tokens that it
-            translates: 1 if a layer has read the token by then, 0 if it attends before it predicts.
+        alignment_shift: number of decoding steps between the prediction of a token and the attention to its source
+            tokens: 1 if the decoder attends once it has read the token, 0 if it attends before it predicts the token.
     """
 
     alignment_shift: ClassVar[int] = 1

@@ -50,7 +50,7 @@ class Transformer(Seq2SeqNetwork):
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
 
         def stack(cross_attention: bool) -> nn.ModuleList:
-            # In place: the widest tensor of a layer is written only once, and the gradient needs only its sign.
+            # In place, which saves a write of the widest tensor of a layer; the gradient needs only its sign.
             return nn.ModuleList(
                 TransformerLayer(
                     d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), cross_attention=cross_attention

@@ -28,7 +28,7 @@ def draw_charts(runs: Sequence[Json]) -> list[Json]:
 
 
 def _chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> Json:
-    """Return a chart with its data as a table, for readers who cannot see it or use a pointer."""
+    """Return a chart and its data as a table, for users of screen readers and keyboards."""
     spec = chart.to_dict() | {"description": title}  # for screen readers
     cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     return {"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells, "notes": []}

@@ -1,4 +1,4 @@
-"""The result of each run in a sentence, and the comparison of runs of one task."""
+"""The result of a run in one sentence, and the comparison of runs of the same task."""
 
 from __future__ import annotations
 

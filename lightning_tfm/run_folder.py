@@ -1,0 +1,112 @@
+"""The folder of a run: its lock, its metrics.csv, and the copy of its history for an extension."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_tfm.callbacks.provenance import read_starts
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import read_metrics, write_text
+
+
+def is_empty(run: Path) -> bool:
+    """Return whether a run has neither a checkpoint nor logged metrics."""
+    metrics = run / "metrics.csv"
+    logged = metrics.is_file() and any(True for _ in read_metrics(metrics))
+    return not logged and not any(run.glob("checkpoints/*"))
+
+
+def lock_run(folder: Path) -> FileLock:
+    """Lock the folder of a run until the returned object is deleted or the process ends, even by SIGKILL.
+
+    Raises:
+        UserError: if another process holds the lock.
+
+    Note:
+        On a file system without locks, the folder is not locked.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _run_lock(folder)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"the run {str(folder)!r} is locked by another process; stop that process first") from None
+    except PermissionError:
+        raise  # the folder belongs to another user
+    except OSError:
+        pass  # the file system has no locks
+    return lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds the lock of a run.
+
+    Args:
+        folder: the folder of the run.
+    """
+    if not (folder / ".lock").exists():
+        return False
+    lock = _run_lock(folder)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    except OSError:  # no permission, or a file system without locks
+        return False
+    lock.release()
+    return False
+
+
+def _run_lock(folder: Path) -> FileLock:
+    return FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
+
+
+def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
+    """Rewrite `metrics.csv` with the rows of the steps before `step`, which a resumed run does not repeat.
+
+    Args:
+        logger: the logger of the run.
+        step: the number of steps before the checkpoint; None for a new run.
+
+    Note:
+        Meanwhile, the rows are kept in `metrics.csv.before`, so that none is lost if the process is killed.
+    """
+    metrics = Path(logger.log_dir) / "metrics.csv"
+    kept = metrics.with_name("metrics.csv.before")
+    if step is not None and metrics.exists() and not kept.exists():
+        metrics.replace(kept)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        _ = logger.experiment  # creates the file; warns if the folder is not empty
+    if step is None or not kept.exists():
+        return
+    for row in read_metrics(kept):
+        row_step = int(row.pop("step"))
+        if row_step < step:
+            values: dict[str, Any] = {name: value for name, value in row.items() if value}  # as they were written
+            logger.log_metrics(values, row_step)
+    logger.save()
+    kept.unlink()
+
+
+def copy_history(run: Path, folder: Path) -> None:
+    """Copy the metrics and the provenance of a finished run to the folder of its extension.
+
+    Note:
+        The extension is another run in W&B.
+
+    Args:
+        run: the folder of the finished run.
+        folder: the new folder.
+    """
+    for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    if starts := [start | {"wandb": None} for start in read_starts(run)]:
+        write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")

@@ -1,0 +1,116 @@
+"""Settings of the Trainer: defaults, unsupported values, and the loggers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning import Callback
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+from lightning_tfm.callbacks import AttentionLogger, Predictions, Provenance, Summary, Telemetry
+from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.errors import UserError
+
+CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
+"""The default loggers."""
+
+REFUSED = {"max_epochs": (None, -1), "min_epochs": (None,), "limit_train_batches": (None, 1.0)}
+"""Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
+
+HIDDEN = ("overfit_batches", *REFUSED)
+"""Settings of the Trainer that help and shell completion leave out."""
+
+
+def defaults() -> dict[str, Any]:
+    """Return the defaults of `fit`, `validate` and `test` that are not Lightning's."""
+    return {
+        "devices": 1,
+        "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
+        "logger": [
+            {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
+            {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
+        ],
+        # Summary is last: a run with a summary.json has finished
+        "callbacks": [Provenance(), Telemetry(), Predictions(), AttentionLogger(), Summary()],
+        "enable_model_summary": False,  # Summary prints a line instead
+        "enable_progress_bar": None,  # it is shown in a terminal
+        "use_distributed_sampler": False,  # the samplers of the data modules do
+    }
+
+
+def check_settings(config: Namespace) -> None:
+    """Raise UserError if the seed or a setting of the Trainer is not supported.
+
+    Args:
+        config: the settings of a command.
+    """
+    if not 0 <= config.seed_everything < 2**32:
+        raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
+    if config.trainer.overfit_batches:
+        raise UserError(
+            f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
+            "to overfit a few examples, lower data.init_args.train_size"
+        )
+    for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
+        if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
+            raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
+    for name, unset in REFUSED.items():
+        value = config.trainer[name]
+        if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 all of them
+            raise UserError(
+                f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
+                f"trainer.max_steps, but is {value}; set trainer.max_steps"
+            )
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raise UserError if a callback is not supported."""
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        raise UserError(
+            "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
+            "epochs; try lightning_tfm.callbacks.WeightAveraging"
+        )
+
+
+def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
+    """Return the loggers, a CSVLogger first, which creates the folder of the run.
+
+    Args:
+        logger: the setting `trainer.logger`.
+        name: the name of the experiment, whose runs are saved in `runs/NAME` unless a logger has a name.
+    """
+    loggers = [] if logger is True else as_list(logger)
+    indices = [index for index, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
+    if indices:
+        first = loggers.pop(indices[0])
+    else:
+        settings = Namespace(save_dir="runs", name=None, version=None, prefix="", flush_logs_every_n_steps=100)
+        first = Namespace(class_path=CSV, init_args=settings)
+    first.init_args.name = first.init_args.name or name
+    for other in loggers:
+        if other.class_path == WANDB and other.init_args.get("group") is None:
+            other.init_args.group = name
+    return [first, *loggers]
+
+
+def continue_run(loggers: list[Namespace], run: Path) -> None:
+    """Let loggers continue a run.
+
+    Args:
+        loggers: the loggers, as `loggers_of_run` returns them.
+        run: the folder of the run.
+    """
+    first, *others = loggers
+    settings = first.init_args
+    settings.save_dir, settings.name, settings.version = str(run.parents[1]), run.parent.name, run.name
+    for other in others:
+        if other.class_path == WANDB and (id := wandb_run(run)):
+            other.init_args.id = id
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a setting that may be null, a value or a list, as a list."""
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
