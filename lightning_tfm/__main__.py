@@ -116,10 +116,9 @@ def _print_resume_command(interrupted: Interrupted) -> int:
     if not is_main_process():
         return 0
     command = sys.argv[1:]
-    if command[0] == "fit":
-        command = _without_option(command, "--ckpt_path")
-        command += ["--ckpt_path", interrupted.ckpt_path] if interrupted.ckpt_path else []
-    again = "resume" if command[0] in ("fit", "reproduce") else "run again"
+    if interrupted.ckpt_path is not None:
+        command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
+    again = "resume" if interrupted.ckpt_path is not None or command[0] == "reproduce" else "run again"
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
         f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; {again} with:\n"

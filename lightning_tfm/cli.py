@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import itertools
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from argparse import SUPPRESS, ArgumentError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
@@ -45,8 +44,16 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.pairing import check_pair
 from lightning_tfm.modules.task import check_strategy
 from lightning_tfm.parsing_errors import format_error
-from lightning_tfm.resuming import Resumption, changed_settings, find_run, newest_checkpoint, open_run
-from lightning_tfm.run_folder import is_empty
+from lightning_tfm.resuming import (
+    Resumption,
+    changed_settings,
+    check_changes,
+    check_data,
+    find_run,
+    newest_checkpoint,
+    open_run,
+)
+from lightning_tfm.run_folder import check_empty, is_empty, new_folder
 from lightning_tfm.trainer_settings import (
     HIDDEN,
     as_list,
@@ -80,7 +87,28 @@ class ConfigFile(ActionConfigFile):
 
 
 class TfmCLI(LightningCLI):
-    """LightningCLI that takes the vocabulary and the lengths of the model from the data."""
+    """LightningCLI that takes the vocabulary and the lengths of the model from the data.
+
+    Attributes:
+        resumed: the run that `fit` resumes, if it does.
+        changed: the settings that differ from those of the checkpoint from which training starts, as (old, new).
+        folder: the folder of the run or the test; None before it is known, and in all processes but the first.
+        is_new: whether this process has created the folder.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.resumed: Resumption | None = None
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        self.folder: Path | None = None
+        self.is_new = False
+        try:
+            super().__init__(*arguments, **settings)
+        except BaseException as error:
+            if self.folder is not None and self.is_new and is_empty(self.folder):
+                shutil.rmtree(self.folder, ignore_errors=True)
+            elif isinstance(error, Interrupted) and self.folder and any(self.folder.glob("checkpoints/*")):
+                error.ckpt_path = relative(self.folder)
+            raise
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -154,47 +182,56 @@ class TfmCLI(LightningCLI):
         """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint that `--ckpt_path` names, and the run that `fit` resumes."""
-        self.original_config = self.config
-        self.config = self.config.clone()
-        config = self.config[self.config.subcommand]
+        """Find the checkpoint that `--ckpt_path` names and the run that `fit` resumes, or create a folder."""
+        subcommand = self.config.subcommand
+        config = self.config[subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
-        config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
-        self.resumed: Resumption | None = None
-        self.folder: Path | None = None  # of the run or the test, once it starts
-        self.is_new = False  # whether this process has made the folder
-        self.changed: dict[str, tuple[Any, Any]] = {}
-        if config.trainer.logger is not False:
+        has_loggers = config.trainer.logger is not False
+        if has_loggers:
             names = [Path(str(path)).stem for path in config.config or []]
             config.trainer.logger = loggers_of_run(config.trainer.logger, names[0] if names else "unnamed")
-            logger = config.trainer.logger[0].init_args
-            folder = Path(logger.save_dir) / str(logger.name)
-            if self.config.subcommand != "fit" and logger.version is None:
-                versions = (f"{self.config.subcommand}_{number}" for number in itertools.count())
-                logger.version = next(version for version in versions if not (folder / version).exists())
-        if config.ckpt_path is None or Path(config.ckpt_path).is_file():
-            return
-        if config.trainer.logger is False:
+        self.original_config, self.config = self.config, self.config.clone()
+        config = self.config[subcommand]
+        config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
+        path = config.ckpt_path
+        if path is not None and Path(path).is_file():
+            if subcommand == "fit":
+                self.changed = changed_settings(Path(path), self._settings())
+        elif path is not None and not has_loggers:
             raise UserError(
-                f"--ckpt_path must be a file if trainer.logger is false, but is {config.ckpt_path!r}; name a checkpoint"
+                f"--ckpt_path must be a file if trainer.logger is false, but is {path!r}; name a checkpoint"
             )
-        if self.config.subcommand == "fit":
-            self._resume(config, folder)
-        elif config.ckpt_path == "last":
-            config.ckpt_path = str(newest_checkpoint(folder))
+        elif path is not None:
+            self._find_checkpoint(config)
+        if has_loggers and not config.trainer.fast_dev_run and not rank_zero_only.rank:  # type: ignore[attr-defined]
+            logger = config.trainer.logger[0].init_args
+            if logger.version is None:
+                prefix = "version" if subcommand == "fit" else subcommand
+                self.folder, self.is_new = new_folder(Path(logger.save_dir, str(logger.name)), prefix), True
+                logger.version = self.folder.name
 
-    def _resume(self, config: Namespace, folder: Path) -> None:
-        """Find the run to resume, and let the loggers continue it unless it is extended."""
+    def _find_checkpoint(self, config: Namespace) -> None:
+        """Find the checkpoint of the run to resume or, except for `fit`, the newest checkpoint of the experiment."""
+        logger = config.trainer.logger[0].init_args
+        folder = Path(logger.save_dir, str(logger.name))
+        if self.config.subcommand != "fit":
+            config.ckpt_path = str(newest_checkpoint(folder)) if config.ckpt_path == "last" else config.ckpt_path
+            return
         self.resumed = find_run(config.ckpt_path, folder, config.trainer.max_steps)
         if self.resumed is None:
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
-        original = self.original_config[self.config.subcommand]
-        settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)
-        self.changed = changed_settings(self.resumed.run, yaml.safe_load(settings))
+        self.changed = changed_settings(self.resumed.checkpoint, self._settings())
+        check_changes(self.resumed.run, self.changed)
         if not self.resumed.extends:
             continue_run(config.trainer.logger, self.resumed.run)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings of the command as in config.yaml."""
+        original = self.original_config[self.config.subcommand]
+        settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)
+        return cast(dict[str, Any], yaml.safe_load(settings))
 
     def instantiate_classes(self) -> None:
         """Construct the data first: settings of the network that are null are taken from it."""
@@ -235,6 +272,7 @@ class TfmCLI(LightningCLI):
         for callback in self.trainer.callbacks:
             if isinstance(callback, Provenance):
                 callback.changed = self.changed
+                callback.begins_with = None if self.resumed else self._get(self.config, "ckpt_path")
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
@@ -250,27 +288,26 @@ class TfmCLI(LightningCLI):
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            self.model.check_checkpoint(read(path), path, self.trainer, resuming=self.subcommand == "fit")
+            checkpoint = read(path)
+            self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
+            self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a command. On a signal, report the folder of the run; on an error, remove the folder if it is empty."""
         try:
             super()._run_subcommand(subcommand)
-        except Interrupted as interrupted:
-            if not self.trainer.loggers:
-                interrupted.ckpt_path = ""
-            elif interrupted.ckpt_path == "last" and self.folder and any(self.folder.glob("checkpoints/*")):
-                interrupted.ckpt_path = relative(self.folder)
-            raise
-        except UserError:
-            if self.folder is not None and self.is_new and is_empty(self.folder):
-                shutil.rmtree(self.folder, ignore_errors=True)
-            raise
+        except MisconfigurationException as error:
+            raise UserError(format_error(error)) from error
+        except RuntimeError as error:
+            if "Early stopping conditioned on metric" not in str(error):
+                raise
+            raise UserError(f"trainer.callbacks: {error}") from error
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        ours = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
+        ours: dict[str, Any] = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
+        if subcommand == "fit" and self.trainer.fast_dev_run:
+            ours["ckpt_path"] = None  # the checkpoint has been checked; its steps would leave none to train
         return super()._prepare_subcommand_kwargs(subcommand) | ours
 
     def before_fit(self) -> None:
@@ -281,23 +318,27 @@ class TfmCLI(LightningCLI):
         self.datamodule.training_batches(0, self.trainer.world_size)
         if path is None:
             self.model.load_pretrained()
+        if self.resumed is not None:
+            check_data(self.resumed.run, self.fingerprint, self.datamodule.fingerprint)
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return
-        self._enter(Path(logger.log_dir))
-        self.lock = open_run(logger, self.resumed, None if path is None else read(path)["global_step"])
-
-    def _enter(self, folder: Path) -> None:
-        self.folder, self.is_new = folder, not folder.exists()
+        self.folder = Path(logger.log_dir)
+        existed = self.folder.exists()
+        self.lock = open_run(logger, self.resumed, None if path is None else self.step)
+        self.is_new = self.is_new or not existed
 
     def before_test(self) -> None:
-        """Remember the folder of the test or the validation."""
-        if isinstance(self.trainer.logger, CSVLogger) and self.trainer.is_global_zero:
-            self._enter(Path(self.trainer.logger.log_dir))
+        """Check the folder of the test or the validation if the user has named it."""
+        if self.folder is None and isinstance(self.trainer.logger, CSVLogger) and self.trainer.is_global_zero:
+            self.folder = Path(self.trainer.logger.log_dir)
+            check_empty(self.folder)
 
     before_validate = before_test
 
     def after_validate(self) -> None:
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero and self.trainer.fast_dev_run:
+            print("dry run passed: evaluated one batch; nothing was written")
+        elif self.trainer.is_global_zero:
             print_results(self.trainer)
             for name, signature in self.model.signatures.items():
                 print(f"{name}: {signature}")

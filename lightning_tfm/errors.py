@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -26,10 +27,10 @@ class Interrupted(BaseException):
     Args:
         signum: the number of the signal.
         saved_step: the step of the checkpoint that was saved after the signal; None if none was saved.
-        ckpt_path: the value of --ckpt_path that resumes the run.
+        ckpt_path: the value of --ckpt_path that resumes the run; None if it has no checkpoint yet.
     """
 
-    def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str = "last") -> None:
+    def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str | None = None) -> None:
         super().__init__(signum)
         self.signum, self.saved_step, self.ckpt_path = signum, saved_step, ckpt_path
 
@@ -37,7 +38,8 @@ class Interrupted(BaseException):
 def rank_zero_print(text: str) -> None:
     """Print a line on standard error, in the first process only."""
     if is_main_process() and os.environ.get("RANK", "0") == "0":
-        tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above the bars
+        with suppress(OSError):  # the terminal was closed
+            tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above the bars
 
 
 def shell_quote(text: str) -> str:

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import SAVED
 from lightning_tfm.callbacks.summary import SUMMARY
-from lightning_tfm.checkpoint import latest_valid
-from lightning_tfm.configuration import flatten, read_json, read_yaml
+from lightning_tfm.checkpoint import latest_valid, read
+from lightning_tfm.configuration import flatten, read_json
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.run_folder import copy_history, is_empty, lock_run, reopen_metrics
+from lightning_tfm.run_folder import check_empty, copy_history, lock_run, reopen_metrics
 
-MAY_DIFFER = (
+IGNORED = (
     "ckpt_path",
     "config",
     "dry_run",
@@ -29,7 +30,7 @@ MAY_DIFFER = (
 )
 """Settings that do not change the weights of a run."""
 
-MAY_CHANGE = (
+RECORDED = (
     "data.init_args.num_workers",
     "trainer.accelerator",
     "trainer.devices",
@@ -112,11 +113,8 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     if resumed is not None and not resumed.extends:
         if (folder / SUMMARY).is_file():
             raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
-    elif not is_empty(folder):
-        raise UserError(
-            f"trainer.logger must name a new folder for a new run, but {str(folder)!r} holds a run; leave out "
-            "its version, or resume the run with --ckpt_path"
-        )
+    else:
+        check_empty(folder)
     if resumed is not None and resumed.extends:
         copy_history(resumed.run, folder)
     reopen_metrics(logger, step)
@@ -124,17 +122,19 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
 
 
 def _last_run(folder: Path, max_steps: int) -> Resumption | None:
-    """Return the newest run of an experiment that is unfinished, or has finished after fewer steps."""
+    """Return the newest unfinished run of an experiment or else, to extend it, the newest that took fewer steps."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name)}
-    finished = {run for run in runs if _has_finished(run, max_steps)}
-    path = _newest_undamaged(path for run in runs - finished for path in run.glob("checkpoints/*"))
-    if path is not None:
-        return _resumption(path)
-    if runs - finished:
+    unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
+    extendable = {run for run in runs - unfinished if not _has_finished(run, max_steps)}
+    for candidates in (unfinished, extendable):
+        path = _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
+        if path is not None:
+            return _resumption(path)
+    if unfinished | extendable:
         raise UserError(_no_checkpoint(folder))
-    if finished:
+    if runs:
         raise UserError(
-            f"--ckpt_path last must find an unfinished run below {str(folder)!r}, but all have finished; raise "
+            f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; raise "
             f"trainer.max_steps ({max_steps}) to extend the newest one, or start a new run without --ckpt_path"
         )
     rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
@@ -147,7 +147,7 @@ def _named_run(run: Path, max_steps: int) -> Resumption:
     if _has_finished(run, max_steps):
         raise UserError(
             f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; raise trainer.max_steps "
-            f"({max_steps}) to extend it"
+            f"({max_steps}) to extend it, unless it has stopped early"
         )
     path = _newest_undamaged(run.glob("checkpoints/*"))
     if path is None:
@@ -182,32 +182,48 @@ def _resumption(path: Path) -> Resumption:
     return found
 
 
-def changed_settings(run: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those of a run and may do so, as (old, new) by name.
+def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from those with which a checkpoint was written, as (old, new) by name.
 
     Args:
-        run: the folder of the run.
-        settings: the settings with which it is resumed, nested as in its config.yaml.
-
-    Raises:
-        UserError: if any other setting differs.
+        checkpoint: the path of the checkpoint.
+        settings: the settings, nested as in config.yaml.
     """
-    path = run / "config.yaml"
-    if not path.is_file():  # the run was killed before it was written
+    experiment = read(checkpoint).get("experiment")
+    if experiment is None:  # it was not written by the command
         return {}
     theirs, ours = (
-        {name: value for name, value in flatten(nested).items() if not _is_below(name, MAY_DIFFER)}
-        for nested in (read_yaml(path, "--ckpt_path"), settings)
+        {name: value for name, value in flatten(nested).items() if not _is_below(name, IGNORED)}
+        for nested in (yaml.safe_load(experiment["config"]), settings)
     )
     pairs = {name: (theirs.get(name), ours.get(name)) for name in {**theirs, **ours}}
-    changed = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+
+
+def check_changes(run: Path, changed: dict[str, tuple[Any, Any]]) -> None:
+    """Raise UserError unless a run can be resumed with the settings that `changed_settings` returns."""
     for name, (old, new) in changed.items():
-        if not _is_below(name, MAY_CHANGE):
+        if not _is_below(name, RECORDED):
             raise UserError(
                 f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
                 "restore it, or start a new run without --ckpt_path"
             )
-    return changed
+
+
+def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str]) -> None:
+    """Raise UserError unless a run is resumed with the same data.
+
+    Args:
+        run: the folder of the run.
+        saved: the fingerprint of each split in its checkpoint.
+        fingerprint: the fingerprint of each split.
+    """
+    for split, value in saved.items():
+        if fingerprint.get(split) != value:
+            raise UserError(
+                f"the {split} data must match the run {str(run)!r} to resume it, but differ; restore them, "
+                "or start a new run without --ckpt_path"
+            )
 
 
 def _is_below(name: str, groups: Iterable[str]) -> bool:

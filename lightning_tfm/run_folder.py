@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,37 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.provenance import read_starts
+from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import read_metrics, write_text
 
 
+def new_folder(parent: Path, prefix: str) -> Path:
+    """Create the next folder `PREFIX_N` below a folder, and return it; no other process gets the same one."""
+    parent.mkdir(parents=True, exist_ok=True)
+    found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.iterdir())
+    first = max((int(name[1]) for name in found if name), default=-1) + 1
+    for folder in (parent / f"{prefix}_{number}" for number in itertools.count(first)):
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("the numbers ended")
+
+
 def is_empty(run: Path) -> bool:
-    """Return whether a run has neither a checkpoint nor logged metrics."""
+    """Return whether a folder has no checkpoint, no logged metrics and no results."""
     metrics = run / "metrics.csv"
     logged = metrics.is_file() and any(True for _ in read_metrics(metrics))
-    return not logged and not any(run.glob("checkpoints/*"))
+    return not logged and not (run / SUMMARY).exists() and not any(run.glob("checkpoints/*"))
+
+
+def check_empty(folder: Path) -> None:
+    """Raise UserError if the folder that a logger names for a new run or test holds another one."""
+    if not is_empty(folder):
+        raise UserError(
+            f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "
+            "the run with --ckpt_path"
+        )
 
 
 def lock_run(folder: Path) -> FileLock:

@@ -33,6 +33,7 @@ from filelock import FileLock
 
 from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.checkpoint import read
+from lightning_tfm.errors import SIGNALS
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
@@ -249,14 +250,18 @@ MOMENTS = {
 
 
 def in_process(monkeypatch, *arguments):
-    """Run a command in this process, and return its exit status."""
+    """Run a command in this process, and return its exit status; signals are handled as before."""
     from lightning_tfm.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     try:
         main()
     except SystemExit as end:
         return end.code or 0
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     return 0
 
 

@@ -533,7 +533,10 @@ def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference,
         assert process.poll() is None, (tmp_path / "stderr").read_text()
         time.sleep(0.05)
     os.killpg(process.pid, signum)
-    assert process.wait(60) == status
+    try:
+        assert process.wait(60) == status
+    finally:
+        process.kill()
     printed = (tmp_path / "stderr").read_text()
     assert "saved after step" in printed
     assert "Traceback" not in printed

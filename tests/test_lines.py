@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
+from io import BufferedReader, BytesIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import LanguageModel, TaskModule
+from lightning_tfm.modules.lines import BATCH_SIZE
 from lightning_tfm.networks import GPT
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
@@ -134,6 +137,24 @@ def test_alignments_follow_the_attention(checkpoint, sources):
         assert all(i < len(units[0]) and j < len(units[1]) for i, j in output.alignment)
 
 
+def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
+    """The decoder cannot read the last token of an output of maximum length."""
+    module = load(checkpoint)
+    decode_step = module.network.decode_step
+
+    def endless(*arguments):
+        logits, state = decode_step(*arguments)
+        return logits.index_fill(-1, torch.tensor(EOS), float("-inf")), state
+
+    monkeypatch.setattr(module.network, "decode_step", endless)
+    for source, answer in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
+        assert len(module.tokenizer.split_target(answer.text)) >= module.max_target_length - 1
+        assert answer.outputs[0].alignment
+        content = {"source": source, "target": answer.text, "alignment": None}
+        for shown in module.attention(content):
+            assert shown.weights.shape[1:] == (len(shown.queries), len(shown.keys))
+
+
 def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
     module = load(reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt")
     layer, head = module.alignment_head
@@ -218,15 +239,71 @@ def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, 
     assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
 
 
-def test_another_command_does_not_continue_the_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, monkeypatch, capsys):
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     (tmp_path / "input").write_text("a\nb\n")
     (tmp_path / "output.part").write_text("x\n")
     state = {"command": "another", "lines": 1, "failures": 0, "bytes": 2}
     (tmp_path / "output.part.json").write_text(json.dumps(state))
-    assert (
-        in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input", "--output", tmp_path / "output")
-        == 0
-    )
+    command = ["generate", checkpoint, "--input", tmp_path / "input", "--output", tmp_path / "output"]
+    assert in_process(monkeypatch, *command) == 2
+    assert "repeat that command, or delete this file" in capsys.readouterr().err
+    assert (tmp_path / "output.part").read_text() == "x\n"
+    (tmp_path / "output.part").unlink()
+    assert in_process(monkeypatch, *command) == 0
     assert len((tmp_path / "output").read_text().splitlines()) == 2
-    assert "continuing" not in capsys.readouterr().err
+
+
+def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    """The lines of an interrupted command may not come again."""
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    command = ["generate", checkpoint, "--output", tmp_path / "output"]
+    predict, calls = TaskModule.predict, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return predict(*arguments)
+
+    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
+    assert in_process(monkeypatch, *command) == 130
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"b\n")))
+    assert in_process(monkeypatch, *command) == 0
+    assert len((tmp_path / "output").read_text().splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"output"}
+
+
+def test_a_mistake_leaves_no_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--scores", "--output", tmp_path / "output") == 2
+    assert not list(tmp_path.iterdir())
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--output", "/dev/null") == 2
+    assert "/dev/null' cannot be opened: Not a regular file" in capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
+
+
+def test_binary_standard_input_is_one_mistake(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(b"\x80\0\n" * 1000))))
+    assert in_process(monkeypatch, "generate", checkpoint) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "lightning-tfm: error: standard input must be text, but is binary"
+    )
+
+
+def test_the_label_of_a_text_is_written_with_its_probability(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--json") == 0
+    (written,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert written.keys() == {"line", "text", "probability"}
+    assert written["text"] in load(checkpoint).labels
+    assert 0 < written["probability"] <= 1
+
+
+def test_a_classifier_warns_of_a_long_text(tmp_path_factory):
+    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
+    length = module.longest_source + 1
+    (answer,) = module.predict(["good " * length])
+    assert f"it has {length} tokens, more than any training text" in answer.note

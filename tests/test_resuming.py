@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint import read, write
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -164,6 +164,9 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
     assert (other / "checkpoints/best.ckpt").exists()
 
 
+STOPPING = (
+    "[{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: %s, patience: 1, min_delta: 9}}]"
+)
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
 
@@ -260,9 +263,104 @@ def test_last_is_the_newest_run_that_has_not_finished(tmp_path):
     assert_same_files(stopped, finished)
 
 
+@pytest.mark.run
+def test_last_resumes_an_unfinished_run_rather_than_extend_a_finished_one(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    assert run(*fit("gpt", **{"trainer.max_steps": 5}), cwd=tmp_path).wait() == 0
+    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "resuming from runs/copy_gpt/version_0" in child.err.read_text()
+    assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == 2
+
+
+@pytest.mark.run
+def test_other_data_are_refused_on_resuming(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    before = contents(tmp_path / "runs")
+    for split, size in (("val", 40), ("test", 40), ("train", 220)):
+        checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
+        content = read(checkpoint)
+        content["experiment"]["config"] = content["experiment"]["config"].replace(
+            f"{split}_size: {30 if split != 'train' else 200}", f"{split}_size: {size}"
+        )
+        write(content, checkpoint)
+        child = run(*fit("gpt", "--ckpt_path=last", **{f"data.init_args.{split}_size": size}), cwd=tmp_path)
+        assert child.wait() == 2
+        assert f"the {split} data must match the run 'runs/copy_gpt/version_0'" in child.err.read_text()
+        checkpoint.write_bytes(before[checkpoint])
+        assert contents(tmp_path / "runs") == before
+
+
+@pytest.mark.run
+def test_a_run_that_starts_from_a_checkpoint_records_it(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    (folder(tmp_path, "gpt") / "checkpoints/last.ckpt").replace(tmp_path / "begin.ckpt")
+    child = run(*fit("gpt", "--ckpt_path=begin.ckpt", **{"trainer.val_check_interval": 15}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    new = tmp_path / "runs/copy_gpt/version_1"
+    (entry,) = json.loads((new / "provenance.json").read_text())
+    assert (entry["step"], entry["checkpoint"]) == (30, "begin.ckpt")
+    assert entry["changed_settings"] == {"trainer.val_check_interval": [12, 15]}
+    assert yaml.safe_load((new / "config.yaml").read_text())["ckpt_path"] == "begin.ckpt"
+
+
+@pytest.mark.run
+def test_the_saved_settings_name_the_experiment(tmp_path):
+    assert run(*fit("gpt", **{"trainer.max_steps": 2}), cwd=tmp_path).wait() == 0
+    child = run("fit", "--config", "runs/copy_gpt/version_0/config.yaml", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert sorted(path.name for path in (tmp_path / "runs").glob("*/*")) == ["version_0", "version_1"]
+
+
+@pytest.mark.run
+def test_commands_that_start_together_have_folders_of_their_own(tmp_path):
+    logger = f"{{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path}, name: mine}}}}"
+    arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 2})
+    folders = new_folders(tmp_path, "first", "second")
+    children = [start(*arguments, cwd=cwd) for cwd in folders]
+    assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
+    checkpoint = tmp_path / "mine/version_0/checkpoints/last.ckpt"
+    children = [start("test", checkpoint, cwd=cwd) for cwd in folders]
+    assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
+    assert {path.parent.name for path in tmp_path.glob("mine/*/summary.json")} == {
+        "version_0",
+        "version_1",
+        "test_0",
+        "test_1",
+    }
+
+
+@pytest.mark.run
+def test_a_test_does_not_enter_the_folder_of_a_run(reference, tmp_path):
+    checkpoint = folder(reference("gpt"), "gpt") / "checkpoints/last.ckpt"
+    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
+    assert run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path).wait() == 0
+    before = contents(tmp_path / "runs")
+    child = run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path)
+    assert child.wait() == 2
+    assert "trainer.logger must name a new folder" in child.err.read_text()
+    assert contents(tmp_path / "runs") == before
+
+
+@pytest.mark.run
+def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    before = contents(tmp_path / "runs")
+    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "dry run passed: trained and validated on one batch" in child.out.read_text()
+    assert contents(tmp_path / "runs") == before
+    checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
+    child = run("test", checkpoint, "--dry-run", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert child.out.read_text() == "dry run passed: evaluated one batch; nothing was written\n"
+    assert contents(tmp_path / "runs") == before
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        ({"trainer.callbacks": STOPPING % "val/los"}, "conditioned on metric `val/los` which is not available"),
         ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
@@ -443,16 +541,12 @@ def test_two_processes_extend_a_finished_run(tmp_path):
 
 @pytest.mark.run
 def test_a_run_that_stopped_early_has_finished(tmp_path):
-    stopping = (
-        "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
-        "init_args: {monitor: val/loss, patience: 1, min_delta: 9}}]"
-    )
-    arguments = fit("gpt", "--ckpt_path=last", **{"trainer.callbacks": stopping})
+    arguments = fit("gpt", "--ckpt_path=last", **{"trainer.callbacks": STOPPING % "val/loss"})
     assert run(*arguments, cwd=tmp_path).wait() == 0
     before = contents(tmp_path / "runs")
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
-    assert "must find an unfinished run" in child.err.read_text()
+    assert "needs an unfinished run" in child.err.read_text()
     assert contents(tmp_path / "runs") == before
 
 

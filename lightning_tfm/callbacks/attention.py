@@ -13,6 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
+from lightning_tfm.callbacks.summary import evaluated_part
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
@@ -83,7 +84,9 @@ class AttentionLogger(Callback):
             pictures = self._draw(trainer, module, examples, folder / "attention")
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
-            logger.log_image("test/attention", on_one_canvas(pictures), trainer.global_step, caption=captions)
+            logger.log_image(
+                f"{evaluated_part(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
+            )
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
         """Draw attention weights and positional encodings into a folder; return the paths of the pictures."""

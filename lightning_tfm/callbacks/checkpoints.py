@@ -200,7 +200,7 @@ class Checkpoints(Checkpoint):
 
     def _end_if_interrupted(self, trainer: Trainer) -> None:
         if self.ends:
-            resumable = ""
+            resumable = None
             if self.dirpath:
                 in_place = isinstance(trainer.logger, CSVLogger)
                 resumable = relative(self.dirpath.parent if in_place else self.last_model_path)

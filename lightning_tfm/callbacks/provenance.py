@@ -33,8 +33,9 @@ class Provenance(Callback):
     - `time`: the time in UTC.
     - `step`: the step at which it begins.
     - `command`: the command line.
-    - `checkpoint`: the checkpoint, of a test or a validation.
-    - `changed_settings`: the settings that differ from the previous entry, as [old, new].
+    - `checkpoint`: the checkpoint of a test or a validation, or of another run from which training starts.
+    - `changed_settings`: the settings that differ from those of the checkpoint from which training starts, as
+      [old, new].
     - `git`: the state of the repository of the working directory, as `git` returns it; uncommitted changes are saved as
       `uncommitted_N.diff`, where N is the index of the entry.
     - `framework`: the state of the repository of this package, if it runs from one.
@@ -45,11 +46,12 @@ class Provenance(Callback):
     """
 
     def __init__(self) -> None:
-        self.changed: dict[str, tuple[Any, Any]] = {}  # settings, as (old, new), since the start before
+        self.changed: dict[str, tuple[Any, Any]] = {}  # settings, as (old, new), since the checkpoint
+        self.begins_with: str | None = None  # the checkpoint of another run
         self.is_recorded = False  # the start of this process
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._record(trainer)
+        self._record(trainer, **({"checkpoint": self.begins_with} if self.begins_with else {}))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:

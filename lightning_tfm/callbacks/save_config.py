@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -33,7 +34,9 @@ class SaveConfig(SaveConfigCallback):
         if folder is None or self.already_saved:
             return
         self.already_saved = True
-        self.config.ckpt_path, self.config.dry_run = None, False  # so that the file repeats the run
+        self.config.dry_run = False
+        if not Path(self.config.ckpt_path or "").is_file():  # but the run itself is resumed
+            self.config.ckpt_path = None
         if trainer.is_global_zero:
             write_text(folder / self.config_filename, self.text)
             for logger in trainer.loggers:
@@ -44,6 +47,7 @@ class SaveConfig(SaveConfigCallback):
         if self.experiment is None:
             settings = yaml.safe_load(self.text)
             settings["trust_package"] = ""  # only the command line may set it
+            settings["ckpt_path"] = None
             loggers = settings["trainer"]["logger"]
             for logger in loggers if isinstance(loggers, list) else [loggers]:
                 if isinstance(logger, dict):  # a later test has a folder and a run in W&B of its own

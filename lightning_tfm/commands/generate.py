@@ -114,7 +114,8 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
     written = []
     for rank, output in enumerate(answer.outputs, start=1):
         alignment = None if output.alignment is None else " ".join(f"{i}-{j}" for i, j in output.alignment)
-        columns = {"text": output.text, "log_probability": output.log_probability, "rank": rank, "alignment": alignment}
+        columns = {"text": output.text, "probability": output.probability}
+        columns |= {"log_probability": output.log_probability, "rank": rank, "alignment": alignment}
         if not (options.scores or options.n_best > 1):
             del columns["rank"]
         columns = {name: value for name, value in columns.items() if value is not None}

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +50,8 @@ def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Itera
     cast(TextIOWrapper, sys.stdin).reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     if sys.stdin.isatty():
         return _chunks(_prompted(), 1)
+    if isinstance(sys.stdin.buffer, BufferedReader) and b"\0" in sys.stdin.buffer.peek():
+        raise UserError("standard input must be text, but is binary")
     return _chunks(_lines(sys.stdin), min(size, BATCH_SIZE))  # a slow pipe is answered earlier
 
 
@@ -90,14 +92,14 @@ class LineOutput:
     """Output of a command, with a progress bar if neither input nor output is the terminal.
 
     With `--output FILE`, the lines are written to `FILE.part`, which becomes FILE at the end. If the command is
-    interrupted, the same command continues it.
+    interrupted, the same command continues it, unless it reads standard input or a pipe.
 
     Args:
         options: all options of the command, among them `texts`, `input` and `output`.
         generator: the source of randomness, whose state is restored.
 
     Raises:
-        UserError: if the file cannot be written.
+        UserError: if the file cannot be written, or a different command was interrupted while writing it.
     """
 
     def __init__(self, options: Namespace, generator: torch.Generator | None = None) -> None:
@@ -118,6 +120,8 @@ class LineOutput:
         try:
             if path.is_dir():
                 raise IsADirectoryError(None, "Is a directory")
+            if path.exists() and not path.is_file():
+                raise OSError(None, "Not a regular file")
             size = self._restore() if self.state.exists() and self.part.exists() else 0
             self.file = self.part.open("a" if size else "w", encoding="utf-8", newline="")
             self.file.truncate(size)
@@ -125,10 +129,13 @@ class LineOutput:
             raise UserError(f"--output must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
 
     def _restore(self) -> int:
-        """Return the size of the answers that the same command has written, 0 if another one has written them."""
+        """Return the size of the output that the same command has written before it was interrupted."""
         state = read_json(self.state)
         if state["command"] != self.command:
-            return 0
+            raise UserError(
+                f"--output {str(self.options.output)!r} must not be the output of an interrupted command with other "
+                f"options or files, but {str(self.part)!r} exists; repeat that command, or delete this file"
+            )
         self.done, self.failures = state["lines"], state["failures"]
         if self.generator is not None:
             self.generator.set_state(torch.tensor(state["generator"], dtype=torch.uint8))
@@ -159,7 +166,7 @@ class LineOutput:
             print(text, file=self.file)
         self.failures += failures
         self.file.flush()
-        if self.options.output:
+        if self.options.output and _is_repeatable(self.options):
             os.fsync(self.file.fileno())
             state = {"command": self.command, "lines": self.done, "failures": self.failures, "bytes": self.file.tell()}
             if self.generator is not None:
@@ -179,6 +186,13 @@ class LineOutput:
             if kind is None:
                 os.replace(self.part, self.options.output)
                 self.state.unlink(missing_ok=True)
+            elif not self.done:
+                self.part.unlink(missing_ok=True)
+
+
+def _is_repeatable(options: Namespace) -> bool:
+    """Return whether the same command reads the same lines again, unlike from standard input or a pipe."""
+    return bool(options.texts or (options.input and options.input.is_file()))
 
 
 def _fingerprint(options: Namespace) -> str:

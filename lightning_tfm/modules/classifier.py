@@ -144,7 +144,8 @@ class Classifier(TaskModule):
     def encode_line(self, line: str) -> tuple[Ids, str]:
         ids = self.tokenize(strip_fields(line))
         longest = self.network.max_length
-        return ids[-longest:], f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
+        notes = [f"only the last {longest} of {len(ids)} tokens are used"] if len(ids) > longest else []
+        return ids[-longest:], "; ".join(filter(None, [*notes, self.input_note(ids)]))
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
@@ -152,7 +153,7 @@ class Classifier(TaskModule):
         text, _ = pad_sequences(sources)
         probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
         found = zip(labels.tolist(), probabilities.tolist(), strict=True)
-        return [[Output(f"{self.labels[label]}\t{probability:.4f}")] for label, probability in found]
+        return [[Output(self.labels[label], round(probability, 4))] for label, probability in found]
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}

@@ -36,13 +36,15 @@ class Output(NamedTuple):
     """One of the outputs for a line of input.
 
     Attributes:
-        text: the text of the output.
+        text: the text of the output, or the label.
+        probability: the probability of a label.
         log_probability: its log probability in nats, if `DecodingOptions.scores` is set.
         alignment: its links (source index, output index), if `DecodingOptions.alignments` is set; indices count words
             if the tokens are subwords, otherwise tokens.
     """
 
     text: str
+    probability: float | None = None
     log_probability: float | None = None
     alignment: tuple[tuple[int, int], ...] | None = None
 

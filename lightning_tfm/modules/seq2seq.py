@@ -169,7 +169,7 @@ class Seq2SeqModule(TaskModule):
         log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
         for row, place in found.nonzero().tolist():
             value = None if log_probabilities is None else log_probabilities[row][place]
-            rows[row].append(Output(self.tokenizer.decode(outputs[row, place].tolist()), value))
+            rows[row].append(Output(self.tokenizer.decode(outputs[row, place].tolist()), log_probability=value))
         return rows
 
     def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
@@ -200,16 +200,22 @@ class Seq2SeqModule(TaskModule):
         Otherwise, it is the mean over the heads of the middle layer, read one step later for networks that attend after
         they have read a token (Chen et al. 2020).
         """
-        batch = PairDataset([Pair(source, target, None)], self.tokenizer)[torch.tensor([0])]
+        inputs = self._inputs(Pair(source, target, None))
         with attention_maps(self.network) as maps:
-            self.network(*(ids.to(self.device) for ids in batch.inputs))
-        over_source = self.network.source_attention(maps, batch.source.to(self.device))  # (1, H, T, S)
+            self.network(*inputs)
+        over_source = self.network.source_attention(maps, inputs[0])  # (1, H, T, S)
         sources, targets = self.tokenizer.split(source), self.tokenizer.split_target(target)
         layer, head = self.alignment_head or (list(over_source)[len(over_source) // 2], None)
         weights = over_source[layer][0] if head is None else over_source[layer][0, head].unsqueeze(0)
         shift = self.network.alignment_shift if head is None else 0
-        weights = weights.mean(0, keepdim=True)[:, shift : shift + len(targets), : len(sources)]
+        rows = (torch.arange(len(targets)) + shift).clamp(max=inputs[1].size(1) - 1)
+        weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
         return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts=True)
+
+    def _inputs(self, pair: Pair) -> tuple[Tensor, Tensor]:
+        """Return source (1, S) and target_in (1, T) of a pair, without the last token of a truncated output."""
+        batch = PairDataset([pair], self.tokenizer)[torch.tensor([0])]
+        return batch.source.to(self.device), batch.target_in[:, : self.max_target_length].to(self.device)
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {name: self.network.random_ids(rows, length, generator) for name in ("source", "target_in")}
@@ -229,18 +235,19 @@ class Seq2SeqModule(TaskModule):
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         alignment = content["alignment"]
         pair = Pair(content["source"], content["target"], alignment and tuple((i, j) for i, j in alignment))
+        inputs = self._inputs(pair)
         source = [*self.tokenizer.split(pair.source), "EOS"]
         target = self.tokenizer.split_target(pair.target)
-        target_in, target_out = ["BOS", *target], [*target, "EOS"]
-        links = list(pair.alignment or ())
-        batch = PairDataset([pair], self.tokenizer)[torch.tensor([0])]
+        T = inputs[1].size(1)
+        target_in, target_out = ["BOS", *target][:T], [*target, "EOS"][:T]
+        links = [(i, j) for i, j in pair.alignment or () if j < T]
         found = []
-        for layer, weights in attention_weights(self.network, *batch.inputs).items():
+        for layer, weights in attention_weights(self.network, *inputs).items():
             if self.network.get_submodule(layer).over_memory:
                 found.append(AttentionMap(layer, weights, target_out, source, links, predicts=True))
             elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
                 gold = [(i, len(source) + j) for i, j in links]
-                rows, columns = [*source[1:], *target_in, "EOS"], [*source, *target_in]
+                rows, columns = [*source[1:], "BOS", *target_out], [*source, *target_in]
                 found.append(AttentionMap(layer, weights, rows, columns, gold, len(source), predicts=True))
             elif layer.startswith("encoder"):
                 found.append(AttentionMap(layer, weights, source, source, []))

@@ -403,6 +403,8 @@ class TaskModule(LineModule):
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
         checkpoint["longest_source"], checkpoint["alignment_head"] = self.longest_source, self.alignment_head
+        if self.trainer.datamodule is not None:
+            checkpoint["data_fingerprint"] = self.trainer.datamodule.fingerprint
 
     def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
         """Raise UserError if a checkpoint does not fit the model or, if training is resumed from it, the run.
@@ -422,6 +424,7 @@ class TaskModule(LineModule):
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        self.alignment_head = checkpoint.get("alignment_head")
         self.is_restored = True
 
     def on_train_end(self) -> None:

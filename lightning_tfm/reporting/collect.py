@@ -94,7 +94,7 @@ def collect_run(
         "outcomes": _outcomes(predictions, part),
         "confusion": _confusion(predictions),
         "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
-        "inputs": [{"input": example["source"], "output": example["target"]} for example in own],
+        "inputs": [{"input": example["source"], "output": example["output"]} for example in own],
         "attention": []
         if module is None
         else list(_attention(module, own, predictions, _examples(folder / EXAMPLES_FILE))),
@@ -113,9 +113,15 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _task(settings: Json) -> str:
-    """Return the module and the data of a run, such as "Seq2SeqModule on Date"."""
+    """Return the module and the data of a run, such as "Seq2SeqModule on Date" or "Seq2SeqModule on Tsv (test.tsv)"."""
     module, data = (settings.get(part) or {} for part in ("model", "data"))
-    return " on ".join(str(part.get("class_path", "unknown")).rpartition(".")[2] for part in (module, data))
+    named = " on ".join(str(part.get("class_path", "unknown")).rpartition(".")[2] for part in (module, data))
+    arguments = data.get("init_args") or {}
+    tested = next((arguments[name] for name in ("test", "val", "path") if arguments.get(name)), None)
+    if tested is None:
+        return named
+    files = [tested] if isinstance(tested, str) else tested
+    return f"{named} ({', '.join(Path(str(file)).name for file in files)})"
 
 
 def _summary(path: Path) -> Json:
@@ -288,9 +294,10 @@ def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
 def _own_example(module: TaskModule, text: str) -> Json:
     """Return an input of the user with its output, as an example of attention."""
     (answer,) = module.predict([text])
-    if answer.text is None:
+    if answer.outputs is None or answer.text is None:
         raise UserError(f"--input must be a text that the model can read, but {text!r} cannot be: {answer.note}")
-    return module.example(text, answer.text)
+    probability = "" if (value := answer.outputs[0].probability) is None else f" ({value:.4f})"
+    return module.example(text, answer.text) | {"output": f"{answer.text}{probability}"}
 
 
 def _attention(module: TaskModule, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:
@@ -303,7 +310,7 @@ def _attention(module: TaskModule, own: list[Json], predictions: list[Json], exa
         examples: the examples whose attention was drawn after the test; used if there are no predictions.
     """
     for content in own:
-        title = f"your input: {_short(content['source'])} \N{RIGHTWARDS ARROW} {_short(content['target'])}"
+        title = f"your input: {_short(content['source'])} \N{RIGHTWARDS ARROW} {_short(content['output'])}"
         yield {"title": title, "layers": [_layer(layer.cropped()) for layer in module.attention(content)]}
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"

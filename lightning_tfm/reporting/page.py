@@ -10,7 +10,7 @@ from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.verdict import result, verdict
 
-UNSHOWN = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion")
+OMITTED = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion", "headline")
 """Content of a run that the page shows in charts and tables, or not at all."""
 
 
@@ -35,7 +35,7 @@ def render(runs: list[Json]) -> str:
         if len({run["settings"].get(name) for run in runs}) > 1
     ]
     data = {
-        "runs": [{name: value for name, value in run.items() if name not in UNSHOWN} for run in runs],
+        "runs": [{name: value for name, value in run.items() if name not in OMITTED} for run in runs],
         "differences": [
             {"setting": name, "values": [run["settings"].get(name, "") for run in runs]} for name in different
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_tfm.catalog import format_value
 from lightning_tfm.reporting.collect import Json
 
 
@@ -14,7 +15,7 @@ def result(run: Json) -> str:
     name, value = run["headline"]
     number = len(run["outcomes"])
     tested = f" on {number:,} {run['part']} examples" if number else f" on the {run['part']} part"
-    return f"{_readable(name)} {value:.4f}{tested}"
+    return f"{_readable(name)} {format_value(value)}{tested}"
 
 
 def verdict(runs: Sequence[Json]) -> str:
@@ -33,20 +34,19 @@ def verdict(runs: Sequence[Json]) -> str:
     (name,) = names
     is_loss = name.endswith("loss")
     best, second, *_ = sorted(tested, key=lambda run: run["headline"][1] * (1 if is_loss else -1))
-    difference = abs(best["headline"][1] - second["headline"][1])
-    if difference == 0:
-        text = f"{best['name']} and {second['name']} are equal in {_readable(name)}: {best['headline'][1]:.4f}."
+    value, other = best["headline"][1], second["headline"][1]
+    if value == other:
+        text = f"{best['name']} and {second['name']} are equal in {_readable(name)}: {format_value(value)}."
     else:
-        direction = "below" if is_loss else "above"
         text = (
-            f"{best['name']} has the best {_readable(name)}: {best['headline'][1]:.4f}, {difference:.4f} {direction} "
-            f"{second['name']}."
+            f"{best['name']} has the best {_readable(name)}: {format_value(value)}, {abs(value - other):.4f} "
+            f"{'below' if is_loss else 'above'} {second['name']}."
         )
     return f"{text} {_paired(best, second)}".strip()
 
 
 def _paired(best: Json, second: Json) -> str:
-    """Return how two runs differ on the examples that both have answered, with a sign test."""
+    """Return how two runs differ on the examples that both were tested on, with a sign test."""
     from scipy.stats import binomtest
 
     shared = best["outcomes"].keys() & second["outcomes"].keys()
