@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentError
@@ -182,7 +181,7 @@ class TfmCLI(LightningCLI):
         """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint that `--ckpt_path` names and the run that `fit` resumes, or create a folder."""
+        """Find the checkpoint that `--ckpt_path` names, and the run that `fit` resumes."""
         subcommand = self.config.subcommand
         config = self.config[subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
@@ -203,12 +202,6 @@ class TfmCLI(LightningCLI):
             )
         elif path is not None:
             self._find_checkpoint(config)
-        if has_loggers and not config.trainer.fast_dev_run and not rank_zero_only.rank:  # type: ignore[attr-defined]
-            logger = config.trainer.logger[0].init_args
-            if logger.version is None:
-                prefix = "version" if subcommand == "fit" else subcommand
-                self.folder, self.is_new = new_folder(Path(logger.save_dir, str(logger.name)), prefix), True
-                logger.version = self.folder.name
 
     def _find_checkpoint(self, config: Namespace) -> None:
         """Find the checkpoint of the run to resume or, except for `fit`, the newest checkpoint of the experiment."""
@@ -276,13 +269,6 @@ class TfmCLI(LightningCLI):
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
-        if isinstance(self.trainer.logger, CSVLogger):
-            parts = (self.model, self.model.network, self.datamodule)
-            try:
-                commit = head_commit(Path.cwd())
-            except (OSError, subprocess.CalledProcessError):
-                commit = "unknown"
-            describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], commit)
         self.model.check_data(self.datamodule, self.trainer.world_size)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
@@ -312,7 +298,7 @@ class TfmCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Lock the folder of the run, and keep the metrics of the steps before the checkpoint."""
-        logger, path = self.trainer.logger, self._get(self.config, "ckpt_path")
+        path = self._get(self.config, "ckpt_path")
         # First, so that unusable data or weights leave no folder behind.
         self.datamodule.setup("fit")
         self.datamodule.training_batches(0, self.trainer.world_size)
@@ -320,20 +306,40 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         if self.resumed is not None:
             check_data(self.resumed.run, self.fingerprint, self.datamodule.fingerprint)
-        if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
-            return
-        self.folder = Path(logger.log_dir)
-        existed = self.folder.exists()
-        self.lock = open_run(logger, self.resumed, None if path is None else self.step)
-        self.is_new = self.is_new or not existed
+        if self._enter("version"):
+            self.lock = open_run(self.trainer.logger, self.resumed, None if path is None else self.step)
+
+    def before_validate(self) -> None:
+        """Create the folder of the validation."""
+        self._enter("validate")
 
     def before_test(self) -> None:
-        """Check the folder of the test or the validation if the user has named it."""
-        if self.folder is None and isinstance(self.trainer.logger, CSVLogger) and self.trainer.is_global_zero:
-            self.folder = Path(self.trainer.logger.log_dir)
-            check_empty(self.folder)
+        """Create the folder of the test."""
+        self._enter("test")
 
-    before_validate = before_test
+    def _enter(self, prefix: str) -> bool:
+        """Create the folder of the run or the test unless a logger names it, and describe the run to the loggers.
+
+        Args:
+            prefix: the prefix of the folder's name.
+
+        Returns:
+            Whether this process writes to the folder.
+        """
+        logger = self.trainer.logger
+        if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
+            return False
+        if logger._version is None:  # Lightning's number could be that of a run that starts now
+            self.folder, self.is_new = new_folder(Path(logger.root_dir), prefix), True
+            logger._version = self.folder.name
+        else:
+            self.folder = Path(logger.log_dir)
+            self.is_new = not self.folder.exists()
+            if self.subcommand != "fit":
+                check_empty(self.folder)
+        parts = (self.model, self.model.network, self.datamodule)
+        describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], head_commit(Path.cwd()))
+        return True
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero and self.trainer.fast_dev_run:

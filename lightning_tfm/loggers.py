@@ -205,18 +205,18 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
-def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str) -> None:
+def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None) -> None:
     """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard.
 
     Args:
         loggers: the loggers of the run, the first of which has created its folder.
         tags: the tags.
-        commit: the commit of the working directory.
+        commit: the commit of the working directory; None outside a repository.
     """
     first, *others = loggers
     for other in others:
         if isinstance(other, WandbLogger | TensorBoardLogger):
-            other.describe(run_name(first), tags, commit)
+            other.describe(run_name(first), tags, commit or "unknown")
 
 
 def run_name(logger: Logger) -> str:

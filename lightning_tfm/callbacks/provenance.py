@@ -122,13 +122,12 @@ def git(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "dirty": True, "untracked": untracked, "diff": diff}
 
 
-def head_commit(folder: Path) -> str:
-    """Return the commit of the git repository that contains a folder.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: see `run_git`.
-    """
-    return run_git(folder, "rev-parse", "HEAD").strip()
+def head_commit(folder: Path) -> str | None:
+    """Return the commit of the git repository that contains a folder; None if there is none."""
+    try:
+        return run_git(folder, "rev-parse", "HEAD").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def framework() -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _onnx(module: TaskModule, path: Path) -> float:
         import onnxruntime
         import onnxscript  # noqa: F401, torch.onnx needs it
     except ImportError as error:
-        raise UserError(f"--format onnx needs the package {error.name!r}; pip install onnxruntime onnxscript") from None
+        raise UserError(f"--format onnx needs the package {error.name!r}; pip install 'lightning_tfm[onnx]'") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         torch.onnx.export(_exported(module), f=str(path), dynamo=True, external_data=False)
