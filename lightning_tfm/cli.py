@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import re
-import shutil
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentError
@@ -52,7 +51,7 @@ from lightning_tfm.resuming import (
     newest_checkpoint,
     open_run,
 )
-from lightning_tfm.run_folder import check_empty, is_empty, new_folder
+from lightning_tfm.run_folder import RunFolder, check_empty
 from lightning_tfm.trainer_settings import (
     HIDDEN,
     as_list,
@@ -91,22 +90,19 @@ class TfmCLI(LightningCLI):
     Attributes:
         resumed: the run that `fit` resumes, if it does.
         changed: the settings that differ from those of the checkpoint from which training starts, as (old, new).
-        folder: the folder of the run or the test; None before it is known, and in all processes but the first.
-        is_new: whether this process has created the folder.
+        folder: the folder of the run or the test.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self.resumed: Resumption | None = None
         self.changed: dict[str, tuple[Any, Any]] = {}
-        self.folder: Path | None = None
-        self.is_new = False
+        self.folder = RunFolder()
         try:
             super().__init__(*arguments, **settings)
         except BaseException as error:
-            if self.folder is not None and self.is_new and is_empty(self.folder):
-                shutil.rmtree(self.folder, ignore_errors=True)
-            elif isinstance(error, Interrupted) and self.folder and any(self.folder.glob("checkpoints/*")):
-                error.ckpt_path = relative(self.folder)
+            if isinstance(error, Interrupted) and (run := self.folder.resumable):
+                error.ckpt_path = relative(run)
+            self.folder.discard_if_empty()
             raise
 
     @staticmethod
@@ -329,14 +325,9 @@ class TfmCLI(LightningCLI):
         logger = self.trainer.logger
         if not isinstance(logger, CSVLogger) or rank_zero_only.rank:  # type: ignore[attr-defined]  # set by Lightning
             return False
-        if logger._version is None:  # Lightning's number could be that of a run that starts now
-            self.folder, self.is_new = new_folder(Path(logger.root_dir), prefix), True
-            logger._version = self.folder.name
-        else:
-            self.folder = Path(logger.log_dir)
-            self.is_new = not self.folder.exists()
-            if self.subcommand != "fit":
-                check_empty(self.folder)
+        self.folder.enter(logger, prefix)
+        if self.subcommand != "fit":
+            check_empty(Path(logger.log_dir))
         parts = (self.model, self.model.network, self.datamodule)
         describe_run(self.trainer.loggers, [type(part).__name__ for part in parts], head_commit(Path.cwd()))
         return True

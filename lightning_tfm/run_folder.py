@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,49 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import read_metrics, write_text
 
 
-def new_folder(parent: Path, prefix: str) -> Path:
-    """Create the next folder `PREFIX_N` below a folder, and return it; no other process gets the same one."""
-    parent.mkdir(parents=True, exist_ok=True)
-    found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.iterdir())
-    first = max((int(name[1]) for name in found if name), default=-1) + 1
-    for folder in (parent / f"{prefix}_{number}" for number in itertools.count(first)):
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("the numbers ended")
+class RunFolder:
+    """Folder of a run, a test or a validation, in the process that writes to it.
+
+    Attributes:
+        path: its path; None until it is entered.
+        is_new: whether this process has created it.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.is_new = False
+
+    def enter(self, logger: CSVLogger, prefix: str) -> None:
+        """Create the folder that a logger names or, if it names none, the next `PREFIX_N`; no other process gets it."""
+        if logger._version is not None:
+            self.path = Path(logger.log_dir)
+            self.is_new = _make(self.path)
+            return
+        parent = Path(logger.root_dir)
+        found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
+        first = max((int(name[1]) for name in found if name), default=-1) + 1
+        names = (f"{prefix}_{number}" for number in itertools.count(first))
+        logger._version = next(name for name in names if _make(parent / name))
+        self.path, self.is_new = Path(logger.log_dir), True
+
+    @property
+    def resumable(self) -> Path | None:
+        """Return the path if a run can be resumed from a checkpoint in it; None otherwise."""
+        return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
+
+    def discard_if_empty(self) -> None:
+        """Delete the folder if this process has created it and has written no results."""
+        if self.path is not None and self.is_new and is_empty(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _make(folder: Path) -> bool:
+    """Create a folder, and return whether it did not exist."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def is_empty(run: Path) -> bool:

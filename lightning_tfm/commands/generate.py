@@ -45,7 +45,7 @@ def generate(arguments: list[str]) -> int:
         chunks = read_chunks(options, files, module.outputs_are_long)
         output = files.enter_context(LineOutput(options, generator))
         for lines in output.remaining(chunks):
-            answers = module.predict(lines, decoding, generator)
+            answers = module.predict(lines, decoding, generator, output.bar.update)
             numbered = enumerate(zip(lines, answers, strict=True), start=output.done + 1)
             texts = [_format(module, number, line, answer, options) for number, (line, answer) in numbered]
             failures = sum(answer.outputs is None for answer in answers)

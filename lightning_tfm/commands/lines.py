@@ -172,7 +172,7 @@ class LineOutput:
             if self.generator is not None:
                 state["generator"] = self.generator.get_state().tolist()
             write_text(self.state, json.dumps(state))
-        self.bar.update(len(texts))
+        self.bar.update(self.done - self.bar.n)  # lines without an output
 
     def __enter__(self) -> Self:
         return self

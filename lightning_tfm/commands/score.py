@@ -27,7 +27,7 @@ def score(arguments: list[str]) -> int:
         chunks = read_chunks(options, files, one_by_one=False)
         output = files.enter_context(LineOutput(options))
         for lines in output.remaining(chunks):
-            found = module.score(lines)
+            found = module.score(lines, output.bar.update)
             texts = [
                 "" if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
                 for value in found

@@ -19,13 +19,17 @@ from lightning_tfm.modules.prediction import Answer, Output, Score
 from lightning_tfm.tokenization import Ids, Tokenizer
 
 BATCH_SIZE = 256
-"""Lines per batch."""
+"""Lines per batch, or hypotheses of a beam search."""
 
 MAX_BATCHED_LENGTH = 1_000
 """Tokens above which a line is in a batch of its own: the others would be padded to its length."""
 
 Encoded = TypeVar("Encoded")
 Result = TypeVar("Result")
+
+
+def _no_progress(number: int) -> None:
+    """Report nothing."""
 
 
 class LineModule(LightningModule, ABC):
@@ -50,6 +54,7 @@ class LineModule(LightningModule, ABC):
         lines: Sequence[str],
         options: DecodingOptions = DecodingOptions(),
         generator: torch.Generator | None = None,
+        progress: Callable[[int], object] = _no_progress,
     ) -> list[Answer]:
         """Return the outputs for each line of input; the lines are sorted by length into batches.
 
@@ -57,6 +62,7 @@ class LineModule(LightningModule, ABC):
             lines: the input.
             options: how to decode.
             generator: the source of randomness for sampling; by default, a new one with the seed of the options.
+            progress: a function that is called with the number of lines of each batch when it is done.
 
         Raises:
             UserError: if the task does not use one of the options.
@@ -65,8 +71,12 @@ class LineModule(LightningModule, ABC):
         source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
         encoded, errors = _encode(lines, self.encode_line)
         sources = {number: ids for number, (ids, _) in encoded.items()}
+
+        def compute(batch: list[Ids]) -> list[list[Output]]:
+            return self.predict_ids(batch, options, source_of_randomness)
+
         with self._evaluating():
-            found = _in_batches(sources, len, lambda batch: self.predict_ids(batch, options, source_of_randomness))
+            found = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
             if options.alignments:
                 found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
         return [
@@ -74,11 +84,12 @@ class LineModule(LightningModule, ABC):
             for number in range(len(lines))
         ]
 
-    def score(self, lines: Sequence[str]) -> list[Score]:
+    def score(self, lines: Sequence[str], progress: Callable[[int], object] = _no_progress) -> list[Score]:
         """Return the log probability of each line: of a target given its source, or of a text.
 
         Args:
             lines: lines as in the training data: a source and its target separated by a tab, or a text.
+            progress: a function that is called with the number of lines of each batch when it is done.
 
         Raises:
             UserError: if the task has no probabilities of lines.
@@ -89,7 +100,7 @@ class LineModule(LightningModule, ABC):
             )
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
-            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids)
+            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
         return [found[number] if number in found else Score(None, 0, errors[number]) for number in range(len(lines))]
 
     @abstractmethod
@@ -197,14 +208,27 @@ def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dic
 
 
 def _in_batches(
-    items: dict[int, Encoded], length: Callable[[Encoded], int], compute: Callable[[list[Encoded]], list[Result]]
+    items: dict[int, Encoded],
+    length: Callable[[Encoded], int],
+    compute: Callable[[list[Encoded]], list[Result]],
+    size: int,
+    progress: Callable[[int], object],
 ) -> dict[int, Result]:
-    """Return the result for each item, computed in batches of similar length."""
+    """Return the result for each item, computed in batches of similar length.
+
+    Args:
+        items: the items, by number.
+        length: a function that returns the length of an item.
+        compute: a function that returns the results of a batch.
+        size: the number of items in a batch.
+        progress: a function that is called with the number of items of each batch when it is done.
+    """
     order = sorted(items, key=lambda number: length(items[number]))
     batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]
-    groups = [batched[start : start + BATCH_SIZE] for start in range(0, len(batched), BATCH_SIZE)]
+    groups = [batched[start : start + size] for start in range(0, len(batched), size)]
     groups += [[number] for number in order[len(batched) :]]
     found: dict[int, Result] = {}
     for group in groups:
         found |= dict(zip(group, compute([items[number] for number in group]), strict=True))
+        progress(len(group))
     return found
