@@ -24,13 +24,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
-PATIENCE = 2.0
+CONNECT_TIMEOUT = 2.0
 """Seconds to wait for the server of W&B before a run starts offline."""
 
-STARTING = 20.0
+START_TIMEOUT = 20.0
 """Seconds to wait for a reachable server to start a run."""
 
-FINISH = 60.0
+FINISH_TIMEOUT = 60.0
 """Seconds to wait for the upload at the end of a run; data not uploaded by then remain in the folder of W&B."""
 
 
@@ -67,8 +67,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     offline = (chosen or wandb.setup().settings.mode) != "online"
                     # Offline, W&B prints nothing useful: `console.print_upload_command` shows how to upload the run.
                     self._wandb_init["settings"] = wandb.Settings(
-                        init_timeout=STARTING,
-                        finish_timeout=FINISH,
+                        init_timeout=START_TIMEOUT,
+                        finish_timeout=FINISH_TIMEOUT,
                         silent=offline,
                         console="off" if sys.stdout.isatty() else "auto",  # the log would show progress bars
                     )
@@ -264,14 +264,14 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
 
 def _answers(address: str) -> bool:
-    """Return whether a server answers within `PATIENCE` with JSON, or with an HTTP error below 500."""
+    """Return whether a server answers within `CONNECT_TIMEOUT` with JSON, or with an HTTP error below 500."""
     answers = []
 
     def ask() -> None:
         try:
             request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
             try:
-                with urlopen(request, timeout=PATIENCE) as response:
+                with urlopen(request, timeout=CONNECT_TIMEOUT) as response:
                     json.load(response)  # unlike the login page of a public Wi-Fi network
                 answers.append(200)
             except HTTPError as error:
@@ -282,7 +282,7 @@ def _answers(address: str) -> bool:
     # In a thread, since DNS look-ups have no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(CONNECT_TIMEOUT)
     return bool(answers) and answers[0] < 500
 
 

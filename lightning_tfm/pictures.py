@@ -31,13 +31,13 @@ GAP = 0.25
 _EM = 7 / 72
 """Size of the labels of attention weights, in inches."""
 
-LONGEST_LABEL = 16
+MAX_LABEL_LENGTH = 16
 """Maximum number of characters of a label of attention weights."""
 
 LABELS = 20
 """Maximum number of labels for which a confusion matrix shows its counts."""
 
-LARGEST = 2_000
+MAX_IMAGE_SIZE = 2_000
 """Maximum width and height of an image logged to W&B, in pixels."""
 
 
@@ -100,7 +100,7 @@ def _text_width(label: str) -> float:
 
 
 def _shortened(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+    return label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…"
 
 
 def _ticks(labels: list[str], shown: bool) -> tuple[range, list[str]]:
@@ -164,8 +164,8 @@ def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
     """Load images and pad them to one size.
 
     Note:
-        W&B shows the images of one name side by side and crops them if their sizes differ. Images above LARGEST are
-        scaled down, since many are in memory at once.
+        W&B shows the images of one name side by side and crops them if their sizes differ. Images larger than
+        MAX_IMAGE_SIZE are scaled down, since many are in memory at once.
 
     Args:
         paths: the image files.
@@ -174,7 +174,7 @@ def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
     for path in paths:
         with Image.open(path) as file:
             pictures.append(file.convert("RGB"))
-        pictures[-1].thumbnail((LARGEST, LARGEST))
+        pictures[-1].thumbnail((MAX_IMAGE_SIZE, MAX_IMAGE_SIZE))
     size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
     padded = []
     for picture in pictures:

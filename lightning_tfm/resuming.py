@@ -11,7 +11,7 @@ import yaml
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.callbacks.checkpoints import SAVED
+from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.checkpoint import latest_valid, read
 from lightning_tfm.configuration import flatten, read_json
@@ -123,7 +123,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
 
 def _last_run(folder: Path, max_steps: int) -> Resumption | None:
     """Return the newest unfinished run of an experiment or else, to extend it, the newest that took fewer steps."""
-    runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if SAVED.fullmatch(path.name)}
+    runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
     unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
     extendable = {run for run in runs - unfinished if not _has_finished(run, max_steps)}
     for candidates in (unfinished, extendable):
@@ -166,7 +166,7 @@ def _has_finished(run: Path, max_steps: int) -> bool:
 
 def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
     """Return the newest undamaged checkpoint among files; report newer damaged ones."""
-    path, damaged = latest_valid(path for path in paths if SAVED.fullmatch(path.name))
+    path, damaged = latest_valid(path for path in paths if CHECKPOINT_NAME.fullmatch(path.name))
     for other in damaged:
         rank_zero_print(f"skipping {other}: it is damaged (wrong checksum)")
     return path

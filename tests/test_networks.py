@@ -214,7 +214,7 @@ def test_attention_maps_are_distributions_over_real_tokens(network, batch):
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0), ()])
 def test_linear_equals_torch_for_any_number_of_rows(shape, d_in, d_out, bias, cuts, monkeypatch):
     """Compare both code paths, which sum in another order."""
-    monkeypatch.setattr(Linear, "CUTS", cuts)
+    monkeypatch.setattr(Linear, "SPLITS_MATRICES", cuts)
     layer, x = Linear(d_in, d_out, bias=bias), torch.randn(*shape, d_in, requires_grad=True)
     theirs = nn.Linear(d_in, d_out, bias=bias)
     theirs.load_state_dict(layer.state_dict())

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.commands.report import LIMIT, report
+from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
@@ -58,7 +58,7 @@ def charted(html: Path, id: str) -> list[dict]:
 
 def test_a_report_is_one_small_self_contained_file(html):
     text = html.read_text()
-    assert len(text.encode()) <= LIMIT <= 5_000_000
+    assert len(text.encode()) <= MAX_PAGE_SIZE <= 5_000_000
     loads = []
 
     class Tags(HTMLParser):
@@ -292,13 +292,13 @@ def test_a_page_of_500_examples_opens(two_runs, tmp_path, browser):
 def test_an_oversized_page_shows_fewer_predictions(two_runs, tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole.html", tmp_path / "cut.html"
     assert report([*map(str, two_runs), "--output", str(whole)]) == 0
-    monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", whole.stat().st_size - 1)
+    monkeypatch.setattr("lightning_tfm.commands.report.MAX_PAGE_SIZE", whole.stat().st_size - 1)
     assert report([*map(str, two_runs), "--output", str(cut)]) == 0
     assert cut.stat().st_size < whole.stat().st_size
     before, after = (embedded(path)["runs"][0]["predictions"] for path in (whole, cut))
     assert after == before[: len(before) // 2], "the largest losses are kept"
     assert "it shows 1/2 of the predictions" in capsys.readouterr().err
-    monkeypatch.setattr("lightning_tfm.commands.report.LIMIT", 1000)
+    monkeypatch.setattr("lightning_tfm.commands.report.MAX_PAGE_SIZE", 1000)
     with pytest.raises(UserError, match="the page must be below"):
         report([*map(str, two_runs), "--output", str(tmp_path / "none.html")])
 

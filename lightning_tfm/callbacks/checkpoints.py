@@ -22,7 +22,7 @@ from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_ze
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
 
-SAVED = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
+CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """Names of the files that Checkpoints saves; their folder may contain others."""
 
 
@@ -153,7 +153,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.best_model_path)
         if self.keep_last and self.dirpath:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
-            names = [SAVED.fullmatch(path.name) for path in self.dirpath.glob("step_*")]
+            names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.dirpath.glob("step_*")]
             steps = sorted(int(name[1]) for name in names if name)
             for step in steps[: -self.keep_last]:
                 trainer.strategy.remove_checkpoint(self.dirpath / f"step_{step}.ckpt")

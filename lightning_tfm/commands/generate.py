@@ -22,7 +22,7 @@ from lightning_tfm.modules.prediction import Answer
 SHADES = " ░▒▓█"
 """Characters for attention weights from 0 to 1."""
 
-WIDEST = 120
+MAX_WIDTH = 120
 """Maximum width of a table of attention weights, in characters."""
 
 
@@ -135,8 +135,8 @@ def _attention_table(found: AttentionMap) -> str:
     """Return attention weights as text, with the output in rows and the source in columns."""
     cell = max(map(len, found.keys))
     first = max(map(len, found.queries), default=0)
-    if first + len(found.keys) * (cell + 1) > WIDEST:
-        return f"(the attention is wider than {WIDEST} characters)"
+    if first + len(found.keys) * (cell + 1) > MAX_WIDTH:
+        return f"(the attention is wider than {MAX_WIDTH} characters)"
     lines = [" ".join(["".ljust(first), *(key.ljust(cell) for key in found.keys)])]
     for query, weights in zip(found.queries, found.weights[0].tolist(), strict=True):
         shades = [SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))] * cell for weight in weights]

@@ -14,7 +14,7 @@ from lightning_tfm.reporting import collect_run, render, run_names
 POINTS = 1_200
 """Approximate number of points in the curves of a metric, over all runs."""
 
-LIMIT = 5_000_000
+MAX_PAGE_SIZE = 5_000_000
 """Largest size of a page, in bytes."""
 
 
@@ -38,17 +38,18 @@ def report(arguments: list[str]) -> int:
         for folder, name in zip(folders, names, strict=True)
     ]
     text, halved = render(runs), 0
-    while len(text.encode()) > LIMIT:
+    while len(text.encode()) > MAX_PAGE_SIZE:
         if not any(run["predictions"] or run["attention"] for run in runs):
             raise UserError(
-                f"the page must be below {LIMIT:,} bytes, but that of {len(runs)} runs is not; try fewer runs"
+                f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(runs)} runs is not; try fewer runs"
             )
         for run, part in itertools.product(runs, ("predictions", "attention")):
             run[part] = run[part][: len(run[part]) // 2]
         text, halved = render(runs), halved + 1
     if halved:
         rank_zero_print(
-            f"the page is limited to {LIMIT:,} bytes: it shows 1/{2**halved} of the predictions and attention examples"
+            f"the page is limited to {MAX_PAGE_SIZE:,} bytes: it shows 1/{2**halved} of the predictions and attention "
+            "examples"
         )
     write_text(options.output, text)
     print(options.output)

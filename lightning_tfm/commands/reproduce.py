@@ -44,7 +44,7 @@ from lightning_tfm.files import read_metrics, write_text
 SEEDS = "21..23"
 """Default seeds for testing claims; no setting or claim is derived from them."""
 
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 
 COSTS = ("training", "samples/s", "parameters")
 """Columns of the table with one value per experiment, not per claim."""
@@ -150,11 +150,9 @@ def _seeds(text: str) -> list[int]:
         bounds = part.split("..")
         if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
             raise UserError(f"--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is {text!r}; try {SEEDS}")
-        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MOST_SEEDS + 1))
-    if not 0 < len(set(seeds)) == len(seeds) <= MOST_SEEDS or max(seeds) >= 2**32:
-        raise UserError(
-            f"--seeds must be 1 to {MOST_SEEDS} different seeds below {2**32}, but is {text!r}; try {SEEDS}"
-        )
+        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MAX_SEEDS + 1))
+    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS or max(seeds) >= 2**32:
+        raise UserError(f"--seeds must be 1 to {MAX_SEEDS} different seeds below {2**32}, but is {text!r}; try {SEEDS}")
     return seeds
 
 

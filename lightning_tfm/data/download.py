@@ -15,7 +15,7 @@ from lightning_tfm.errors import UserError
 MIRROR = "LIGHTNING_TFM_DATA"
 """Environment variable that names a mirror of all files: an address or a folder."""
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Timeout for a server that sends no data, in seconds."""
 
 
@@ -106,7 +106,7 @@ def _continue_download(part: Path, address: str, output: str, _: object) -> None
     begin = part.stat().st_size if part.exists() else 0
     # Without compression: a part of a compressed transfer cannot be resumed.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
-    with requests.get(address, headers=headers, stream=True, timeout=PATIENCE) as response:
+    with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT) as response:
         if begin and response.status_code == 416:  # no bytes are missing, but `part` is unverified: restart
             part.unlink()
             return _continue_download(part, address, output, _)

@@ -26,14 +26,16 @@ class Linear(nn.Linear):
 
     Attributes:
         CACHED: the number of weights below which a matrix counts as small.
-        CUTS: whether this machine uses the fast path.
+        SPLITS_MATRICES: whether this machine uses the fast path.
     """
 
     CACHED = 2**17
-    CUTS = _reads_in_one_thread()
+    SPLITS_MATRICES = _reads_in_one_thread()
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = not self.CUTS or x.numel() != self.in_features or self.weight.numel() < self.CACHED or x.is_cuda
+        plain = (
+            not self.SPLITS_MATRICES or x.numel() != self.in_features or self.weight.numel() < self.CACHED or x.is_cuda
+        )
         if plain or self.out_features % 4 or torch.compiler.is_exporting():
             return F.linear(x, self.weight, self.bias)
         column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path

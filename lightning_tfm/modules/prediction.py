@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, TypedDict
 
 from lightning_tfm.data import Pair
 
+MAX_TITLE_LENGTH = 80
+"""Maximum length of a text in a title, in characters."""
+
 
 class Prediction(TypedDict, total=False):
     """The prediction for one example of the test: a line of predictions.jsonl.
@@ -116,3 +119,8 @@ def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
         "category": pair.category,
         "alignment": pair.alignment,
     }
+
+
+def short_title(text: str) -> str:
+    """Truncate a text for a title."""
+    return text if len(text) <= MAX_TITLE_LENGTH else f"{text[:MAX_TITLE_LENGTH]}..."

@@ -24,7 +24,7 @@ from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
 from lightning_tfm.data import TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.modules.lines import LineModule
-from lightning_tfm.modules.prediction import AttentionExample, Prediction
+from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.tokenization import Tokenizer
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 NUM_EXAMPLES = 2
 """Number of examples whose attention is drawn from the start of the test, and by largest loss."""
-
-MAX_TITLE_LENGTH = 80
-"""Maximum length of a source in a title, in characters."""
 
 
 def test_prefix(test_set: str) -> str:
@@ -198,10 +195,8 @@ class TaskModule(LineModule):
         examples = []
         for row in dict.fromkeys([*first, *(row for _, row in worst)]):
             prediction = by_row[row]
-            source = prediction["source"]
-            source = source if len(source) <= MAX_TITLE_LENGTH else f"{source[:MAX_TITLE_LENGTH]}..."
-            title = f"{source} \N{RIGHTWARDS ARROW} {prediction['target']}".replace("\t", " ")  # fonts have no tab
-            examples.append(AttentionExample(row, title, {**prediction}))
+            title = f"{short_title(prediction['source'])} \N{RIGHTWARDS ARROW} {prediction['target']}"
+            examples.append(AttentionExample(row, title.replace("\t", " "), {**prediction}))  # fonts have no tab
         return examples
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:

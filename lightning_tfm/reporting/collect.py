@@ -22,15 +22,13 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.modules.prediction import short_title
 
 PREDICTIONS = 500
 """Predictions shown of each run: one half has the largest losses, the other is spread over the rest by loss."""
 
 EXAMPLES = 6
 """Examples of each run whose attention is shown: this many with the largest losses, and as many typical ones."""
-
-MAX_TITLE_LENGTH = 80
-"""Longest source or prediction shown in a title, in characters."""
 
 MAX_LABELS = 20
 """Maximum number of labels of which a confusion matrix is shown."""
@@ -310,21 +308,16 @@ def _attention(module: TaskModule, own: list[Json], predictions: list[Json], exa
         examples: the examples whose attention was drawn after the test; used if there are no predictions.
     """
     for content in own:
-        title = f"your input: {_short(content['source'])} \N{RIGHTWARDS ARROW} {_short(content['output'])}"
+        title = f"your input: {short_title(content['source'])} \N{RIGHTWARDS ARROW} {short_title(content['output'])}"
         yield {"title": title, "layers": [_layer(layer.cropped()) for layer in module.attention(content)]}
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
-        title = f"{mark} {_short(line['source'])} \N{RIGHTWARDS ARROW} {_short(line['prediction'])}"
+        title = f"{mark} {short_title(line['source'])} \N{RIGHTWARDS ARROW} {short_title(line['prediction'])}"
         layers = sorted(module.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
         yield _plain(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
     for content in [] if predictions else examples:
         drawn = [_layer(layer.cropped()) for layer in module.attention(content)]
-        yield {"title": _short(str(content.get("text", ""))), "layers": drawn}
-
-
-def _short(text: str) -> str:
-    """Truncate a text for a menu."""
-    return text if len(text) <= MAX_TITLE_LENGTH else f"{text[:MAX_TITLE_LENGTH]}..."
+        yield {"title": short_title(str(content.get("text", ""))), "layers": drawn}
 
 
 def _layer(layer: AttentionMap) -> Json:
