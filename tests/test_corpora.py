@@ -953,7 +953,7 @@ BAD_DATA = {
         lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_fraction=0.4, test_fraction=0.4),
         "test_fraction must leave texts on both sides, but of 18 it takes 9; try another fraction",
     ),
-    "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file here, but is a folder"),
+    "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file, but is a folder"),
     "features of column 0": (
         lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, features=0),
         "features must be a column of .*t.tsv', from 1 to 2, but is 0",

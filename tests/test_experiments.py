@@ -222,7 +222,7 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
     files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
     status, printed = in_terminal([script, "generate", checkpoint, *files], tmp_path, environment)
     assert status == 0, printed
-    assert "answering" in printed
+    assert "processing" in printed
     assert "/600" in printed
     assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
 

@@ -151,8 +151,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
 
     path = train(0.001, 1.0)
     for lr, clip, message in (
-        (0.002, 1.0, r"lr must be .* \(0.001\)"),
-        (0.001, 0.5, r"gradient_clip_val must be .* \(1.0\)"),
+        (0.002, 1.0, r"lr must match .* \(0.001\)"),
+        (0.001, 0.5, r"gradient_clip_val must match .* \(1.0\)"),
     ):
         with pytest.raises(UserError, match=message):
             train(lr, clip, path)

@@ -143,7 +143,7 @@ def test_runs_of_another_version_of_an_experiment_are_refused(reproduced, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none"], "'none' must be a YAML or the name of an experiment, but is neither"),
+        (["none"], "'none' must be a YAML file or the name of an experiment, but is neither"),
         (["--seeds", "3..1"], "--seeds must be 1 to 1000 different seeds below 4294967296, but is '3..1'; try 21..23"),
         (["--seeds", "1,1"], "--seeds must be 1 to 1000 different seeds"),
         (["--seeds", "many"], "--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is 'many'"),

@@ -55,7 +55,7 @@ def help_text(command: str) -> str:
     usage, purpose, ckpt_path = USAGE[command]
     settings = SETTINGS.format(
         ckpt_path=ckpt_path,
-        data=_column(f"{_classes('datamodules')}; .batch_size N, .train, .val, .test"),
+        data=_column(f"{_classes('datamodules')}; .batch_size N"),
         model=_column(f"{_classes('lightning_tfm.modules')}; .optimizer.lr X"),
         network=_column(f"{_classes('lightning_tfm.networks')}; .d_model N"),
     )
