@@ -11,7 +11,7 @@ BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 """Exported classes that a setting cannot name."""
 
 SETTINGS = """\
-  -c, --config YAML          add the settings of a YAML file; later ones override
+  -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
   --seed_everything N        seed of the data, the weights and dropout
   --dry-run                  check all settings, run a batch, write nothing
