@@ -1,4 +1,4 @@
-# Common commands. PYTHON is only used to make the virtual environment.
+# Common commands. PYTHON is only used to create the virtual environment.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -12,7 +12,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,lint,docs]'
 	@touch $@
 
-# Train on dates, then predict three of them.
+# Train the date experiment, then predict three dates.
 train: install
 	$(BIN)/lightning-tfm fit --config experiments/date_attention_lstm.yaml
 	$(BIN)/lightning-tfm generate $$(ls -td runs/date_attention_lstm/version_*/ | head -n 1)checkpoints/best.ckpt \
@@ -21,27 +21,27 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
-# All tests: also whole runs in several processes, killed and resumed, damaged files, the tutorials, and the report in a
-# browser, which needs Debian's packages chromium and chromium-driver, or others of these names.
+# Run all tests, including runs in several processes, killed and resumed runs, damaged files, the tutorials, and the
+# report in a browser, which requires chromium and chromiumdriver (Debian packages chromium and chromium-driver).
 test-all: install
 	$(BIN)/python -m pytest -m ""
 
-# The line coverage of all tests and their child processes.
+# Measure the line coverage of all tests, including their child processes.
 coverage: install
 	$(BIN)/python -m pytest -m "" --cov --cov-report=term-missing:skip-covered \
-		--deselect tests/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept # coverage writes, too
+		--deselect tests/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept # coverage cannot write its data, either
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
 
-# Compare with peers, side by side; FULL=1 reruns the peers that are compared by a recorded run.
+# Run the benchmarks against peers; FULL=1 runs peers in full instead of using recorded or shortened runs.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
 
 $(INSTALLED)-bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	# the only dependencies of yoyodyne that are needed here
+	# without dependencies: apart from maxwell, the benchmarks need none of yoyodyne's
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps yoyodyne maxwell
 	@touch $@
 
@@ -52,6 +52,6 @@ lint: install
 	$(BIN)/proselint check README.md CONTRIBUTING.md CHANGELOG.md benchmarks/README.md docs/*.md docs/*/*.md
 	$(BIN)/mypy
 
-# The documentation, in docs/_build/html. A warning is an error.
+# Build the documentation in docs/_build/html. Warnings are errors.
 docs: install
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

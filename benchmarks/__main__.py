@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--full]`: measures all rows, or those that are named; see README.md beside this."""
+"""Run all benchmarks, or those named: `python -m benchmarks [NAME ...] [--full]`; see benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
 
 
 def number(value: float | None) -> str:
-    """Format a value with three digits, or as an integer if it is at least 999.5; empty if None or not finite."""
+    """Format a value with three significant digits, or as an integer from 999.5 on; empty if None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def cells(row: Row) -> list[str]:
-    """Return the cells of a row for all tables, with its `reached` beside ours and `extrapolated` beside the peer."""
+    """Return the table cells of a row; `reached` is appended to our value and `extrapolated` to the peer's."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, "", row.machine]
     ours, peer = (
@@ -71,12 +71,12 @@ def cells(row: Row) -> list[str]:
 PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 
 UNTIMED = ("tokenizers", "sacrebleu")
-"""Packages that no benchmark uses."""
+"""Packages that benchmarks do not use."""
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
 
 
 def table(rows: list[Row]) -> Table:
-    """Return a table of all rows for a terminal."""
+    """Return a table of all rows for the terminal."""
     shown = Table(title=f"ours against a peer: {ROUNDS} rounds, {THREADS} threads")
     for name in COLUMNS:
         shown.add_column(name, justify="left" if name in ("benchmark", "unit", "met") else "right")
@@ -119,7 +119,7 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     met, missed, *_ = PALETTE
-    # "ms a step" is the one ratio where less is better
+    # "ms a step" is the only ratio where lower is better
     rows = [row for row in rows if row.held is not None and row.ratio is not None and row.unit != "ms a step"][::-1]
     with rc_context(STYLE):
         figure = Figure(figsize=(9, 0.3 * len(rows) + 0.8), layout="constrained")
@@ -141,13 +141,14 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
-    """Put the rows of a benchmark into results.json, and write RESULTS.md and results.png from it.
-
-    The rows of the other benchmarks are kept, unless they were measured with other versions.
+    """Update the rows of a benchmark in results.json, and regenerate RESULTS.md and results.png.
 
     Args:
         rows: all rows of one benchmark.
         folder: the folder of results.json.
+
+    Note:
+        The rows of other benchmarks are kept unless they were measured with different package versions.
     """
     versions = {name: number for name, number in provenance.versions().items() if name not in UNTIMED}
     versions |= {peer: version(peer) for peer in ("transformers", "yoyodyne")}
@@ -164,13 +165,13 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
 
 
 def machine() -> str:
-    """Return the machine as text: the processor, its cores and, if there are any, the GPUs."""
+    """Describe the machine: the processor, the number of cores, and the GPUs if any."""
     hardware = provenance.hardware()
     return ", ".join([f"{hardware['processor']}, {hardware['cores']} cores", *hardware["gpus"]])
 
 
 def state() -> str:
-    """Return the current commit, followed by + if files other than PUBLISHED differ from it."""
+    """Return the short hash of the current commit, followed by + if files other than PUBLISHED differ from it."""
     published = [f":(exclude){name}" for name in PUBLISHED]
     changed = provenance.run_git(FOLDER, "status", "--porcelain", ":/", *published)
     return provenance.run_git(FOLDER, "rev-parse", "--short=7", "HEAD").strip() + ("+" if changed else "")

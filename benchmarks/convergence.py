@@ -1,4 +1,4 @@
-"""Seconds of training until a model reaches a goal."""
+"""Benchmarks of the training time until a model reaches a goal."""
 
 from __future__ import annotations
 
@@ -45,47 +45,47 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Whole runs of peers that take too long to be repeated, as files of one JSON object per line."""
+"""Folder of recorded runs of peers that take too long to repeat, in the JSON Lines format."""
 
 DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
-"""Steps of ours against each peer: chosen on validation data of seeds 1 to 5, for yoyodyne of seeds 1 to 10."""
+"""Our training steps against each peer, chosen on validation data of seeds 1 to 5 (against yoyodyne: 1 to 10)."""
 
 SMOOTHING = 0.2
-"""Label smoothing against yoyodyne: 400 steps then miss none of 12,000 validation dates of each of seeds 1 to 10."""
+"""Label smoothing against yoyodyne: after 400 steps, all 12,000 validation dates are correct for seeds 1 to 10."""
 
 NANO_STEPS = 2000
-"""Steps of nanoGPT in its character settings for a CPU, with 12 windows of 64 characters each."""
+"""Training steps in nanoGPT's character-level CPU settings, each on 12 windows of 64 characters."""
 
 MOST_PASSES = 20
-"""Epochs of the tutorial: a peer that has not reached its goal by then counts as having reached it."""
+"""Maximum number of epochs of the tutorial; a peer that has not reached the goal by then counts as reaching it."""
 
 SEEDS = range(11, 11 + ROUNDS)
-"""Default seeds, other than seeds 1 to 5 with which settings were chosen."""
+"""Default seeds, disjoint from seeds 1 to 5, with which settings were chosen."""
 
 COPY_SEEDS = range(21, 21 + ROUNDS)
-"""Seeds for copying, whose number of steps was also chosen with seeds 11 to 18."""
+"""Seeds for copying, disjoint from seeds 11 to 18, with which its number of steps was also chosen."""
 
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
 
 SAME_DATA = "the same data (fingerprint)"
-"""Description of the check in `trained`."""
+"""Description of the check of data fingerprints."""
 
 
 def trained(
     experiment: str, seed: int, *settings: str, steps: int | None = None, data: TaskDataModule | None = None
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Run `fit` on an experiment with a single validation, at its end; return its summary.json and metrics.csv.
+    """Run `fit` on an experiment with a single validation at the end; return summary.json and metrics.csv.
 
     Args:
         experiment: the name of the experiment.
         seed: the seed of the run.
         settings: further arguments of the command.
-        steps: the number of training steps; that of the experiment by default.
-        data: the data of the peer.
+        steps: the number of training steps; defaults to `trainer.max_steps` of the experiment.
+        data: the data module of the peer; None skips the check of the data.
 
     Raises:
-        AssertionError: if the run is trained on other data than the peer.
+        AssertionError: if the run and the peer are trained on different data.
     """
     path = EXPERIMENTS / f"{experiment}.yaml"
     steps = steps or yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"]
@@ -122,17 +122,18 @@ def run(
     steps: int | None = None,
     data: TaskDataModule | None = None,
 ) -> Block:
-    """Run `fit` on an experiment, and return its final exact match on a split and its seconds of training.
-
-    The seconds are reported by the run, and include the single validation.
+    """Run `fit` on an experiment, and return its final exact match on a split and its training seconds.
 
     Args:
         experiment: the name of the experiment.
         seed: the seed of the run.
         split: "val" or "test".
         settings: further arguments of the command.
-        steps: the number of training steps; that of the experiment by default.
-        data: the data of the peer, see `trained`.
+        steps: the number of training steps; defaults to `trainer.max_steps` of the experiment.
+        data: the data module of the peer, see `trained`.
+
+    Note:
+        The seconds are reported by the run and include the single validation.
     """
     summary, metrics = trained(experiment, seed, *settings, steps=steps, data=data)
     val = [float(row["val/exact_match"]) for row in metrics if row["val/exact_match"]]
@@ -140,14 +141,14 @@ def run(
 
 
 def dates_of(seed: int) -> Date:
-    """Return the dates of a seed, on which both sides are trained."""
+    """Return the dates generated from a seed, on which both sides are trained."""
     data = Date(seed=seed)
     data.setup("fit")
     return data
 
 
 def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
-    """Train the date tutorial's model on our dates; yield its seconds so far and its exact match after each epoch.
+    """Train the date tutorial's model on our dates; yield the elapsed seconds and the exact match after each epoch.
 
     Args:
         goal: the exact match on the test split that ends the training.
@@ -181,7 +182,7 @@ def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
 
 
 class Watch(Callback):
-    """Records a run of yoyodyne: seconds of training and last validation accuracy, which ends the run at 1."""
+    """Callback that records yoyodyne's training seconds and last validation accuracy, and stops at an accuracy of 1."""
 
     begun = seconds = exact_match = 0.0
 
@@ -197,12 +198,12 @@ class Watch(Callback):
 
 
 def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
-    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batch size 128, Adam at 5e-3, else defaults.
+    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batch size 128, Adam at 5e-3, other defaults.
 
     Args:
         folder: the folder for its files.
         seed: the seed of the dates and of the run.
-        watch: records the run.
+        watch: the callback that records the run.
     """
     from yoyodyne import data, models
     from yoyodyne.models import modules
@@ -234,7 +235,7 @@ def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
 
 
 def build_yoyodyne() -> Built:
-    """Build whole trainings of yoyodyne until all validation dates are correct; each block uses the next seed."""
+    """Build yoyodyne training runs until all validation dates are correct; each block uses the next seed."""
     seeds = iter(YOYODYNE_SEEDS)
 
     def work() -> Block:
@@ -247,7 +248,7 @@ def build_yoyodyne() -> Built:
 
 
 def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
-    """Measure the seconds until all of 2,000 validation dates are correct, against yoyodyne."""
+    """Measure the seconds until all 2,000 validation dates are correct, against yoyodyne."""
     goal, steps, pairs = 1.0, DATE_STEPS["yoyodyne"], []
     with started(Side(build_yoyodyne), warm=False) as (_, whole):
         for number, seed in enumerate(YOYODYNE_SEEDS):
@@ -274,14 +275,14 @@ def recorded_tutorial() -> dict[str, float]:
 
 
 def scaled(blocks: list[Block]) -> Block:
-    """Return the recorded run's exact match, and its seconds scaled to the speed of short runs measured now."""
+    """Return the recorded run's exact match, and its seconds scaled to the speed of the given short runs."""
     whole = recorded_tutorial()
     now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
     return Block(whole["exact_match"], whole["seconds"] * whole["samples_per_second"] / now)
 
 
 def build_tutorial(goal: float) -> Built:
-    """Build whole trainings of the date tutorial; each block uses the next seed."""
+    """Build training runs of the date tutorial; each block uses the next seed."""
     seeds = iter(SEEDS)
 
     def work() -> Block:
@@ -297,7 +298,7 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
     side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
     with started(side, warm=not full) as (_, work):
         for number, seed in enumerate(SEEDS):
-            data = dates_of(seed) if full else None  # the recorded run has a seed of its own
+            data = dates_of(seed) if full else None  # the recorded run has its own seed
             ask = partial(run, "date_attention_lstm", seed, "test", steps=steps, data=data)
             if full:
                 pairs.append(in_turn(number, ask, work))
@@ -338,17 +339,17 @@ def nano_rate(number: int) -> float:
 
 
 def shakespeare_data() -> Text:
-    """Return the text with nanoGPT's splits: nine tenths for training, and the last tenth for evaluation."""
+    """Return the text with nanoGPT's splits: the first 90 % for training and the last 10 % for validation."""
     data = Text("tiny_shakespeare", max_length=GPT_SIZE["max_length"], test_fraction=0)
     data.setup("fit")
     return data
 
 
 def build_nano(steps: int) -> Built:
-    """Build trainings of nanoGPT on tiny Shakespeare; each block returns the final loss on the validation split.
+    """Build training runs of nanoGPT on tiny Shakespeare; each block returns the final loss on the validation split.
 
     Args:
-        steps: the number of steps; the seconds are scaled to those of NANO_STEPS.
+        steps: the number of steps; the seconds are scaled to NANO_STEPS steps.
     """
     data = shakespeare_data()
     train, val = data.datasets["train"], data.datasets["val"]
@@ -377,7 +378,8 @@ def build_nano(steps: int) -> Built:
 def shakespeare(full: bool) -> Iterator[Row]:
     """Measure the seconds until a loss of 1.60 on tiny Shakespeare, against nanoGPT's 2,000 steps.
 
-    nanoGPT's steps end far above this loss.
+    Note:
+        nanoGPT's loss after these steps is far higher.
     """
     name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
     try:
@@ -423,7 +425,7 @@ def _missed(runs: Sequence[Block], goal: float) -> str:
 
 
 def record() -> None:
-    """Train the tutorial's model and record it for `recorded_tutorial`: `python -m benchmarks.convergence`."""
+    """Train the tutorial's model and record the run for `recorded_tutorial`: `python -m benchmarks.convergence`."""
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
     made = {

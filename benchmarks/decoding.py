@@ -1,4 +1,4 @@
-"""Decoding speed with a KV cache and with batches."""
+"""Benchmarks of decoding with a KV cache and in batches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 SAMPLED = 256
-"""Number of tokens that are sampled."""
+"""Number of sampled tokens."""
 
 
 def build_sampler(side: str, max_length: int, whole: bool) -> Built:
-    """Build greedy sampling from a GPT of 6 layers and width 384, after a prompt, until its context is full.
+    """Build greedy decoding with a GPT of 6 layers and width 384, from a prompt until the context is full.
 
     Args:
         side: "ours", with the KV cache, or "recomputed".
@@ -32,8 +32,8 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
         whole: whether the peer computes all tokens instead of every 16th.
 
     Note:
-        The peer computes each token from the whole prefix, which is taken from our output. A token that it leaves out
-        costs as much as its neighbors. Its choices are compared for all tokens.
+        The peer recomputes each token from the full prefix, taken from our output. Skipped tokens take as long as
+        their neighbors. The predictions are compared for all tokens.
     """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
@@ -66,20 +66,20 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
             chosen(theirs.next_logits(sequence[:, : text.size(1) + step]))
         return len(steps)
 
-    with torch.no_grad():  # all choices in one forward pass
+    with torch.no_grad():  # all predictions in one forward pass
         answers = chosen(theirs(sequence[:, :-1])[:, -SAMPLED:])
     return Built({"tokens": answers}, lambda: timed(recomputed))
 
 
 def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that both sides choose the same tokens."""
+    """Check that both sides generate the same tokens."""
     assert ours["tokens"].equal(peer["tokens"]), "the sides chose other tokens"
     assert ours["tokens"].unique().numel() > 10, "the sequence says nothing: it repeats few tokens"
     return f"the same {SAMPLED} tokens"
 
 
 def key_value_cache(full: bool) -> Iterator[Row]:
-    """Measure 256 tokens of a GPT of 6 layers and width 384 with the KV cache, against recomputing every step."""
+    """Measure generating 256 tokens with a GPT of 6 layers and width 384: a KV cache against recomputing each step."""
     for max_length, target in ((SAMPLED + 2, "≥ 5 x"), (1024, "≥ 12 x")):
         arguments = {"max_length": max_length, "whole": full}
         rounds, checked = compare(
@@ -98,11 +98,11 @@ def key_value_cache(full: bool) -> Iterator[Row]:
 
 
 def build_date_answers(side: str, dates: int) -> Built:
-    """Build greedy decoding of dates by a model that is trained for half a minute.
+    """Build greedy decoding of dates with a model trained for half a minute.
 
     Args:
         side: "ours", in batches of 500, or "one by one".
-        dates: the number of dates that are decoded one by one.
+        dates: the number of dates to decode one by one.
     """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def build_date_answers(side: str, dates: int) -> Built:
     network.eval()
     length = data.max_target_length
     order = test.source_lengths.argsort(stable=True)
-    asked = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly over all lengths
+    asked = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
 
     @torch.inference_mode()
     def answers(batches: tuple[Tensor, ...]) -> Tensor:
@@ -138,14 +138,14 @@ def build_date_answers(side: str, dates: int) -> Built:
 
 
 def same_answers(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that both sides give the same answers, of which more than 90 % are correct."""
+    """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
     assert ours["answers"].equal(peer["answers"]), "the sides gave other answers"
     assert ours["right"] > 0.9, f"only {ours['right']} of the answers are right"
     return f"the same answers to {len(ours['answers']):,} dates"
 
 
 def batched_dates(full: bool) -> Iterator[Row]:
-    """Measure greedy decoding of 10,000 dates in batches of 500, against one by one."""
+    """Measure greedy decoding of 10,000 dates in batches of 500 against one by one."""
     dates = 10_000 if full else 500
     rounds, checked = compare(
         Side(build_date_answers, {"side": "ours", "dates": dates}),

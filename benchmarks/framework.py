@@ -1,4 +1,4 @@
-"""Costs and gains of the framework: batches by length, Lightning's overhead, start-up, processes, checkpoints."""
+"""Benchmarks of the framework: length-grouped batches, Trainer overhead, start-up time, processes, checkpoints."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 ROWS = 128
-"""Rows per process in `processes`: the batch size of its experiment."""
+"""Batch size per process in `processes`, as in its experiment."""
 
 BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-"""Settings of a Trainer that only trains."""
+"""Trainer arguments that disable everything but training."""
 
 WARM, TIMED = 20, 200
-"""Steps of a run before the clock starts, and timed steps: as many as between checkpoints, so one is included."""
+"""Number of warm-up steps and of timed steps, which include one checkpoint."""
 
 
 LOGGED = 50
-"""Step whose loss must be the same on both sides, the first one that is logged."""
+"""Step whose loss must be the same on both sides: the first logged step."""
 
 
 class Clock(Callback):
-    """Measures the time from the start of step WARM to the start of step WARM + TIMED.
+    """Callback that measures the time from the start of step WARM to the start of step WARM + TIMED.
 
     Attributes:
         trainer: the trainer of the run.
-        seconds: the time.
-        amount: the target tokens of these steps.
+        seconds: the measured seconds.
+        amount: the number of target tokens in these steps.
         loss: the loss of step LOGGED.
     """
 
@@ -97,7 +97,7 @@ def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
     Args:
         experiment: the name of the experiment.
         settings: further arguments of the command.
-        folder: the folder in which it runs; a temporary one if None.
+        folder: the working directory; a temporary one if None.
     """
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
@@ -109,7 +109,7 @@ def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
         sys.argv = command
         try:
             run()
-            wandb.finish()  # this process continues, unlike that of a command
+            wandb.finish()  # unlike after a command, this process continues
         finally:
             os.chdir(before)
             sys.argv = arguments
@@ -136,7 +136,7 @@ def build_lengths(pool: int) -> Built:
 
 
 def vary(ours: dict, peer: dict) -> str:
-    """Check that both sides train equally many parameters, on lengths that vary as much as the target requires."""
+    """Check for equal numbers of parameters, and for lengths with a coefficient of variation of at least 0.5."""
     checked = same_parameters(ours, peer)
     variation = min(ours["variation"], peer["variation"])
     assert variation >= 0.5, f"lengths vary too little: {variation}"
@@ -152,7 +152,7 @@ def length_buckets(full: bool) -> Iterator[Row]:
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build runs of an experiment by its command, with all default behavior.
+    """Build runs of an experiment by the `fit` command, with all defaults.
 
     Args:
         experiment: the name of the experiment.
@@ -168,7 +168,7 @@ def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
 
 
 def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build the same steps as `build_trainer`, from the same initial weights, in a bare loop."""
+    """Build the same steps as `build_trainer`, from the same initial weights, in a bare training loop."""
     fit(experiment, *settings)  # builds the module and the data, and sets up the process as the command does
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     seed = data.seed
@@ -201,7 +201,7 @@ def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
 
 
 class Plain(LightningModule):
-    """LightningModule that makes the same steps, without anything else of the framework."""
+    """Minimal LightningModule that performs the same training steps."""
 
     def __init__(self, network: Network, module: TaskModule) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class Plain(LightningModule):
 
 
 class Manual(Plain):
-    """The same steps by manual optimization: the module itself calls backward, clips and steps."""
+    """Minimal LightningModule with manual optimization: it calls backward, clips gradients and steps the optimizer."""
 
     def __init__(self, network: Network, module: TaskModule, clip: float) -> None:
         super().__init__(network, module)
@@ -236,7 +236,7 @@ class Manual(Plain):
 
 
 def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
-    """Build the same steps with Lightning's Trainer in barebones mode, on the same data module.
+    """Build the same steps with Lightning's Trainer in barebones mode on the same data module.
 
     Args:
         experiment: the name of the experiment.
@@ -269,13 +269,13 @@ def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = F
 
 
 def same_loss(ours: dict, peer: dict) -> str:
-    """Check that both sides make the same steps, by the loss of step LOGGED."""
+    """Check that both sides perform the same steps, by comparing the loss of step LOGGED."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
     return f"the same loss in step {LOGGED}"
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
-    """Measure the run of the command against a bare loop on the same batches."""
+    """Measure the `fit` command against a bare training loop on the same batches."""
     default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
     alone = "Lightning's Trainer in barebones mode on the same data module"
     kinds = (
@@ -293,8 +293,8 @@ def trainer_overhead(full: bool) -> Iterator[Row]:
         yield ratio_row(row, "ms a step", target, times, checked=checked, note=note)
     name = "copy_transformer"
     for what, build, chosen, note in kinds:
-        # One thread: with two, the time that they wait for each other hides the overhead. New processes in each
-        # round: of two that do the same work, one is often faster by as much as the overhead.
+        # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes
+        # in each round, since the speed of two identical processes often differs by as much as the overhead.
         arguments = {"experiment": name, "settings": ()}
         pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
         compared = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
@@ -314,11 +314,11 @@ def version(name, version=metadata.version):
 
 metadata.version = version
 """
-"""A sitecustomize.py that hides transformers: torchmetrics imports it if installed, and users do not have this peer."""
+"""Source of a sitecustomize.py that hides transformers, a peer that torchmetrics would import if it is installed."""
 
 
 class FirstStep(Callback):
-    """Writes the time of the first step to the file $FIRST_STEP, and ends the process."""
+    """Callback that writes the time of the first step to the file $FIRST_STEP and ends the process."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         Path(os.environ["FIRST_STEP"]).write_text(str(time.time()), encoding="utf-8")
@@ -372,11 +372,11 @@ def start_up(full: bool) -> Iterator[Row]:
 
 
 def build_processes(number: int, folder: str) -> Built:
-    """Build runs on several processes, each with ROWS rows of the step's batch.
+    """Build runs on several processes, each with a batch size of ROWS.
 
     Args:
         number: the number of processes.
-        folder: the folder in which all of them run.
+        folder: the working directory of all processes.
     """
     settings = [f"--data.init_args.batch_size={ROWS * number}", f"--trainer.devices={number}"]
     settings += ["--trainer.strategy=ddp"] if number > 1 else []
@@ -392,7 +392,7 @@ def build_processes(number: int, folder: str) -> Built:
 
 
 def same_rows(ours: dict, peer: dict) -> str:
-    """Check that each process on both sides trains the same number of parameters on equally many rows."""
+    """Check that both sides have the same number of parameters and of rows per process."""
     assert ours == peer, f"parameters and rows: {ours} and {peer}"
     return "the same number of parameters and of rows per process"
 
@@ -410,7 +410,7 @@ def processes(full: bool) -> Iterator[Row]:
 
 
 def build_saving() -> Built:
-    """Build saves of a large run; the amount is the memory taken, as a fraction of weights and optimizer state."""
+    """Build checkpoint saves of a large model; the amount is the extra memory over the size of the training state."""
     size = "--model.init_args.network.init_args"
     fit("copy_transformer", f"{size}.d_model=768", f"{size}.d_ff=3072", "--checkpoint.every_n_train_steps=1000")
     trainer = Clock.trainer
@@ -420,7 +420,7 @@ def build_saving() -> Built:
 
     def work() -> Block:
         with tempfile.TemporaryDirectory() as folder:
-            ctypes.CDLL(None).malloc_trim(0)  # memory that is freed but kept would hide new allocations
+            ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
             before, begun = resident("VmRSS"), time.perf_counter()
             trainer.save_checkpoint(Path(folder) / "saved.ckpt")
@@ -433,14 +433,14 @@ def resident(name: str) -> int:
     """Return the memory of this process in bytes.
 
     Args:
-        name: "VmRSS" for the current memory, "VmHWM" for its peak since it was last reset.
+        name: "VmRSS" for the current memory, "VmHWM" for the peak since the last reset.
     """
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def saving(full: bool) -> Iterator[Row]:
-    """Measure the memory that saving a checkpoint takes, which only Linux reports exactly."""
+    """Measure the extra memory of saving a checkpoint, which only Linux reports exactly."""
     name, unit, target = "extra peak memory while saving / size of the state", "of the state", "≤ 0.2"
     if sys.platform != "linux":
         yield Row(name, unit, target, note="measured on Linux only")

@@ -1,6 +1,6 @@
 """Benchmarks on one GPU.
 
-Without a GPU, their rows have the status "not measured"; the tests check on a CPU as much of them as possible.
+Without a GPU, their rows have the status "not measured"; the tests run as much of them as possible on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 25
 
 
 def has_gpu() -> bool:
-    """Return whether the benchmarks of this module can be measured."""
+    """Return whether a CUDA GPU is available, which the benchmarks of this module require."""
     return torch.cuda.is_available()
 
 
@@ -76,7 +76,7 @@ def bf16_step(network: nn.Module, forward: Callable[[Batch], Tensor], device: st
 
 
 def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, steps: int, compiled: bool) -> Built:
-    """Build a side of GPT-2's training step: our GPT, or nanoGPT's formulation with the same weights.
+    """Build one side of GPT-2's training step: our GPT, or nanoGPT's formulation with the same weights.
 
     Args:
         side: "ours" or "nano".
@@ -121,14 +121,14 @@ def build_gpt2(side: str, size: dict[str, int], batch_size: int, device: str, st
 
 
 def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that both sides have equally many parameters, and the same losses in their first steps, to 1 % in bf16."""
+    """Check for equal numbers of parameters, and for the same losses in the first steps, within 1 % due to bf16."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(torch.tensor(ours["losses"]), torch.tensor(peer["losses"]), rtol=1e-2, atol=0)
     return f"{checked}, the same losses in the first {len(ours['losses'])} steps"
 
 
 def gpt2_124m(full: bool) -> Iterator[Row]:
-    """Measure GPT-2 of 124M parameters on a GPU: bf16, compiled, 16 x 1024 tokens per step."""
+    """Measure training GPT-2 124M on a GPU: bf16, compiled, 16 x 1024 tokens per step."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
     used, share = "GPT-2 124M, bf16, compiled: model FLOP utilization", "≥ 45 %"
     if not has_gpu():
@@ -156,7 +156,7 @@ def text_windows(text: Tensor, length: int, batch_size: int, generator: torch.Ge
         text: the ids of the text, (N).
         length: the length T of a window.
         batch_size: the number B of windows.
-        generator: the source of randomness.
+        generator: the random number generator.
     """
     starts = torch.randint(len(text) - length, (batch_size, 1), generator=generator).to(text.device)
     rows = text[starts + torch.arange(length + 1, device=text.device)]
@@ -165,7 +165,7 @@ def text_windows(text: Tensor, length: int, batch_size: int, generator: torch.Ge
 
 @torch.no_grad()
 def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
-    """Return the mean loss per token of a text, over consecutive windows without the last, shorter one.
+    """Return the mean loss per token of a text over consecutive windows, dropping an incomplete last window.
 
     Args:
         network: the network.
@@ -185,14 +185,14 @@ def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
 
 
 def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
-    """Build trainings of a character GPT on a text with nanoGPT's GPU settings; each block uses the next seed.
+    """Build training runs of a character-level GPT with nanoGPT's GPU settings; each block uses the next seed.
 
     Args:
         path: the file of the text.
         device: "cuda" or "cpu".
         size: the arguments of the GPT.
-        goal: the validation loss that ends a training.
-        most_steps: the largest number of steps.
+        goal: the validation loss at which training stops.
+        most_steps: the maximum number of steps.
         every: the number of steps between validations.
     """
     characters = sorted(set(text := path.read_text(encoding="utf-8")))
@@ -307,7 +307,7 @@ def graphed(step: Step, token: Tensor, state: State) -> Step:
 
 
 def build_steps(side: str, device: str, steps: int) -> Built:
-    """Build greedy decoding of 500 random sources by an attention LSTM of the date model's size.
+    """Build greedy decoding of 500 random sources with an attention LSTM of the date model's size.
 
     Args:
         side: "graph", replayed as a CUDA graph, or "eager", launched kernel by kernel.
@@ -343,7 +343,7 @@ def build_steps(side: str, device: str, steps: int) -> Built:
 
 
 def decoding_graphs(full: bool) -> Iterator[Row]:
-    """Measure decoding steps of the attention LSTM on a GPU: as a CUDA graph, against kernel by kernel."""
+    """Measure decoding steps of the attention LSTM on a GPU: as a CUDA graph against eager mode."""
     name = "attention LSTM decoding, CUDA graph / eager"
     if not has_gpu():
         yield Row(name, "steps/s", "", note="no GPU")

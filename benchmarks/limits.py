@@ -1,4 +1,4 @@
-"""Limits behind missed targets: the least work of any formulation, and the speed of other formulations."""
+"""Benchmarks that explain missed targets: lower bounds on the work, and the speed of alternative formulations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 
 
 def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
-    """Return a step with only the matrix products of a training step: one forward and two backward per linear layer."""
+    """Return a step of only the matrix products of a training step: one forward and two backward per linear layer."""
     operands: list[tuple[nn.Linear, Tensor, Tensor]] = []
 
     def remember(layer: nn.Linear, args: tuple[Tensor], output: Tensor) -> None:
@@ -58,7 +58,7 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
 
 
 NARROW = 8
-"""Width at which the arithmetic of a step takes almost no time, so that the calls of its operations remain."""
+"""Width at which arithmetic takes almost no time compared with the call overhead of the operations."""
 
 
 def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
@@ -94,7 +94,7 @@ def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
 
 
 class WithoutAttention(AttentionLSTM):
-    """AttentionLSTM without attention, whose decoder runs all steps in one fused kernel instead of a loop."""
+    """AttentionLSTM without attention, whose decoder computes all steps in one fused kernel instead of a loop."""
 
     def __init__(self, vocab_size: int, d_model: int, dropout: float) -> None:
         super().__init__(vocab_size, d_model, dropout)

@@ -1,4 +1,4 @@
-"""Measurement of two sides in turn (A B B A), each in a process of its own, as a ratio with an interval."""
+"""Measurement of two sides in alternation (A B B A), each in its own process, as a ratio with an interval."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ import numpy as np
 import torch
 
 ROUNDS = 8
-"""Rounds of each pair. The 90 % `interval` of this number of ratios covers their median with 93 %."""
+"""Number of rounds of each pair, for which the 90 % `interval` has a coverage of 93 %."""
 
 THREADS = 2
 
 
 class Block(NamedTuple):
-    """A measured piece of work.
+    """A measured unit of work.
 
     Attributes:
-        amount: the work done, in the unit of its row; for a whole training, its result.
-        seconds: the time taken.
+        amount: the work done, in the unit of the row; for a complete training run, its result.
+        seconds: the elapsed seconds.
     """
 
     amount: float
@@ -41,7 +41,7 @@ class Built(NamedTuple):
     """A side that is ready to be measured.
 
     Attributes:
-        facts: properties that are compared with the other side.
+        facts: the properties to compare with the other side.
         work: a function that does the work once.
     """
 
@@ -54,10 +54,10 @@ class Side:
     """One of the two sides of a comparison.
 
     Args:
-        build: a function at the top of a module, called once in the side's own process.
+        build: a module-level function, called once in each process of the side.
         arguments: the arguments of `build`.
-        threads: the number of torch's threads in each process.
-        processes: the number of processes, started as by Lightning's launcher, with their rank in LOCAL_RANK.
+        threads: the number of torch threads in each process.
+        processes: the number of processes, each with its rank in LOCAL_RANK as set by Lightning's launcher.
     """
 
     build: Callable[..., Built]
@@ -76,16 +76,16 @@ class Row:
         target: the bound for `ratio`, or for `ours` without a peer, such as "≥ 2.5 x" or "≤ 4 s"; empty if none.
         ours: our median, or our expected time if `reached` is given.
         peer: the peer's median, or its mean time if `reached` is given; None without a peer.
-        ratio: how many times as fast as the peer ours is or, for a cost with a "≤" target, how many times as much it
-            takes: the median over rounds, or the ratio of the times if `reached` is given. None without a peer.
+        ratio: our speed relative to the peer or, with a "≤" target, our cost relative to the peer: the median over
+            rounds, or the ratio of the times if `reached` is given. None without a peer.
         low: lower end of the 90 % interval of `ratio`, or of `ours` without a peer.
         high: upper end of this interval.
-        held: whether the target is reached; None if there is no target or no measurement.
+        held: whether the target is met; None if there is no target or no measurement.
         status: "measured" or "not measured".
-        reached: how many of our trainings reach the goal, if the row is a time to a goal.
+        reached: how many of our training runs reach the goal, if the row is a time to a goal.
         extrapolated: the source of the peer's figure, if its work was not done in full in each round.
         checked: the properties that were checked to be the same on both sides.
-        note: conditions that a reader must know.
+        note: the conditions of the measurement.
         benchmark: the name of the benchmark.
         machine: the machine of the measurement.
         commit: the commit of the measurement, followed by + if files differed from it.
@@ -110,7 +110,7 @@ class Row:
     commit: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row for results.json: numbers have four significant digits, or are None if not finite."""
+        """Return the row for results.json, with floats rounded to four significant digits, or None if not finite."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
@@ -121,13 +121,13 @@ def _rounded(value: Any) -> Any:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the narrowest pair of sorted values that covers the median with at least 90 %, for any distribution.
+    """Return a distribution-free confidence interval of the median, with a coverage of at least 90 %.
 
-    Of n values, the k-th smallest and k-th largest miss the median with twice the probability that fewer than k of n
-    coins show heads.
+    The interval from the k-th smallest to the k-th largest of n values misses the median with twice the probability
+    that a binomial variable (n, 1/2) is below k; the largest such k is chosen.
 
     Note:
-        Up to seven values give their whole range, which covers the median with less than 90 % for fewer than five.
+        For up to seven values, the interval is their range, whose coverage is below 90 % for fewer than five values.
     """
     n, ordered, k = len(values), sorted(values), 0
     while 2 * sum(math.comb(n, heads) for heads in range(k + 1)) / 2**n <= 0.1:
@@ -137,7 +137,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def reaches(value: float, target: str) -> bool | None:
-    """Return whether a value reaches a target such as "≥ 2.5 x" or "≤ 4 s"; None if the target is empty."""
+    """Return whether a value meets a target such as "≥ 2.5 x" or "≤ 4 s"; None if the target is empty."""
     if not target:
         return None
     sign, limit, *_ = target.split()
@@ -145,7 +145,7 @@ def reaches(value: float, target: str) -> bool | None:
 
 
 def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], **known: str) -> Row:
-    """Return a row of the ratio between ours and the peer.
+    """Return a row for the ratio of ours to the peer.
 
     Args:
         name: the name of the row.
@@ -180,7 +180,7 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
         unit: the unit of the values.
         target: the bound for the median; empty if none.
         values: the values of all rounds.
-        note: the note of the row.
+        note: the conditions of the measurement.
     """
     low, high = interval(values)
     ours = statistics.median(values)
@@ -190,25 +190,25 @@ def absolute_row(name: str, unit: str, target: str, values: list[float], note: s
 
 
 DRAWS = 100_000
-"""Number of random draws from which an interval is computed."""
+"""Number of simulated draws for an interval."""
 
 
 def until_row(
     name: str, target: str, seconds: list[float], reached: list[bool], peer: list[float] | None = None, **known: str
 ) -> Row:
-    """Return a row of whole trainings, by the expected time until one reaches the goal.
+    """Return a row for the expected training time until a run reaches the goal.
 
-    A training that misses the goal has to be repeated with another seed, so the expected time is the mean time of a
-    training over the fraction that reaches the goal. The 90 % interval combines the errors of both by simulation: the
-    error of the mean, or of the ratio of two means, has Student's t distribution, and the fraction is bounded as by
-    Clopper and Pearson (1934), who allow for misses even if every seed has reached the goal.
+    A run that misses the goal must be repeated with a different seed, so the expected time is the mean time of a run
+    divided by the fraction of runs that reach the goal. The 90 % interval combines the errors of both by simulation:
+    the error of the mean, or of the ratio of two means, follows Student's t distribution, and the bounds of the
+    fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal.
 
     Args:
         name: the name of the row.
         target: the bound for the ratio, or for the expected time without a peer.
-        seconds: the seconds of each of our trainings, including those that miss the goal.
-        reached: whether each training reaches the goal.
-        peer: the seconds of the peer's trainings, one per round. Each counts as reaching the goal.
+        seconds: the seconds of each of our runs, including those that miss the goal.
+        reached: whether each of our runs reaches the goal.
+        peer: the seconds of the peer's runs, one per round, all of which count as reaching the goal.
         known: further fields of the row, such as its note.
     """
     ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
@@ -221,7 +221,7 @@ def until_row(
     high = float(np.quantile(drawn * (draw.beta(k + 1, n - k, DRAWS) if k < n else 1), 0.95))
     row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **known)
     row.reached = f"{k} of {n} seeds"
-    if peer is None:  # `times` is one second over ours
+    if peer is None:  # `times` is 1 s divided by our time
         row.low, row.high = 1 / high, 1 / low if low else math.inf
         row.held = reaches(row.ours, target)
     else:
@@ -233,7 +233,7 @@ def until_row(
 
 @contextmanager
 def pinned() -> Iterator[bool]:
-    """Pin this process, and those that it starts, to the same THREADS cores; yield whether the system supports it."""
+    """Pin this process and its child processes to the same THREADS cores; yield whether the system supports it."""
     if not hasattr(os, "sched_setaffinity"):  # macOS and Windows
         warnings.warn("this system cannot pin processes to cores: timings vary more", stacklevel=3)
         yield False
@@ -247,12 +247,12 @@ def pinned() -> Iterator[bool]:
 
 
 def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[Block, Block]:
-    """Run a whole training of each side, and return their blocks (ours, peer).
+    """Run one training run of each side, and return their blocks (ours, peer).
 
     Args:
         number: the number of the round; in odd rounds the peer is trained first.
-        ours: our training.
-        peer: the peer's training.
+        ours: our training run.
+        peer: the peer's training run.
     """
     if number % 2:
         theirs = peer()
@@ -262,11 +262,11 @@ def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -
 
 @contextmanager
 def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
-    """Start a side in processes of its own; yield its facts and a function that does its work there once.
+    """Start a side in its own processes; yield its facts and a function that runs its work there once.
 
     Args:
         side: the side.
-        warm: whether to do its work once before, which pages in the memory of the first allocations.
+        warm: whether to run the work once as a warm-up, which pages in the memory of the first allocations.
     """
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -304,7 +304,7 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.join(10)  # it ends when its pipe is closed; if killed, it would leak semaphores
+            process.join(10)  # it exits once its pipe is closed; killing it would leak semaphores
             process.terminate()
             process.join()
 
@@ -333,12 +333,12 @@ def compare(
     Args:
         ours: our side.
         peer: the peer.
-        same: a function that checks the facts of both sides and describes the check; raises AssertionError if they
-            differ.
+        same: a function that compares the facts of both sides and returns a description of the check; raises
+            AssertionError if they differ.
         rounds: the number of rounds.
 
     Returns:
-        The rates (ours, peer) of each round, and the text that `same` returned.
+        The rates (ours, peer) of each round, and the description returned by `same`.
     """
     with ExitStack() as stack:
         (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
@@ -352,7 +352,7 @@ def compare(
 
 
 def timed(work: Callable[[], float]) -> Block:
-    """Measure the time of a function that does some work and returns its amount."""
+    """Measure the time of a function that returns the amount of its work."""
     begun = time.perf_counter()
     amount = work()
     return Block(amount, time.perf_counter() - begun)
@@ -360,7 +360,7 @@ def timed(work: Callable[[], float]) -> Block:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Discard all output to stdout and stderr, including that of child processes."""
+    """Discard all output to stdout and stderr, including output of child processes."""
     nothing, kept = os.open(os.devnull, os.O_WRONLY), {stream: os.dup(stream) for stream in (1, 2)}
     try:
         for stream in kept:

@@ -1,6 +1,6 @@
 """Peers of the benchmarks: formulations of tutorials and well-known projects, and torch's `nn.Transformer`.
 
-Each is implemented from the description of its architecture, in the style of the original.
+Each is reimplemented from a description of the architecture, in the style of the original.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_tfm.tokenization import PAD
 
 
 def sinusoids(max_length: int, d_model: int) -> Tensor:
-    """Return the encodings (max_length, D) of all positions."""
+    """Return the sinusoidal positional encodings (max_length, D)."""
     return SinusoidalPositions(max_length, d_model)(torch.arange(max_length))
 
 
@@ -32,7 +32,7 @@ def copy_weights(module: nn.Module, weights: Iterable[Tensor]) -> None:
 def layer_weights(layer: TransformerLayer) -> list[Tensor]:
     """Return the weights of one of our layers in the order of torch's layers: attentions, feed-forward, norms.
 
-    As in torch, the query, key and value projections are a single matrix.
+    As in torch, the query, key and value projections are concatenated.
     """
     own, norms = layer.self_attention, [layer.add_self.norm, layer.add_feed_forward.norm]
     weights = [*own.qkv_proj.parameters(), *own.out_proj.parameters()]
@@ -45,7 +45,7 @@ def layer_weights(layer: TransformerLayer) -> list[Tensor]:
 
 
 def copy_outer_weights(theirs: nn.Module, ours: Transformer) -> None:
-    """Copy embeddings and output layer, with the embeddings multiplied by our scale, which the peers lack."""
+    """Copy embeddings and output layer; the embeddings are multiplied by our scale, which the peers do not apply."""
     theirs.source_embedding.weight.copy_(ours.source_embedding.weight * ours.scale)
     theirs.target_embedding.weight.copy_(ours.target_embedding.weight * ours.scale)
     copy_weights(theirs.head, ours.head.parameters())
@@ -138,9 +138,9 @@ class TorchTransformer(nn.Module):
         num_heads: the number of attention heads.
         num_layers: the number of layers in each of the encoder and the decoder.
         dropout: the dropout probability.
-        max_length: the largest number of positions.
-        fewer_dropouts: whether to remove the dropouts that ours lacks: on the attention weights and inside the
-            feed-forward.
+        max_length: the maximum number of positions.
+        fewer_dropouts: whether to remove the dropouts that our Transformer does not have: on the attention weights and
+            inside the feed-forward.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class NanoBlock(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """Language model of nanoGPT in its character settings for a CPU, which have no dropout."""
+    """Language model of nanoGPT in its character-level CPU settings, without dropout."""
 
     def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, max_length: int, bias: bool):
         super().__init__()
@@ -247,7 +247,7 @@ class NanoGPT(nn.Module):
                 nn.init.zeros_(weight)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return the inputs (B, T, D) of the head for tokens (B, T)."""
+        """Return the final hidden states (B, T, D) for tokens (B, T)."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -257,7 +257,7 @@ class NanoGPT(nn.Module):
         return self.head(self.features(tokens))
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits (B, V) of the token after tokens (B, T), recomputed over all of them as in its sampler."""
+        """Return the logits (B, V) of the token after tokens (B, T), recomputed from all of them as in nanoGPT."""
         return self.head(self.features(tokens[:, -self.max_length :])[:, [-1]])[:, 0]
 
     @torch.no_grad()
@@ -282,8 +282,8 @@ class NanoGPT(nn.Module):
 class TutorialDateLSTM(nn.Module):
     """Model of the date tutorial, an LSTM encoder-decoder with attention.
 
-    At each of ten steps, a linear layer scores every encoder state concatenated with the last decoder state. The
-    decoder receives its own last logits, also in training.
+    At each of ten steps, a linear layer scores every encoder state concatenated with the previous decoder state. The
+    decoder receives its own previous logits, also in training.
     """
 
     def __init__(self, vocab_size: int = 128, width: int = 32, dropout: float = 0.5) -> None:

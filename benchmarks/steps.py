@@ -1,4 +1,4 @@
-"""Training steps of our models and of the same models in the formulations of peers."""
+"""Benchmarks of training steps: our models against the same models as formulated by peers."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "drop
 DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
 GPT_SIZE = {"vocab_size": 65, "d_model": 128, "num_heads": 4, "num_layers": 4, "max_length": 64}
 GPT_STEPS = 40
-"""Steps of a block, which takes about a second."""
+"""Number of steps in a block, which takes about a second."""
 
 
 def tokens_of(batch: Batch) -> int:
-    """Return the number of target tokens that are scored, without padding."""
+    """Return the number of target tokens, without padding."""
     return int((batch.target_out != PAD).sum())
 
 
 def parameters_of(network: nn.Module) -> int:
-    """Return the number of parameters of a network, with tied ones counted once."""
+    """Return the number of parameters of a network, counting tied parameters once."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def repeated(
     step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int
 ) -> Callable[[], Block]:
-    """Return the work of making a number of steps per block, over the batches in a cycle.
+    """Return a function that measures a block of steps, cycling through the batches.
 
     Args:
-        step: a training step.
-        batches: its batches.
+        step: the training step.
+        batches: the batches.
         amounts: the amount of work in each batch.
         steps: the number of steps in a block.
     """
@@ -64,16 +64,16 @@ def repeated(
 
 
 def steps_of(batch_size: int) -> int:
-    """Return the steps in a block of the copy task: enough to take a second and to average over lengths."""
+    """Return the number of steps in a block of the copy task: enough to take a second and to average over lengths."""
     return max(24, 512 // batch_size)
 
 
 def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Callable[[Batch], None]:
-    """Return a training step of our networks in a bare loop.
+    """Return a training step of our networks in a bare training loop.
 
     Args:
         network: the network.
-        clip: the largest norm of the gradient; unlimited if None.
+        clip: the maximum norm of the gradients; None disables clipping.
         learning_rate: the learning rate.
     """
     optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
@@ -90,7 +90,7 @@ def our_step(network: Network, clip: float | None = None, learning_rate: float =
 
 
 def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
-    """Return a training step as in tutorials: Adam with default settings, and the loss read at each step."""
+    """Return a training step as in tutorials: Adam that is not fused, and `loss.item()` at each step."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
     criterion = nn.CrossEntropyLoss(ignore_index=PAD)
 
@@ -106,7 +106,7 @@ def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def plain_step(network: nn.Module) -> Callable[[Batch], None]:
-    """Return a training step for a peer that prescribes no optimizer: fused Adam, and no reading of the loss."""
+    """Return a training step for a peer that prescribes no optimizer: fused Adam, without `loss.item()`."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, fused=True)
 
     def step(batch: Batch) -> None:
@@ -123,8 +123,8 @@ def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
 
     Args:
         batch_size: the number of rows.
-        like_lengths: whether batches have rows of similar length, as in our loader, or random ones that are all padded
-            to the longest row.
+        like_lengths: whether batches have rows of similar length, as in our loader; otherwise, rows are random and
+            padded to the longest row of the data.
     """
     data = Copy(train_size=4_000, val_size=1, test_size=1, longer_size=1, batch_size=batch_size)
     data.setup("fit")
@@ -140,10 +140,10 @@ def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
 
 
 def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) -> Built:
-    """Build a side of the training step of the copy task; the facts contain its initial logits from the same weights.
+    """Build one side of the copy task's training step; the facts contain its initial logits from the same weights.
 
     Args:
-        side: "tutorial", "torch", "torch with our dropouts", or the position of the norms in ours, "pre" or "post".
+        side: "tutorial", "torch" or "torch with our dropouts"; for ours, the position of the norms, "pre" or "post".
         batch_size: the number of rows.
         like_lengths: whether batches have rows of similar length, see `copy_batches`.
         allocator: whether freed memory is kept, see `keep_freed_memory`.
@@ -178,21 +178,21 @@ def same_parameters(ours: dict, peer: dict) -> str:
 
 
 def same_logits(ours: dict, peer: dict) -> str:
-    """Check that both sides train the same function: it gives the same logits from the same weights."""
+    """Check that both sides compute the same function: the same weights give the same logits."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=1e-4)
     return f"{checked}, the same logits from the same weights"
 
 
 def same_tensors(ours: dict, peer: dict) -> str:
-    """Check that both sides train the same function on the same batches, padding included."""
+    """Check that both sides train the same function on the same batches, including padding."""
     checked = same_logits(ours, peer)
     assert ours["ids"].equal(peer["ids"]), "the sides train on other batches"
     return f"{checked}, the same batches"
 
 
 def transformer_steps(full: bool) -> Iterator[Row]:
-    """Measure steps of a Transformer of width 128, 2 + 2 layers and dropout 0.1 on the copy task."""
+    """Measure training steps of a Transformer of width 128, 2 + 2 layers and dropout 0.1 on the copy task."""
 
     def row(name: str, target: str, ours: tuple[str, bool], peer: str, batch_size: int, note: str) -> Row:
         norm, as_we_train = ours
@@ -221,7 +221,7 @@ def transformer_steps(full: bool) -> Iterator[Row]:
 
 
 def windows(batch_size: int, length: int, number: int = 64) -> list[Batch]:
-    """Return batches of random windows of a random text, with ids below 65, to train a language model.
+    """Return language modeling batches of random windows from a random text with ids below 65.
 
     Args:
         batch_size: the number of windows in a batch.
@@ -249,7 +249,7 @@ def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda numb
 
     Args:
         network: the network.
-        rate: a function from the number of a step, counted from 0, to its learning rate.
+        rate: a function from the step, counted from 0, to its learning rate.
     """
     optimizer, numbers = torch.optim.AdamW(decay_groups(network), betas=(0.9, 0.99)), count()
 
@@ -282,7 +282,7 @@ def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
 
 
 def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
-    """Return Hugging Face's GPT-2 without dropout, with the size given as the arguments of our GPT."""
+    """Return Hugging Face's GPT-2 without dropout; the size is given as the arguments of our GPT."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -300,7 +300,7 @@ def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
 
 
 def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
-    """Build a side of GPT's training step; the facts contain its initial logits from the same weights.
+    """Build one side of GPT's training step; the facts contain its initial logits from the same weights.
 
     Args:
         side: "ours", "nano", "ours as huggingface" or "huggingface".
@@ -330,7 +330,7 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
 
 
 def gpt_steps(full: bool) -> Iterator[Row]:
-    """Measure steps of a GPT of 4 layers, width 128 and context 64, with 12 windows in a batch."""
+    """Measure training steps of a GPT of 4 layers, width 128 and context 64, with 12 windows in a batch."""
     for name, ours, peer, bias, target in (
         ("GPT step / nanoGPT's formulation", "ours", "nano", False, "≥ 1.15 x"),
         ("GPT step / Hugging Face GPT-2", "ours as huggingface", "huggingface", True, "≥ 1.3 x"),
@@ -356,7 +356,7 @@ def our_dates(network: AttentionLSTM) -> Built:
 
 
 def build_dates(side: str) -> Built:
-    """Build a side of the date LSTM's training step at the tutorial's size, with the batches of that side.
+    """Build one side of the date LSTM's training step at the tutorial's size, with the side's own batches.
 
     Args:
         side: "ours" or "tutorial".
@@ -370,19 +370,19 @@ def build_dates(side: str) -> Built:
 
 
 def date_data() -> Date:
-    """Return a data module with dates to train on."""
+    """Return a data module of dates, set up for training."""
     data = Date(train_size=20_000, val_size=1, test_size=1, batch_size=32, seed=0)
     data.setup("fit")
     return data
 
 
 def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterator[Any]) -> Built:
-    """Build training with blocks of 40 steps of 32 dates.
+    """Build training in blocks of 40 steps of 32 dates.
 
     Args:
         network: the network.
         step: its training step.
-        feed: the batches, which are prepared within the measured time.
+        feed: the batches; loading them is part of the measured time.
     """
 
     def some() -> float:
@@ -394,7 +394,7 @@ def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterato
 
 
 def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
-    """Return a data loader as in the tutorial: character codes, padded by a collate function, in the data's order."""
+    """Return a data loader as in the tutorial: character codes, padded by a collate function, without shuffling."""
 
     def codes(text: str) -> Tensor:
         return torch.tensor([ord(character) for character in text])
@@ -431,7 +431,7 @@ def like_parameters(ours: dict, peer: dict) -> str:
 
 
 def lstm_steps(full: bool) -> Iterator[Row]:
-    """Measure training steps of the attention LSTM of width 32 on dates, with 32 rows in a batch."""
+    """Measure training of the attention LSTM of width 32 on dates, with 32 rows in a batch."""
     sides = Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"})
     rounds, checked = compare(*sides, like_parameters)
     yield ratio_row(

@@ -11,14 +11,14 @@ from lightning_tfm.tokenization import SymbolTokenizer
 
 
 class Copy(GeneratedDataModule):
-    """Data module of sequences of numbers that are to be copied.
+    """Data module of sequences of numbers to copy.
 
-    The second test set, "longer", holds longer sequences than any in training.
+    The second test set, "longer", contains sequences longer than any in training.
 
     Args:
-        num_symbols: number of different symbols, the numbers from 0.
-        min_length: minimum number of symbols of a sequence.
-        max_length: maximum number of symbols of a sequence.
+        num_symbols: number of distinct symbols, the numbers from 0.
+        min_length: minimum number of symbols in a sequence.
+        max_length: maximum number of symbols in a sequence.
         longer_max_length: maximum number of symbols in the "longer" test set, whose minimum is max_length + 1.
         train_size, val_size, test_size, longer_size: number of pairs of each split.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.

@@ -29,10 +29,10 @@ FORMATS = (
     "EE d, MMM y",
     "EEEE d, MMMM y",
 )
-"""Babel's names of formats, and patterns. The year is `y`: `Y`, the year of the week, differs around New Year."""
+"""Babel's format names and patterns. The year is `y`, since `Y`, the week-based year, differs around New Year."""
 
 DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
-"""Positions in 1979-05-03 of the digits of a field, by the first letter of the field in a pattern."""
+"""Positions of the digits of each field in an ISO 8601 date, by the first letter of the field in a pattern."""
 
 MONTH, WEEKDAY = attrgetter("month"), date.weekday
 FIELD_VALUES: dict[str, Callable[[date], int]] = {
@@ -47,15 +47,16 @@ FIELD_VALUES: dict[str, Callable[[date], int]] = {
 
 
 class Date(GeneratedDataModule):
-    """Data module of dates as people write them and in ISO 8601, drawn by faker and formatted by babel.
-
-    A text that can stand for two dates, in any of the formats and locales, is left out.
+    """Data module that translates dates as people write them into ISO 8601; drawn by faker and formatted by babel.
 
     Args:
-        locales: languages and regions by babel's names: `en`, `de_AT`, ...
-        first_year, last_year: range of the years, fewer than 100, so that two digits identify a year.
+        locales: babel's names of languages and regions, such as `en` or `de_AT`.
+        first_year, last_year: range of years, fewer than 100, since two digits must identify a year.
         train_size, val_size, test_size: number of pairs of each split.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+
+    Note:
+        Texts that stand for more than one date in these formats and locales are excluded.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Date(GeneratedDataModule):
     ) -> None:
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
-        # Looked up once, since looking up a pattern takes longer than formatting a date.
+        # Patterns are looked up once, since the lookup takes longer than formatting a date.
         self.patterns: list[Pattern] = []
         for name in locales:
             try:
@@ -91,7 +92,7 @@ class Date(GeneratedDataModule):
             )
         self.locales = locales
         self.first, self.last = date(first_year, 1, 1), date(last_year, 12, 31)
-        # The dates of one year contain every character and the longest text.
+        # The dates of a single year contain all characters and the longest text.
         texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
         characters = sorted({*"0123456789-", *"".join(texts)})
         super().__init__(
@@ -106,12 +107,12 @@ class Date(GeneratedDataModule):
         )
 
     def _texts(self, day: date) -> list[str]:
-        """Return a date in every format and locale."""
+        """Format a date in all formats and locales."""
         return [pattern.format(day)[0] for pattern in self.patterns]
 
     def _ambiguous(self) -> set[str]:
-        """Return the texts that stand for several dates: March 4 in one locale is April 3 in another."""
-        if self.locales == ("en",):  # no text is ambiguous, as a test proves: saves seconds
+        """Return the texts that stand for several dates, such as 3/4/79, which is March 4 or April 3 by locale."""
+        if self.locales == ("en",):  # no text is ambiguous, as a test verifies; saves seconds
             return set()
         first_reading: dict[str, date] = {}
         ambiguous = set()
@@ -124,8 +125,8 @@ class Date(GeneratedDataModule):
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         faker = Faker()
         faker.seed_instance(seed)
-        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # faker looks up attributes slowly
-        # In UTC and up to a fixed day, so that the dates depend neither on the time zone nor on the current day.
+        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # attribute lookups in faker are slow
+        # In UTC and up to a fixed day: the dates must depend neither on the time zone nor on the current day.
         start, end = (datetime.combine(day, time(), UTC) for day in (self.first, self.last + timedelta(days=1)))
         ambiguous = self._ambiguous()
         while True:
@@ -137,28 +138,28 @@ class Date(GeneratedDataModule):
 
 
 Span = tuple[str, int, int, bool]
-"""First letter of a field, start and end of its value in the text, and whether the value is a number."""
+"""First letter of a field, start and end of its value in the text, and whether the value is numeric."""
 
 
 class Pattern:
-    """Format of dates in a locale.
+    """Date format in a locale.
 
     Args:
         pattern: the pattern, as parsed by babel.
-        locale: the locale of the names of months and weekdays.
-        category: the category of the pairs, by which metrics are reported.
+        locale: the locale for the names of months and weekdays.
+        category: the category of the pairs, by which metrics are grouped.
     """
 
     def __init__(self, pattern: DateTimePattern, locale: Locale, category: str) -> None:
         # Literal text and fields alternate: text, field, text, ..., text.
-        format = cast(str, pattern.format)  # babel declares another type
+        format = cast(str, pattern.format)  # babel declares a different type
         self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", format)]
         self.locale = locale
         self.category = category
         self._formatted: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow
 
     def format(self, day: date) -> tuple[str, tuple[Span, ...]]:
-        """Return a date in this format, and the spans of its year, month and day."""
+        """Format a date, and return the text and the spans of its year, month and day."""
         text, spans = self.parts[0], []
         for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True):
             value = FIELD_VALUES[field[0]](day) if field[0] in FIELD_VALUES else day
@@ -172,12 +173,12 @@ class Pattern:
         return text, tuple(spans)
 
 
-@cache  # there are few distinct results, and a copy for each pair would be larger than its texts
+@cache  # there are few distinct results, and one copy per pair would take more memory than the texts
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     """Return the alignment of a text with its target, as (source index, target index).
 
-    A number is aligned digit by digit from the right. The target digits that it omits, and those of a name, are aligned
-    with all characters of the field.
+    Numbers are aligned digit by digit from the right. Target digits that a number omits, and those of a name, are
+    aligned with all characters of the field.
 
     Args:
         spans: the spans of year, month and day in the text.

@@ -1,4 +1,4 @@
-"""Translation from parallel files of sentences: 'Zwei Männer gehen.' -> 'Two men are walking.'."""
+"""Translation from parallel corpora: 'Zwei Männer gehen.' -> 'Two men are walking.'."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ FILES = {
 
 
 class ParallelText(PairDataModule):
-    """Data module of sentences and their translations, from two line-aligned files or from a TSV of two columns.
+    """Data module of sentences and their translations, from two line-aligned files or from a table of two columns.
 
     Args:
         train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv); plain or .gz. Names in
-            `FILES` are downloaded, unless such files exist.
-        test: likewise; without it, the test is on the validation split, and its metrics belong to "val".
+            `FILES` are downloaded unless such files exist.
+        test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
+            "val".
         encoding: encoding of the files, by Python's name.
-        tokenizer: characters, words between spaces, or byte-level subwords; learned from the training split.
+        tokenizer: characters, space-separated words, or byte-level subwords; trained on the training split.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
-        max_source_length, max_target_length: maximum length in tokens, EOS included.
-        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
-        batch_tokens: maximum number of tokens of a training batch on the longer side, padding included; replaces
+        max_source_length, max_target_length: maximum length in tokens, including EOS.
+        drop_too_long: whether to drop longer training pairs instead of raising UserError.
+        batch_tokens: maximum number of tokens in a training batch on the longer side, including padding; replaces
             batch_size.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
-        header: whether the first line of a table names its columns; by default, if its fields are known names of
-            columns, such as source and target.
+        header: whether the first line of a table names its columns; inferred by default from known column names, such
+            as source and target.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ParallelText(PairDataModule):
     ) -> None:
         parts = {"train": train, "val": val} | ({"test": test} if test else {})
         self.parts = {split: read_pairs(files, encoding, split, header) for split, files in parts.items()}
-        if tokenizer == "word":  # a decoded text has single spaces, so that references need them too
+        if tokenizer == "word":  # decoded texts have single spaces, so references must, too
             self.parts = {
                 split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
                 for split, pairs in self.parts.items()
@@ -102,7 +103,7 @@ class ParallelText(PairDataModule):
         return [Pair(source, target) for source, target in self.parts[split]]
 
     def check_processes(self, world_size: int) -> None:
-        """Raise UserError as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
+        """Check the batch size as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
         if self.batch_tokens is None:
             super().check_processes(world_size)
 
@@ -121,16 +122,16 @@ class ParallelText(PairDataModule):
 
 
 def read_pairs(names: list[str], encoding: str, split: str, header: bool | None) -> list[tuple[str, str]]:
-    """Return the pairs of a source and a target from two line-aligned files or from a TSV.
+    """Read pairs of a source and a target from two line-aligned files or from a table.
 
     Args:
-        names: the two files, or the TSV.
-        encoding: their encoding, by Python's name.
-        split: the split that they are for, for error messages.
-        header: whether the first line of a TSV names its columns, see `read_table`.
+        names: the names of the two files, or of the table (.tsv or .csv).
+        encoding: the encoding of the files, by Python's name.
+        split: the split that is read, for error messages.
+        header: whether the first line of a table names its columns, see `read_table`.
 
     Raises:
-        UserError: if the files do not match, or a line lacks a source or a target.
+        UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target.
     """
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")

@@ -50,40 +50,40 @@ PARTS = ("train", "val", "test")
 
 
 class Sentiment(LabeledDataModule):
-    """Data module of texts labeled by sentiment, or with any other labels.
+    """Data module for text classification, by sentiment or any other label.
 
     The data are one of
 
-    - a folder, or a .tar.gz, .tgz or .tar of one, with a folder for each label that holds one text per file. The label
-      folders lie side by side, or all of them in folders train/, val/ or test/, where unsup/ is not a label but holds
-      texts without one, as in IMDB. The files that are left out are counted in the log, except hidden ones,
-    - a table: a label, a tab and a text in each line, or a .csv,
-    - several files named NAME.LABEL, with a text in each line.
+    - a folder, or a .tar.gz, .tgz or .tar archive of one, that contains one folder per label with one text per file.
+      All label folders are in the same folder, or in folders train/, val/ or test/. In the latter, unsup/ holds texts
+      without a label, as in IMDB. The numbers of excluded files are logged, except for hidden files,
+    - a table: a label, a tab and a text in each line, or a .csv file,
+    - several files named NAME.LABEL, with one text per line.
 
-    A validation or test split that is not given is a fraction of the training data, drawn by the hash of each text, so
-    that equal texts are in the same split and the splits do not depend on the seed. The hash maps a text to a number u
-    in [0, 1). It is a test text if u < test_fraction, a validation text if test_fraction <= u < test_fraction +
-    val_fraction, and a training text otherwise, so that fractions are relative to all texts.
+    A validation or test split that is not given is a fraction of the training data, drawn by a hash of each text: equal
+    texts are in the same split, and the splits do not depend on the seed. The hash maps a text to a number u in [0, 1).
+    The text is in the test split if u < test_fraction, in the validation split if test_fraction <= u < test_fraction +
+    val_fraction, and in the training split otherwise. Fractions are thus relative to all texts.
 
     Args:
-        train: the training data: one name, or several files named by label.
-        val, test: other data; without them, a fraction of the training data.
-        val_fraction, test_fraction: these fractions of all texts, in [0, 0.5); 0 keeps all texts for training, and
-            needs a split from other data.
+        train: the training data: a single name, or several files named by label.
+        val, test: separate data; by default, a fraction of the training data.
+        val_fraction, test_fraction: fractions of all texts in [0, 0.5); 0 keeps all texts for training, and requires
+            separate data for the split.
         encoding: encoding of the texts, by Python's name.
         tokenizer: lower-case words and punctuation marks, or byte-level subwords.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens of the training split.
-        num_ngrams: number of ids that the character n-grams of words share, which represent words unseen in training; 0
-            for words without n-grams.
+        num_ngrams: number of ids shared by the character n-grams of words, which represent words unseen in training; 0
+            disables n-grams.
         max_length: maximum length of a text in tokens.
         truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
             often end with their verdict.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
-        header: whether the first line of a table names its columns; by default, if its fields are known names of
-            columns, such as label and text.
+        header: whether the first line of a table names its columns; inferred by default from known column names, such
+            as label and text.
 
     Note:
-        A fraction is held out of training even if `val` or `test` names other data, so that the trained model can still
+        The fraction is held out of training even if `val` or `test` names separate data, so the trained model can still
         be tested on it. No fraction is drawn for a split that the archive or folder itself contains.
     """
 
@@ -158,11 +158,11 @@ class Sentiment(LabeledDataModule):
 def split_by_hash(
     texts: list[Pair], splits: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
-    """Split texts by hash into "train" and the given splits, see Sentiment.
+    """Split texts by hash into "train" and the given splits, see `Sentiment`.
 
     Args:
         texts: all texts.
-        splits: the splits to draw, of "val" and "test".
+        splits: the splits to draw, a subset of "val" and "test".
         val_fraction: the fraction of all texts for "val".
         test_fraction: the fraction of all texts for "test".
 
@@ -187,9 +187,9 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
-        names: the data.
-        encoding: their encoding, by Python's name.
-        split: "train" for all splits that the data contain, otherwise the one split to return.
+        names: the names of the data.
+        encoding: the encoding of the texts, by Python's name.
+        split: "train" for all splits in the data, otherwise the only split to return.
         header: whether the first line of a table names its columns, see `read_table`.
 
     Raises:
@@ -220,7 +220,7 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
 
 
 def _stripped(path: Path, rows: list[list[str]], first: int = 1) -> list[Pair]:
-    """Return the labeled texts of the lines of a file, without surrounding spaces."""
+    """Return the labeled texts of a file without surrounding white space, and check that none is empty."""
     texts = [Pair(text.strip(), label.strip()) for label, text in rows]
     for number, text in enumerate(texts, start=first):
         if not all(text[:2]):
@@ -231,18 +231,18 @@ def _stripped(path: Path, rows: list[list[str]], first: int = 1) -> list[Pair]:
 
 
 def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
-    """Return the texts of each part, labeled by their folders, and log how many files are left out, and why.
+    """Return the texts of each split, labeled by folder, and log the number of excluded files by reason.
 
     Args:
-        files: a function that reads each file; None for a link, since links are not followed.
+        files: functions that read the files, by path; None for links that are not followed.
         name: the name of the data, for messages.
-        split: "train" for all parts of the data, otherwise the one part to return.
+        split: "train" for all splits in the data, otherwise the only split to return.
 
     Raises:
-        UserError: if the folders are not named by labels, or the part is missing.
+        UserError: if the folders are not named by labels, or the split is missing.
     """
     left_out: dict[str, list[PurePosixPath]] = defaultdict(list)
-    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a part, such as train/
+    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a split, such as train/
     texts = {}
     for path, read in files.items():
         if read is None:
@@ -252,7 +252,7 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
         else:
             texts[path] = read
     part_of = label_folders({path.parent for path in texts}, name, split)
-    if split not in part_of.values():  # such as val data whose only part is named train/
+    if split not in part_of.values():  # such as val data whose only split is named train/
         part_of = {folder: split if part == "train" else part for folder, part in part_of.items()}
     if split not in part_of.values():
         present = ", ".join(sorted({*part_of.values()}))
@@ -272,15 +272,15 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
 
 
 def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
-    """Return the folders named by labels and the part of each: PART of PART/LABEL, or `split` if there are no parts.
+    """Return the split of each label folder: SPLIT for SPLIT/LABEL, or `split` if the data have no such folders.
 
     Args:
-        folders: the folders that hold files; one that contains another of them is not named by a label.
+        folders: the folders that contain files; a folder that contains other folders of the set is not a label.
         name: the name of the data, for messages.
-        split: the split that the data are for.
+        split: the split that is read.
 
     Raises:
-        UserError: if there are no such folders, or they lie in different places.
+        UserError: if there are no label folders, or they are not all in the same place.
     """
     above = {outer for folder in folders for outer in folder.parents}
     labels = sorted(folders - above - {PurePosixPath()}, key=lambda folder: (folder.parent, folder))
@@ -306,7 +306,7 @@ def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[Pu
 
 
 def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
-    """Return functions that read the files of a folder, except hidden ones; None for a link not to a file."""
+    """Return functions that read the files of a folder, except hidden ones; None for links not to a file."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.parts)  # Path ignores case on Windows
     files = {PurePosixPath(path.relative_to(folder).as_posix()): path for path in paths}
     return {
@@ -317,9 +317,9 @@ def _of_folder(folder: Path, encoding: str) -> dict[PurePosixPath, Callable[[], 
 
 
 def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[], str] | None]:
-    """Return functions that decode the files of an archive, except hidden ones; None for a link.
+    """Return functions that decode the files of an archive, except hidden ones; None for links.
 
-    Nothing is unpacked to disk, so that no name in the archive can lead outside it.
+    Files are read without extracting them to disk, so paths in the archive cannot write outside it.
     """
     try:
         with tarfile.open(archive) as tar:
@@ -328,7 +328,7 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
                 for member in tar
                 if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }
-            tar.fileobj.seek(tar.offset)  # tarfile takes a damaged header for the end of the archive
+            tar.fileobj.seek(tar.offset)  # tarfile mistakes a damaged header for the end of the archive
             while rest := tar.fileobj.read(1 << 20):
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("it is damaged")

@@ -1,4 +1,4 @@
-"""Continuation of any text: 'First Citizen:' -> 'Before we proceed any further, hear me speak.'."""
+"""Language modeling on any text: 'First Citizen:' -> 'Before we proceed any further, hear me speak.'."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ FILES = {
 class Text(TextDataModule):
     """Data module for language modeling on a text, split into training, test and validation data, in this order.
 
-    The validation split is the last `val_fraction` of the text, whatever `test_fraction` is. The test split lies just
-    before it, so that settings chosen on the end of the text can be tested on a part that was not used to choose any.
+    The validation split is the last `val_fraction` of the text for any `test_fraction`. The test split precedes it, so
+    settings chosen on the end of the text can be tested on data not used to choose them.
 
     Args:
-        path: a file; a folder, all of whose files except hidden ones are read in the order of their names; or
+        path: a file; a folder, whose files except hidden ones are read in the order of their names; or
             tiny_shakespeare, which is downloaded.
         encoding: encoding of the files, by Python's name.
-        tokenizer: characters or byte-level subwords, learned from the training split.
+        tokenizer: characters or byte-level subwords, trained on the training split.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
-        tokenizer_file: a Hugging Face tokenizer.json, used instead of a learned vocabulary.
+        tokenizer_file: a Hugging Face tokenizer.json, used instead of a trained tokenizer.
         val_fraction: fraction of the whole text for validation.
-        test_fraction: fraction of the whole text for the test; with 0, the test set is the validation split.
-        max_length: number of tokens of a window.
+        test_fraction: fraction of the whole text for testing; with 0, the model is tested on the validation split.
+        max_length: number of tokens in a window.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 

@@ -14,10 +14,10 @@ class Noun(NamedTuple):
     """German noun and its English translation.
 
     Attributes:
-        kind: the kind of the noun, on which the verbs that take it depend.
+        kind: the kind of noun, which determines the verbs that take it as object.
         gender: "m", "f" or "n".
         german, english: the singular.
-        german_plural, english_plural: the plural; empty for a noun that is not used in the plural.
+        german_plural, english_plural: the plural; empty if the noun is not used in the plural.
     """
 
     kind: str
@@ -153,18 +153,18 @@ MIXED_ENDING = {"nominative": {"m": "er", "f": "e", "n": "es"}, "accusative": {"
 """Endings of an adjective after `der` (weak) and after `ein` (mixed), by case and gender."""
 
 Words = list[tuple[str, str]]
-"""Words of one language, each with its meanings as letters; words that share a meaning are aligned."""
+"""Words of one language, each with its meanings as letters; words with a common meaning are aligned."""
 
 LONGEST_GERMAN, LONGEST_ENGLISH = 10, 16
 
 
 class ToyTranslation(GeneratedDataModule):
-    """Data module of German sentences of a small grammar and their English translations, in another word order.
+    """Data module of German sentences from a toy grammar and their English translations, in a different word order.
 
     Articles agree with gender and case, and adjectives also with the article; a modal verb moves the infinitive to the
-    end; an adverb in front inverts subject and verb; `kein` is `not a`, and `nicht` is far from its `not`. A tenth of
-    the sentences is spelled without capitals and umlauts, as on a keyboard that lacks them. Every pair has its gold
-    word alignment. A fifth of all combinations of an adjective and a noun occurs in the test set only.
+    end; an initial adverb inverts subject and verb; `kein` translates to `not a`, and `nicht` is far from its `not`.
+    10 % of the sentences are spelled without capitals and umlauts. Every pair has a gold word alignment. 20 % of the
+    combinations of an adjective and a noun occur only in the test set.
 
     Args:
         train_size, val_size, test_size: number of pairs of each split.
@@ -201,13 +201,13 @@ class ToyTranslation(GeneratedDataModule):
 
 
 def spelled_plainly(german: str) -> str:
-    """Return a text without capitals and umlauts: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
+    """Remove capitals and umlauts from a text: 'ich möchte ein Bier' -> 'ich mochte ein bier'."""
     plain: dict[str, str | int | None] = {"ä": "a", "ö": "o", "ü": "u", "ß": "ss"}
     return german.lower().translate(str.maketrans(plain))
 
 
 def original_sentences() -> list[Pair]:
-    """Return the three sentences of the original data, in their spelling."""
+    """Return the three sentence pairs of the original data, in their original spelling."""
     aligned = ((0, 0), (1, 1), (2, 2), (3, 3))
     return [
         Pair("ich mochte ein bier", "i want a beer .", aligned, "plain"),
@@ -217,22 +217,22 @@ def original_sentences() -> list[Pair]:
 
 
 def held_out(adjective: str, noun: Noun) -> bool:
-    """Return whether an adjective and a noun occur together in the test set only."""
+    """Return whether an adjective and a noun occur together only in the test set."""
     return stable_hash(f"{adjective} {noun.german}") % 5 == 0
 
 
 def _noun_phrase(
     draw: random.Random, kinds: tuple[str, ...], case: str, meanings: str, determiner: str, with_kept_back: bool
 ) -> tuple[Words, Words, bool]:
-    """Draw a noun with its article and perhaps an adjective.
+    """Draw a noun with its article and an optional adjective.
 
     Args:
-        draw: the source of randomness.
+        draw: the random number generator.
         kinds: the kinds of noun to draw from.
         case: "nominative" or "accusative".
-        meanings: the letters of the meanings of determiner, adjective and noun.
+        meanings: the letters for the meanings of determiner, adjective and noun.
         determiner: "der", "ein", "mein" or "kein", uninflected.
-        with_kept_back: whether combinations that are held out for the test set may occur.
+        with_kept_back: whether combinations held out for the test set may occur.
 
     Returns:
         The German words, the English words, and whether the noun is plural.
@@ -272,7 +272,7 @@ def _noun_phrase(
 
 
 def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
-    """Draw a sentence and its translation, with the alignment of their words."""
+    """Draw a sentence and its translation with their word alignment."""
     if draw.random() < 0.6:
         number = draw.randrange(len(PRONOUNS))
         person = PRONOUN_PERSON[number]
@@ -337,7 +337,7 @@ def _sentence(draw: random.Random, with_kept_back: bool) -> Pair:
 
 
 def _vocabulary() -> set[str]:
-    """Return every word of every sentence, in both languages."""
+    """Return all words of both languages."""
     german = {"nicht", *ADVERBS, *(pronoun for pronoun, _ in PRONOUNS)}
     german.update(article for by_gender in DEFINITE.values() for article in by_gender.values())
     german.update(stem + ending for stem in ("ein", "mein", "kein") for ending in ("", "e", "en"))

@@ -1,4 +1,4 @@
-"""User-defined transduction from a table of tab-separated columns: 'cat' -> 'K AE T', 'run V;PST' -> 'ran'."""
+"""User-defined sequence transduction from a table: 'cat' -> 'K AE T', 'run V;PST' -> 'ran'."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
 class Tsv(PairDataModule):
-    """Data module of pairs over small symbol sets, such as spelling and sound, or word and inflection.
+    """Data module of pairs over small symbol sets, such as spelling and pronunciation, or word and inflected form.
 
-    A symbol is a character, or the text between two separators. All symbols that are not in the vocabulary are mapped
-    to one unknown symbol.
+    A symbol is a character, or the text between two separators. Symbols that are not in the vocabulary are mapped to a
+    single unknown symbol.
 
     Args:
-        train, val: tables of tab-separated columns, or .csv; plain or .gz.
-        test: likewise; without it, the test is on the validation split, and its metrics belong to "val".
-        source, target: columns, by their numbers from 1, or by their names in the first line.
-        features: a column of features of the source, such as an inflection; they become symbols in brackets.
+        train, val: tables of tab-separated columns, or .csv files; plain or .gz.
+        test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
+            "val".
+        source, target: columns, by number from 1, or by name in the first line.
+        features: column of features of the source, such as an inflection; they become symbols in brackets.
             In the input of a trained model, they follow the source and a tab.
         source_separator, target_separator: separator of symbols; empty if symbols are characters.
         feature_separator: separator of features.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
-        max_source_length, max_target_length: maximum length in symbols, EOS included.
-        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
+        max_source_length, max_target_length: maximum length in symbols, including EOS.
+        drop_too_long: whether to drop longer training pairs instead of raising UserError.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
-        header: whether the first line of a table names its columns; by default, if a column is set by its name, or all
-            fields are known names of columns, such as source and target.
+        header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
+            from known column names, such as source and target.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Tsv(PairDataModule):
         splitter = SymbolTokenizer((), *separators)
         self.parts = {
             split: [
-                # A decoded target has single separators, so that references need them too.
+                # Decoded targets have single separators, so references must, too.
                 Pair("\t".join([row[0], *row[2:]]), target_separator.join(splitter.split_target(row[1])))
                 for row in rows
             ]
@@ -94,16 +95,16 @@ class Tsv(PairDataModule):
 def read_columns(
     path: Path, encoding: str, columns: Mapping[str, int | str], header: bool | None = None
 ) -> list[list[str]]:
-    """Return the fields of some columns for each line of a table.
+    """Return the fields of the given columns for each line of a table.
 
     Args:
-        path: the table.
-        encoding: its encoding, by Python's name.
-        columns: the number of each column, from 1, or its name in the first line, by the setting.
+        path: the path of the table.
+        encoding: the encoding of the table, by Python's name.
+        columns: the number, from 1, or the name of each column, by the setting that selects it.
         header: whether the first line names the columns, see `read_table`.
 
     Raises:
-        UserError: as `read_table`, and if a column does not exist or a field is empty.
+        UserError: if `read_table` fails, a column does not exist, or a field is empty.
     """
     if header is None and any(isinstance(column, str) for column in columns.values()):
         header = True

@@ -44,7 +44,7 @@ COMMANDS = ("fit", "validate", "test", *FUNCTIONS)
 
 
 def main() -> None:
-    """Run a command; after a user error, print one line and exit with status 2."""
+    """Run a command; on a user error, print one line and exit with status 2."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -77,8 +77,8 @@ def main() -> None:
             sys.exit(0)  # otherwise, the launcher would kill the main process before it prints the error
         print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the last flush fails again
+    except BrokenPipeError:  # the reader has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again
         sys.exit(141)
     except Interrupted as interrupted:
         ignore_signals()  # an impatient second Ctrl-C would print a traceback
@@ -100,7 +100,7 @@ def main() -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Show a line in a terminal while packages are imported, which takes seconds."""
+    """Show a message in a terminal while packages are imported, which takes seconds."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:
         print("starting ...", end="", file=sys.stderr, flush=True)
@@ -112,7 +112,7 @@ def _starting() -> Iterator[None]:
 
 
 def _print_resume_command(interrupted: Interrupted) -> int:
-    """Print how to resume after a signal, and return the exit status."""
+    """Print the command that resumes after a signal, and return the exit status."""
     if not is_main_process():
         return 0
     command = sys.argv[1:]

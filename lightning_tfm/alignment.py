@@ -14,10 +14,10 @@ from lightning_tfm.tokenization import EOS, PAD
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
-    """Return a mask (B, T, S), True where the alignment of a pair links a target symbol to a source symbol.
+    """Return a mask (B, T, S) that is True where the alignment of a pair links a target symbol to a source symbol.
 
     Args:
-        pairs: the pairs of the batch, in order of its rows.
+        pairs: the pairs of the batch, in the order of its rows.
         batch: the batch.
     """
     gold = torch.zeros(*batch.target_out.shape, batch.source.size(1), dtype=torch.bool)
@@ -34,8 +34,8 @@ def links(
 
     Args:
         found: the attention of one head, see `LineModule.align`.
-        source_words: the index of the word of each source symbol; the links are between words if this is given.
-        target_words: the index of the word of each target symbol.
+        source_words: the word index of each source symbol, to link words instead of symbols.
+        target_words: the word index of each target symbol, to link words instead of symbols.
 
     Returns:
         The links, as pairs (source index, target index) in ascending order.
@@ -50,16 +50,16 @@ def links(
 class AlignmentScore(Metric):
     """Agreement of each attention head of a layer with a gold alignment.
 
-    A head links each target symbol to the source symbol with the largest weight. If this is EOS, which is not a symbol,
-    the target symbol has no link.
+    A head links each target symbol to the source symbol with the largest weight. If the largest weight is at EOS, the
+    target symbol has no link.
 
-    - `accuracy`: the fraction of the target symbols with gold links that are linked to one of their gold symbols.
+    - `accuracy`: the fraction of target symbols with gold links that are linked to one of their gold symbols.
     - `error_rate`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
-      links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. If there are
-      several, any one of them counts: for example, any letter of May for 05. Target symbols without gold links, such as
-      the hyphens of a date, should have no link.
+      links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. Otherwise, any of
+      the gold links is correct, such as to any letter of May for 05. Target symbols without gold links, such as the
+      hyphens of a date, should have no link.
     - `entropy`: the entropy of the weights over the source, in nats, averaged over target symbols; 0 if each target
-      symbol attends to one position only.
+      symbol attends to a single position.
 
     Args:
         num_heads: number of heads H.
@@ -83,11 +83,11 @@ class AlignmentScore(Metric):
         self.add_state("entropies", torch.zeros(num_heads), dist_reduce_fx="sum")
 
     def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
-        """Add a batch.
+        """Update the state with a batch.
 
         Args:
-            weights: (B, H, T, S), with sum 1 over S.
-            gold: (B, T, S), see `gold_links`.
+            weights: the attention weights (B, H, T, S), with sum 1 over S.
+            gold: the gold links (B, T, S), see `gold_links`.
             batch: the batch.
         """
         heads = weights.size(1)

@@ -1,4 +1,4 @@
-"""The positional argument of `fit`, an experiment, and of `validate` and `test`, a checkpoint."""
+"""Positional arguments: the experiment of `fit`, and the checkpoint of `validate` and `test`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from lightning_tfm.errors import UserError
 
 
 def with_options(arguments: list[str], folder: Path) -> list[str]:
-    """Replace a positional argument, an experiment to fit or a checkpoint to evaluate, by the equivalent options.
+    """Replace a positional argument, an experiment to fit or a checkpoint to evaluate, with the equivalent options.
 
     Args:
         arguments: the command and its arguments.
         folder: a folder for the configuration of the checkpoint's experiment.
+
+    Raises:
+        UserError: if the command has no arguments, or the checkpoint does not contain its configuration.
     """
     if len(arguments) == 1:
         missing = "an experiment; `lightning-tfm list` shows them" if arguments == ["fit"] else "a checkpoint"

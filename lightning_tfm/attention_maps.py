@@ -1,4 +1,4 @@
-"""Attention weights with the symbols of their rows and columns."""
+"""Attention weights labeled with the symbols of their rows and columns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AttentionMap(NamedTuple):
 
     Attributes:
         layer: the name of the layer in the network.
-        weights: (H, T, S).
-        queries: the symbol of each row, the predicted one if `predicts` is set, otherwise the one at its position.
+        weights: the weights (H, T, S).
+        queries: the symbol of each row: the predicted symbol if `predicts` is set, otherwise the input symbol.
         keys: the symbol of each column.
         gold: the cells (column, row) linked by the gold alignment.
         first_target: the first row that predicts a target symbol.
@@ -38,7 +38,7 @@ class AttentionMap(NamedTuple):
     predicts: bool = False
 
     def cropped(self, size: int = MAX_POSITIONS) -> AttentionMap:
-        """Return a map of at most `size` columns and rows; if rows are cut, they start at the first target symbol."""
+        """Crop the map to at most `size` rows and columns; cropped rows start at the first target symbol."""
         first = self.first_target if len(self.queries) > size else 0
         rows = slice(first, first + size)
         cells = [(column, row - first) for column, row in self.gold]
@@ -58,7 +58,7 @@ def attention_weights(network: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
     Args:
         network: the network.
-        inputs: arguments of its `forward`, with one row each.
+        inputs: the arguments of its `forward`, with a batch size of 1.
     """
     device = next(network.parameters()).device
     with attention_maps(network) as maps:
@@ -72,7 +72,7 @@ def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> l
     Args:
         network: the network.
         symbols: the symbols of the text.
-        inputs: arguments of its `forward`, with one row each.
+        inputs: the arguments of its `forward`, with a batch size of 1.
     """
     maps = attention_weights(network, *inputs)
     return [AttentionMap(layer, weights, symbols, symbols, []) for layer, weights in maps.items()]

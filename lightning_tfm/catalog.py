@@ -1,4 +1,4 @@
-"""The experiments of the project and their claims."""
+"""Experiments and their claimed results."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lightning_tfm.configuration import read_yaml
 from lightning_tfm.errors import UserError
 
 CLAIMS = "claims.yaml"
-"""The file beside the experiments that holds their claims."""
+"""Name of the claims file in a folder of experiments."""
 
 HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
-"""Metrics by priority: the first one that a run has logged is shown."""
+"""Metrics by priority; the first that a run has logged is shown."""
 
 CONFIDENCE = 0.99
 """Coverage of the prediction interval of a claim."""
 
 RESOLUTION = 1e-3
-"""Smallest half-width of that interval, as a fraction of the claim: the claim's seeds may agree by chance."""
+"""Minimum half-width of the interval as a fraction of the claim, since the claimed seeds may agree by chance."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Claimed results of an experiment in one metric, by seed."""
+    """Claimed results of an experiment for one metric, by seed."""
 
     metric: str
     by_seed: dict[int, float]
@@ -40,7 +40,7 @@ class Claim:
         return statistics.fmean(self.by_seed.values())
 
     def tolerance(self, runs: int) -> float:
-        """Return the half-width of the prediction interval for the mean over a number of other seeds."""
+        """Return the half-width of the prediction interval for the mean over `runs` new seeds."""
         number = len(self.by_seed)
         spread = statistics.stdev(self.by_seed.values()) * math.sqrt(1 / number + 1 / runs)
         return max(student_t(CONFIDENCE, number - 1) * spread, RESOLUTION * abs(self.value))
@@ -52,9 +52,9 @@ class Experiment:
 
     Attributes:
         path: the path of the YAML file.
-        text: its content.
-        claims: the claimed metrics; empty if there are none.
-        seconds: the claimed seconds of training; 0 if there is no claim.
+        text: the content of the YAML file.
+        claims: the claims; empty if there are none.
+        seconds: the claimed training seconds; 0 if there is no claim.
         machine: the machine on which the training time was measured.
     """
 
@@ -71,20 +71,20 @@ class Experiment:
 
     @property
     def description(self) -> str:
-        """Return the first comment of the YAML file."""
+        """Return the comment in the first line of the YAML file; empty if there is none."""
         first = self.text.partition("\n")[0]
         return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def student_t(coverage: float, degrees_of_freedom: int) -> float:
-    """Return the two-sided quantile of Student's t: |t| is below it with probability `coverage`."""
+    """Return the two-sided quantile of Student's t distribution: |t| is below it with probability `coverage`."""
     from scipy import stats  # slow to import
 
     return float(stats.t.ppf((1 + coverage) / 2, degrees_of_freedom))
 
 
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the mean of at least two values (Student's t)."""
+    """Return the 95 % confidence interval (Student's t) of the mean of at least two values."""
     reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
     return mean - reach, mean + reach
@@ -102,7 +102,7 @@ def packaged_folder() -> Path:
 
 
 def default_folder() -> Path:
-    """Return `experiments/` below the current folder or, if there is none, that of the project."""
+    """Return `experiments/` in the current folder or, if it does not exist, the folder of the project's experiments."""
     return Path("experiments") if Path("experiments").is_dir() else packaged_folder()
 
 
@@ -110,7 +110,7 @@ def find_experiment(name: str) -> Path:
     """Return the path of an experiment.
 
     Args:
-        name: the path of a YAML file, or the name of an experiment in `experiments/` below the current folder or of the
+        name: the path of a YAML file, or the name of an experiment, in `experiments/` in the current folder or of the
             project.
 
     Raises:
@@ -130,13 +130,13 @@ def find_experiment(name: str) -> Path:
 
 
 def list_experiments(folder: Path) -> list[Experiment]:
-    """Return the experiments of a folder, by name."""
+    """Return the experiments of a folder, sorted by name."""
     claims = read_claims(folder)
     return [read_experiment(path, claims) for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
 
 
 def read_claims(folder: Path) -> dict[str, Any]:
-    """Return the content of `claims.yaml` in a folder, by experiment; empty if there is no such file."""
+    """Return the content of `claims.yaml` in a folder, by experiment; empty if the file does not exist."""
     path = folder / CLAIMS
     return read_yaml(path, "NAME") if path.is_file() else {}
 
@@ -145,13 +145,13 @@ def read_experiment(path: Path, claims: dict[str, Any] | None = None) -> Experim
     """Read an experiment and its claims.
 
     Args:
-        path: the YAML file.
-        claims: the content of `claims.yaml` beside it; read if it is None.
+        path: the path of the YAML file.
+        claims: the content of `claims.yaml` in the same folder; if None, the file is read.
 
     Raises:
-        UserError: if the YAML file or the claims are broken.
+        UserError: if the YAML file or the claims are invalid.
     """
-    read_yaml(path, "NAME")  # a broken file would otherwise fail only when its run starts, hours later
+    read_yaml(path, "NAME")  # an invalid file would otherwise fail only when its run starts, hours later
     text = path.read_text(encoding="utf-8")
     found = (read_claims(path.parent) if claims is None else claims).get(path.stem)
     if found is None:

@@ -1,4 +1,4 @@
-"""The command line of fit, validate and test: parses settings, and links the model to the data."""
+"""Command-line interface of fit, validate and test."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CKPT_PATH_HELP = (
 
 
 class ConfigFile(ActionConfigFile):
-    """The `--config` option: reports mistakes in a YAML file by file and line."""
+    """Action of the `--config` option, which accepts experiment names and reports YAML errors with file and line."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
@@ -85,11 +85,11 @@ class ConfigFile(ActionConfigFile):
 
 
 class TfmCLI(LightningCLI):
-    """LightningCLI that takes the vocabulary and the lengths of the model from the data.
+    """LightningCLI that sets arguments of the model from the data, such as the size of the vocabulary.
 
     Attributes:
-        resumed: the run that `fit` resumes, if it does.
-        changed: the settings that differ from those of the checkpoint from which training starts, as (old, new).
+        resumed: the run that `fit` resumes; None for a new run.
+        changed: the settings that differ from the checkpoint from which training starts, as (old, new).
         folder: the folder of the run or the test.
     """
 
@@ -107,7 +107,7 @@ class TfmCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the subcommands; `lightning-tfm generate` replaces `predict`, and checkpoints are read as data."""
+        """Return the subcommands with the arguments to skip; `lightning-tfm generate` replaces `predict`."""
         commands = LightningCLI.subcommands()
         skipped = {
             "fit": {"weights_only"},
@@ -150,7 +150,7 @@ class TfmCLI(LightningCLI):
         )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **settings: Any) -> LightningArgumentParser:
-        """Adapt the help that Lightning's docstrings, in reStructuredText, give its settings."""
+        """Hide arguments, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
         for action in parser._actions:
             if action.dest == "ckpt_path":
@@ -174,10 +174,10 @@ class TfmCLI(LightningCLI):
         check_settings(config)
 
     def _parse_ckpt_path(self) -> None:
-        """Ignore the hyper-parameters of the checkpoint: the YAML defines the model, and `check_fits` compares them."""
+        """Ignore the checkpoint's hyper-parameters: the YAML file defines the model, and `check_fits` compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint that `--ckpt_path` names, and the run that `fit` resumes."""
+        """Resolve `--ckpt_path` to a checkpoint, and find the run that `fit` resumes."""
         subcommand = self.config.subcommand
         config = self.config[subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
@@ -223,7 +223,7 @@ class TfmCLI(LightningCLI):
         return cast(dict[str, Any], yaml.safe_load(settings))
 
     def instantiate_classes(self) -> None:
-        """Construct the data first: settings of the network that are null are taken from it."""
+        """Construct the data module first, which provides the values of network settings that are null."""
         config = self.config[self.config.subcommand]
         try:
             config.data = _class(config.data.class_path)(**config.data.init_args.as_dict())
@@ -236,7 +236,7 @@ class TfmCLI(LightningCLI):
             raise UserError(format_error(error)) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Construct the Trainer with a progress bar in a terminal, and with a validation at the end of a short run."""
+        """Construct the Trainer, with a progress bar in a terminal, and with a validation at the end of short runs."""
         config = self._get(self.config_init, "trainer")
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
@@ -289,13 +289,13 @@ class TfmCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         ours: dict[str, Any] = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
         if subcommand == "fit" and self.trainer.fast_dev_run:
-            ours["ckpt_path"] = None  # the checkpoint has been checked; its steps would leave none to train
+            ours["ckpt_path"] = None  # the checkpoint has been checked, and its step may be the last
         return super()._prepare_subcommand_kwargs(subcommand) | ours
 
     def before_fit(self) -> None:
-        """Lock the folder of the run, and keep the metrics of the steps before the checkpoint."""
+        """Create or reopen the folder of the run; a resumed run keeps the metrics up to its checkpoint."""
         path = self._get(self.config, "ckpt_path")
-        # First, so that unusable data or weights leave no folder behind.
+        # Set up the data first, since invalid data or weights must not leave a folder behind.
         self.datamodule.setup("fit")
         self.datamodule.training_batches(0, self.trainer.world_size)
         if path is None:
@@ -314,10 +314,10 @@ class TfmCLI(LightningCLI):
         self._enter("test")
 
     def _enter(self, prefix: str) -> bool:
-        """Create the folder of the run or the test unless a logger names it, and describe the run to the loggers.
+        """Create the folder of the run or the test unless a logger names it, and log a description of the run.
 
         Args:
-            prefix: the prefix of the folder's name.
+            prefix: the prefix of the folder name.
 
         Returns:
             Whether this process writes to the folder.
@@ -350,7 +350,7 @@ class TfmCLI(LightningCLI):
             return
         # The user may add other checkpoint callbacks.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
-        path = checkpoints.best_model_path or checkpoints.last_model_path  # there is no best one without validation
+        path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation, there is no best one
         self.trainer.test(
             self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False
         )
@@ -369,20 +369,20 @@ def run(arguments: list[str]) -> None:
         arguments: the command and its arguments.
     """
     keep_freed_memory()
-    gc.freeze()  # imported objects stay: keep them out of garbage collection
-    handle_signals(interrupt)  # while training, Checkpoints saves first
+    gc.freeze()  # exclude imported objects, which stay alive, from garbage collection
+    handle_signals(interrupt)  # during training, Checkpoints replaces this handler to save first
     trust_packages = trusted_packages()
     if trust_packages:
         search_current_folder()
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # so that an error is a single line
+        logging.getLogger(name).setLevel(logging.WARNING)  # errors are a single line
     # Lightning 2.6 calls a function that torch 2.13 has deprecated
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # Data are in memory, so workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
-    # The arguments are those of the command line, except that a positional one is replaced by options.
+    # The arguments are taken from the command line, with positional arguments replaced by options.
     warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     strict = {"exit_on_error": False, "allow_abbrev": False}
     with TemporaryDirectory() as folder:
@@ -402,7 +402,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:
-    """Return the names of the arguments without a default of all concrete classes that a package exports."""
+    """Return the names of arguments without a default value of all concrete classes that a package exports."""
     classes = [cls for name in package.__all__ if not inspect.isabstract(cls := getattr(package, name))]
     return sorted(
         {
@@ -415,6 +415,6 @@ def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:
 
 
 def _class(path: str) -> Any:
-    """Return a class that the parser has imported."""
+    """Return the class of a path, whose module the parser has imported."""
     module, _, name = path.rpartition(".")
     return getattr(sys.modules[module], name)

@@ -1,4 +1,4 @@
-"""Reading and flattening of configurations in YAML; error messages name the file and the line."""
+"""Reading and flattening of configurations; error messages name the file and the line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_tfm.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that rejects duplicate keys in a mapping, for which PyYAML keeps the last value."""
+    """Loader that rejects duplicate keys in a mapping, of which PyYAML would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -31,14 +31,14 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 
 def read_yaml(path: Path, setting: str) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds.
+    """Read a YAML file that contains a mapping.
 
     Args:
-        path: the file.
+        path: the path of the file.
         setting: the setting that names the file, for error messages.
 
     Raises:
-        UserError: if the file cannot be read, is not UTF-8 or valid YAML, or does not hold a mapping.
+        UserError: if the file cannot be read, is not UTF-8 or valid YAML, or does not contain a mapping.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -65,10 +65,10 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a file in JSON that a run has written.
+    """Read a JSON file written by a run.
 
     Args:
-        path: the file.
+        path: the path of the file.
 
     Raises:
         UserError: if the file is damaged.
@@ -80,7 +80,7 @@ def read_json(path: Path) -> Any:
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested configuration by dotted names; mappings in a list are named by index."""
+    """Flatten a nested configuration to values by dotted names; mappings in a list are named by index."""
     if isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
         value = dict(enumerate(value))
     if isinstance(value, dict) and value:
@@ -89,7 +89,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """Return the line of an error, from 1, and a description of the problem."""
+    """Return the line of an error, counted from 1, and a description of the problem."""
     if isinstance(error, yaml.reader.ReaderError):
         return text.count("\n", 0, error.position) + 1, f"it contains the character {chr(error.character)!r}; delete it"
     assert isinstance(error, yaml.MarkedYAMLError)  # PyYAML raises no others

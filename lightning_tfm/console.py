@@ -1,4 +1,4 @@
-"""Summary of a finished run: test metrics, a few predictions, and the commands that use the run."""
+"""Printed summary of a finished run: test metrics, a few predictions, and commands that use the run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.modules.prediction import Prediction
 
 MAX_SOURCE_LENGTH = 100
-"""Longest source shown in the summary, in characters."""
+"""Maximum length of a source in the summary, in characters."""
 
 ANSWERS = 3
-"""Maximum number of correct predictions in the summary, and of wrong ones."""
+"""Maximum number of correct predictions and of wrong predictions in the summary."""
 
 
 def print_results(trainer: Trainer) -> None:
@@ -53,7 +53,7 @@ def print_results(trainer: Trainer) -> None:
 
 
 def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
-    """Print the commands that use a run.
+    """Print commands that use a run.
 
     Args:
         trainer: the trainer, after the test.
@@ -73,20 +73,20 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
 
 
 def print_upload_command(trainer: Trainer) -> None:
-    """Print the command that uploads an offline run of W&B."""
+    """Print the command that uploads an offline W&B run."""
     for logger in wandb_loggers(trainer):
         if pattern := logger.offline_pattern:
             print(f"  {_executable('wandb')} sync {pattern}")
 
 
 def _tested(trainer: Trainer) -> list[Prediction]:
-    """Return the predictions of the first test set, or of the validation."""
+    """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
     return [line for name, _, line in tested if name == evaluated_part(trainer)]
 
 
 def _short(text: str) -> str:
-    """Return the beginning of a long text."""
+    """Truncate a long text, at a space if possible."""
     if len(text) <= MAX_SOURCE_LENGTH:
         return text
     beginning = text[:MAX_SOURCE_LENGTH]
@@ -94,5 +94,5 @@ def _short(text: str) -> str:
 
 
 def _executable(command: str) -> str:
-    """Return the name of a command of this environment, or its path if it is not on PATH."""
+    """Return the name of a command, or its path in this environment if it is not on PATH."""
     return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))

@@ -1,8 +1,8 @@
 """Greedy decoding, sampling and beam search with any step function.
 
 A step function takes the last tokens (B) and a state, and returns the logits (B, V) of the next tokens and the new
-state. A state is a nested tuple of tensors whose first dimension is the batch, so that `reorder_state` can select rows
-of any state. All searches work on whole batches and stop when every row has ended.
+state. A state is a nested tuple of tensors whose first dimension is the batch, of which `reorder_state` selects rows.
+All functions decode whole batches and stop when every row has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def reorder_state(state: State, rows: Tensor) -> State:
 
     Args:
         state: the state.
-        rows: indices of the rows, in their new order.
+        rows: the indices of the rows, in their new order.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
@@ -43,7 +43,7 @@ def batch_of(state: State) -> tuple[int, torch.device]:
 
 
 def _mask_special(logits: Tensor) -> Tensor:
-    """Return the logits with PAD and BOS set to -inf, since they are never output."""
+    """Return the logits with PAD and BOS, which are never generated, set to -inf."""
     logits = logits.clone()
     logits[:, PAD] = logits[:, BOS] = -math.inf
     return logits
@@ -63,10 +63,12 @@ def sampler(
     """Return a function that samples the next tokens from the distribution of the logits.
 
     Args:
-        temperature: divisor of the logits, above 0. Below 1 the distribution is sharper, above 1 flatter.
-        top_k: sample among the k most probable tokens only.
-        top_p: sample among the fewest most probable tokens of total probability p only (Holtzman et al. 2020).
-        generator: the source of randomness.
+        temperature: divisor of the logits, above 0. Values below 1 give a sharper, values above 1 a flatter
+            distribution.
+        top_k: sample only among the k most probable tokens.
+        top_p: sample only among the smallest set of most probable tokens with a total probability of at least p
+            (nucleus sampling, Holtzman et al. 2020).
+        generator: the random number generator.
     """
 
     def sample_fn(logits: Tensor) -> Tensor:
@@ -88,18 +90,18 @@ class DecodingOptions:
     """Options of decoding, which is greedy unless a beam size or a temperature is set.
 
     Args:
-        beam_size: the number of beams; 1 for no beam search.
+        beam_size: the number of beams; 1 disables beam search.
         n_best: the number of outputs for each line, at most beam_size.
-        temperature: the temperature of sampling; 0 for greedy search, None for the default of the task.
-        top_k: sample among the k most probable tokens only.
-        top_p: sample among the most probable tokens of this total probability only.
-        max_tokens: the maximum number of tokens of an output; None for the default of the task.
+        temperature: the sampling temperature; 0 for greedy decoding, None for the default of the task.
+        top_k: sample only among the k most probable tokens.
+        top_p: sample only among the most probable tokens with this total probability.
+        max_tokens: the maximum number of tokens in an output; None for the default of the task.
         seed: the seed of sampling.
         scores: whether to compute the log probability of each output.
         alignments: whether to align each output with its source.
 
     Raises:
-        UserError: if an option is out of range, or two are mutually exclusive.
+        UserError: if an option is out of range, or two options are mutually exclusive.
     """
 
     beam_size: int = 1
@@ -131,11 +133,14 @@ class DecodingOptions:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
-        """Raise UserError if an option is set that a task does not use.
+        """Check that no option is set that a task does not use.
 
         Args:
             used: the names of the options that the task uses.
-            task: the name of the task, for the message.
+            task: the name of the task, for the error message.
+
+        Raises:
+            UserError: if such an option is set.
         """
         for field in fields(self):
             if field.name not in (*used, "seed") and getattr(self, field.name) != field.default:
@@ -145,11 +150,11 @@ class DecodingOptions:
         """Return the function that selects the next tokens.
 
         Args:
-            generator: the source of randomness.
-            default_temperature: the temperature of the task.
+            generator: the random number generator.
+            default_temperature: the default temperature of the task.
 
         Raises:
-            UserError: if top_k or top_p is set for greedy search.
+            UserError: if top_k or top_p is set for greedy decoding.
         """
         temperature = default_temperature if self.temperature is None else self.temperature
         if temperature > 0:
@@ -165,11 +170,12 @@ def decode(step: Step, state: State, max_length: int, sample_fn: SampleFn = gree
     Args:
         step: the step function.
         state: the initial state.
-        max_length: maximum number of tokens of an output.
+        max_length: maximum number of tokens in an output.
         sample_fn: function that selects the next tokens.
 
     Returns:
-        Tokens (B, T) with T <= max_length; each row ends with EOS, unless max_length cuts it off, followed by PAD.
+        The tokens (B, T) with T <= max_length; each row ends with EOS, followed by PAD, unless it is truncated at
+        max_length.
     """
     batch, device = batch_of(state)
     token = torch.full((batch,), BOS, device=device)
@@ -195,12 +201,8 @@ def continue_text(
 ) -> Tensor:
     """Generate the continuation of a text token by token.
 
-    Note:
-        The network sees at most the last max_length tokens. When it runs out of positions, the last
-        max_length // 2 tokens are encoded again from position 0.
-
     Args:
-        encode: `encode` of the network, for which the text is a source.
+        encode: `encode` of the network, to which the text is passed as source.
         step: `decode_step` of the network.
         tokens: the text (B, S), at least one token, without padding.
         num_tokens: number of tokens to generate.
@@ -209,6 +211,10 @@ def continue_text(
 
     Returns:
         The generated tokens (B, num_tokens).
+
+    Note:
+        The network attends to at most the last max_length tokens. When its positions are used up, the last
+        max_length // 2 tokens are encoded again from position 0.
     """
     text, end = tokens, tokens.size(1) + num_tokens
     while text.size(1) < end:
@@ -226,22 +232,23 @@ def continue_text(
 def beam_search(
     step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0, n_best: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the sequences with the highest scores that a beam search finds for each row.
+    """Find the sequences with the highest scores for each row by beam search.
 
-    The score of a sequence of n tokens, EOS included, is log p / n^length_penalty. Prefixes that are still open at
+    The score of a sequence of n tokens, including EOS, is log p / n^length_penalty. Prefixes that are still open at
     max_length compete with finished sequences.
 
     Args:
         step: the step function.
         state: the initial state.
-        max_length: maximum number of tokens of an output.
-        beam_size: number of prefixes per row.
-        length_penalty: 0 favors the most probable sequence, 1 the highest mean log-probability per token.
-        n_best: number of sequences per row, N.
+        max_length: maximum number of tokens in an output.
+        beam_size: number of beams K per row.
+        length_penalty: exponent of the length: 0 favors the most probable sequence, 1 the highest mean log probability
+            per token.
+        n_best: number of sequences N per row.
 
     Returns:
-        Tokens (B, N, T), each sequence as returned by `decode`, and their scores (B, N) in descending order; -inf if
-        fewer than N sequences were found.
+        The tokens (B, N, T), each sequence as returned by `decode`, and their scores (B, N) in descending order; -inf
+        if fewer than N sequences were found.
     """
     batch, device = batch_of(state)
     rows = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
@@ -250,15 +257,15 @@ def beam_search(
     prefixes = token.new_empty(batch, beam_size, 0)
     # Lightning changes the default dtype in half precision.
     scores = torch.full((batch, beam_size), -math.inf, dtype=torch.float32, device=device)
-    scores[:, 0] = 0  # all beams of a row are equal at first, so only one may count
+    scores[:, 0] = 0  # all beams of a row are the same at first, so only one may be extended
     best = token.new_full((batch, n_best, max_length), PAD)
     best_scores = torch.full((batch, n_best), -math.inf, dtype=torch.float32, device=device)
 
     def merge(candidates: Tensor, candidate_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best sequences among the previous ones and candidates (B, K, n) with scores (B, K)."""
+        """Return the best of the previous sequences and the candidates (B, K, n) with scores (B, K)."""
         padded = torch.nn.functional.pad(candidates, (0, max_length - candidates.size(-1)), value=PAD)
         scores = torch.cat((best_scores, candidate_scores), dim=1)
-        # Stable, so that the earlier of two equal sequences is kept.
+        # A stable sort keeps the earlier of two sequences with equal scores.
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :n_best]
         return torch.cat((best, padded), dim=1)[rows, order], scores[rows, order]
 
@@ -277,7 +284,7 @@ def beam_search(
         token = token.flatten()
         if length == max_length:
             best, best_scores = merge(prefixes, scores / normalizer)
-        # Log-probabilities never increase, so an open prefix can at best keep its own and grow to the maximum length.
+        # Log probabilities never increase, so the score of an open prefix is at most its own at the maximum length.
         elif (best_scores[:, -1] >= scores[:, 0] / max_length**length_penalty).all():
             break
     longest = int((best != PAD).sum(2).max()) if max_length else 0

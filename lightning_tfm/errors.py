@@ -1,4 +1,4 @@
-"""Errors, notes on standard error, and signals that end a command."""
+"""Errors, messages on standard error, and signals that end a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-"""Signals that end a command; training saves first. Windows has no SIGHUP, which a closed terminal sends."""
+"""Signals that end a command, before which training saves. SIGHUP, of a closed terminal, is not defined on Windows."""
 
 
 class UserError(ValueError):
@@ -26,8 +26,8 @@ class Interrupted(BaseException):
 
     Args:
         signum: the number of the signal.
-        saved_step: the step of the checkpoint that was saved after the signal; None if none was saved.
-        ckpt_path: the value of --ckpt_path that resumes the run; None if it has no checkpoint yet.
+        saved_step: the step of the checkpoint saved after the signal; None if none was saved.
+        ckpt_path: the value of --ckpt_path that resumes the run; None if there is no checkpoint yet.
     """
 
     def __init__(self, signum: int, saved_step: int | None = None, ckpt_path: str | None = None) -> None:
@@ -36,16 +36,16 @@ class Interrupted(BaseException):
 
 
 def rank_zero_print(text: str) -> None:
-    """Print a line on standard error, in the first process only."""
+    """Print a message to standard error on the process of rank 0 only."""
     if is_main_process() and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):  # the terminal was closed
-            tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above the bars
+            tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above progress bars
 
 
 def shell_quote(text: str) -> str:
     """Quote an argument for bash like `shlex.quote`, escaping non-printable characters.
 
-    When a command is pasted, a tab would act as a key press, and a line feed would break the line in two.
+    In a pasted command, a tab would act as a key press, and a line feed would end the line.
     """
     if text.isprintable():
         return shlex.quote(text)
@@ -60,7 +60,7 @@ def shell_quote(text: str) -> str:
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
-    """Install a handler for SIGNALS, except those that the process inherited as ignored, for example under `nohup`.
+    """Install a handler for SIGNALS, except those inherited as ignored, for example under `nohup`.
 
     Args:
         handler: the handler.
@@ -79,7 +79,7 @@ def ignore_signals() -> None:
 
 
 def is_main_process() -> bool:
-    """Return whether this is the main process of the machine."""
+    """Return whether this is the main process of its machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes, and paths for display."""
+"""Atomic writing of files, relative paths, and reading of logged metrics."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import BinaryIO
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that atomically replaces `path` once it is written and synchronized to disk.
 
-    Note:
-        The temporary file is removed after an error. Its name is fixed, `path` with the suffix .part, so that killed
-        processes leave one file at most.
-
     Args:
-        path: the file to write; its folder is created if necessary.
+        path: the path of the file to write; its folder is created if necessary.
 
     Yields:
         The temporary file.
+
+    Note:
+        The temporary file is removed after an error. Its name is always `path` with the suffix .part, so killed
+        processes leave at most one file.
     """
     beside = path.with_name(path.name + ".part")
     try:
@@ -36,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # synchronizes the new name, too; Windows cannot open a folder
+    with suppress(OSError):  # also synchronizes the renaming; folders cannot be opened on Windows
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -45,7 +45,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def relative(path: str | Path) -> str:
-    """Return a path relative to the working directory, or an absolute path if it is on another drive on Windows."""
+    """Return a path relative to the working directory, or an absolute path if it is on a different Windows drive."""
     try:
         return os.path.relpath(path)
     except ValueError:
@@ -56,13 +56,13 @@ def read_metrics(path: Path) -> Iterator[dict[str, str]]:
     """Yield the complete rows of a `metrics.csv`; the last row of a running or killed process may be incomplete.
 
     Args:
-        path: the file.
+        path: the path of the file.
     """
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     yield from csv.DictReader(lines)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, as UTF-8."""
+    """Write a text file atomically in UTF-8."""
     with atomic_write(path) as file:
         file.write(text.encode())

@@ -1,4 +1,4 @@
-"""Attention of a model: scored at each validation, drawn after the test."""
+"""Logging of attention weights: alignment scores at each validation, plots after the test."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lightning_tfm.modules.task import TaskModule
 
 
 class AttentionLogger(Callback):
-    """Scores the attention weights at each validation, and draws them after the test.
+    """Callback that scores attention weights at each validation, and plots them after the test.
 
     If all validation pairs have a gold alignment, `val/alignment/LAYER/head_N/accuracy`, `error_rate` and `entropy` are
-    logged for each head that attends to the source, over the whole validation split, see AlignmentScore. The head of
-    the highest accuracy is saved in the checkpoints: `lightning-tfm generate --alignments` reads it.
+    logged for each head that attends to the source, over the whole validation split, see `AlignmentScore`. The head
+    with the highest accuracy is saved in checkpoints for `lightning-tfm generate --alignments`.
 
-    After the test, the run's folder contains `attention/*.png`: a picture of each layer for a few examples, with the
-    gold alignment outlined if there is one, and the positional encodings if the network has any. The examples are
-    saved as `attention/examples.json`.
+    After the test, the run's folder contains `attention/*.png`: a plot of each layer for a few examples, with the gold
+    alignment outlined if there is one, and the positional encodings if the network has any. The examples are saved as
+    `attention/examples.json`.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class AttentionLogger(Callback):
             )
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
-        """Draw attention weights and positional encodings into a folder; return the paths of the pictures."""
+        """Save plots of attention weights and positional encodings in a folder; return their paths."""
         from lightning_tfm.pictures import draw_attention, draw_positions
 
         pictures = []

@@ -14,16 +14,16 @@ from lightning_tfm.errors import UserError
 
 
 class WeightAveraging(callbacks.WeightAveraging):
-    """Lightning's WeightAveraging with an exponential moving average, for validation and checkpoints.
+    """Lightning's WeightAveraging with an exponential moving average, used for validation and checkpoints.
 
-    The trained weights are also kept, in checkpoints too, so that a run can be resumed. Early in training the average
-    spans about a third of the steps so far; otherwise the initialization would dominate in a short run.
+    Checkpoints also contain the trained weights, from which a run is resumed. Early in training, the average spans
+    about a third of the steps so far; otherwise, the initialization would dominate in short runs.
 
     Args:
         decay: maximum decay rate of the average, above 0 and below 1.
 
     Note:
-        The average is stored in float32 or wider in every precision: half precision would round small updates away.
+        The average is stored in at least float32 for every precision, since half precision would lose small updates.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -34,23 +34,23 @@ class WeightAveraging(callbacks.WeightAveraging):
             share = (3 / (step + 3)).clamp(min=1 - decay)  # a tensor: a Python number would synchronize with the GPU
             return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
-        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are tables and counts, which are not trained
+        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are lookup tables and counts, which are not trained
         self.decay = decay
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # the module is moved there only later
+        self._device = trainer.strategy.root_device  # the module is moved there later
         super().setup(trainer, pl_module, stage)  # copies the module before it is converted to half precision
         if stage == "fit" and trainer.precision == "64-true":
             assert self._average_model is not None
             self._average_model.double()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._trained is not None:  # during validation: a checkpoint saved now must hold the trained weights
+        if self._trained is not None:  # during validation: a checkpoint saved now must contain the trained weights
             self._swap_models(pl_module)
 
     def _swap_models(self, pl_module: LightningModule) -> None:
-        """Put the average into the module, or the trained weights back, without rounding either."""
+        """Swap the trained weights of the module with the average, or back, without rounding."""
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, best.ckpt and last.ckpt, and its response to SIGTERM and Ctrl-C."""
+"""Saving of best.ckpt and last.ckpt, and handling of SIGTERM, SIGHUP and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
-"""Names of the files that Checkpoints saves; their folder may contain others."""
+"""File names of the checkpoints that `Checkpoints` saves; the folder may contain other files."""
 
 
 class Checkpoints(Checkpoint):
-    """Saves `best.ckpt`, by a validation metric, and `last.ckpt`, from which a run is resumed, in the run's folder.
+    """Callback that saves `best.ckpt`, by a validation metric, and `last.ckpt`, for resuming, in the run's folder.
 
-    The checkpoints of the last validations can be kept as `step_N.ckpt`, to be averaged. A checkpoint is saved only
-    after a step and the validation due at it, so that a resumed run repeats nothing and skips nothing.
+    Checkpoints of the latest validations can be kept as `step_N.ckpt`, for weight averaging. Checkpoints are saved only
+    after a complete step and its validation, so a resumed run neither repeats nor skips any.
 
-    On SIGTERM, SIGHUP or Ctrl-C, training saves at the next of these points and ends; a second signal ends it
-    immediately.
+    On SIGTERM, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second signal stops it immediately.
 
     Args:
-        every_n_train_steps: interval at which last.ckpt is saved, in steps: the most that a killed run can lose.
+        every_n_train_steps: number of steps between saves of last.ckpt, which is the maximum loss if a run is killed.
         monitor: validation metric that selects the best checkpoint.
         mode: "min" if lower values of the metric are better, "max" if higher values are.
-        keep_last: number of the latest validations whose checkpoints are kept.
+        keep_last: number of latest validations whose checkpoints are kept as `step_N.ckpt`.
 
     Attributes:
         enabled: whether to save checkpoints. The command disables them without a logger.
-        extended: the folder of the run that this run extends; its best checkpoint is the best one so far.
+        extended: the folder of the run that this run extends; its best checkpoint is the best so far.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class Checkpoints(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """Return the path of the best checkpoint, empty if there is none; the Trainer requires this name."""
+        """Return the path of the best checkpoint, or "" if there is none; the Trainer requires this name."""
         return str(self.dirpath / "best.ckpt") if self.dirpath and self.best_score < math.inf else ""
 
     @property
     def last_model_path(self) -> str:
-        """Return the path of the last checkpoint; empty if nothing is saved."""
+        """Return the path of the last checkpoint, or "" if nothing is saved."""
         return str(self.dirpath / "last.ckpt") if self.dirpath else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -98,7 +97,7 @@ class Checkpoints(Checkpoint):
         if state is None or trainer.state.fn != TrainerFn.FITTING:
             return
         trainer.should_stop = state["stopped"]
-        # A run that is resumed in a new folder has no best checkpoint there yet, and a damaged one does not count.
+        # A run resumed in a new folder has no best checkpoint there yet, and a damaged one is ignored.
         best = self.dirpath / "best.ckpt" if self.dirpath else None
         if best and best.exists() and verify_checksum(best):
             self.best_score = state["best_score"]
@@ -129,7 +128,7 @@ class Checkpoints(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loop = trainer.fit_loop.epoch_loop
-        # Lightning checks the same next: a checkpoint saved before a validation would skip it when resumed.
+        # Lightning checks the same next; a run resumed from a checkpoint saved before a validation would skip it.
         if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
             self._save_if_due(trainer)
 
@@ -149,7 +148,7 @@ class Checkpoints(Checkpoint):
         if non_finite := self._not_finite(trainer):
             rank_zero_print(f"{non_finite} at step {trainer.global_step}; these weights are not saved as the best")
         elif score < self.best_score:
-            self.best_score = score  # before saving: it is part of the checkpoint
+            self.best_score = score  # before saving, since the checkpoint contains it
             self._save(trainer, self.best_model_path)
         if self.keep_last and self.dirpath:
             self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
@@ -160,7 +159,7 @@ class Checkpoints(Checkpoint):
         self._save_if_due(trainer)
 
     def _not_finite(self, trainer: Trainer) -> str:
-        """Return a text that names the validation loss or the monitored metric if not finite; empty otherwise."""
+        """Return a message if the validation loss or the monitored metric is not finite, otherwise ""."""
         metrics = {name: trainer.callback_metrics.get(name) for name in ("val/loss", self.monitor)}
         values = {name: value for name, value in metrics.items() if value is not None and not value.isfinite()}
         return " and ".join(f"{name} is {value:g}" for name, value in values.items())
@@ -184,7 +183,7 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(path)
         except UserError as error:
             failure = str(error)
-            trainer.strategy.barrier()  # the other processes wait at it in save_checkpoint
+            trainer.strategy.barrier()  # the other processes wait at this barrier in save_checkpoint
         failure = trainer.strategy.broadcast(failure)
         if failure is not None:
             raise UserError(failure)
@@ -221,6 +220,6 @@ class Checkpoints(Checkpoint):
 
 
 def _flush(trainer: Trainer) -> None:
-    """Write the logged metrics to disk: a run that is resumed from the checkpoint continues after them."""
+    """Write the logged metrics to disk, since a resumed run appends to them."""
     for logger in trainer.loggers:
         logger.save()

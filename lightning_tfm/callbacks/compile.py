@@ -9,13 +9,16 @@ from torch import nn
 
 
 class Compile(Callback):
-    """Compiles the network's `forward` for training: `--trainer.callbacks+=lightning_tfm.callbacks.Compile`.
+    """Callback that compiles the network for training: `--trainer.callbacks+=lightning_tfm.callbacks.Compile`.
 
-    The first steps include the compilation, so this is useful for long runs. Checkpoints are the same as without it,
-    including the parameter names. Decoding, whose steps are small and vary in length, is not compiled.
+    Checkpoints and parameter names are the same as without compilation.
 
     Args:
-        backend: backend of torch.compile. "inductor" needs a C++ compiler or a GPU, "aot_eager" needs neither.
+        backend: backend of torch.compile. "inductor" requires a C++ compiler or a GPU, "aot_eager" requires neither.
+
+    Note:
+        Compilation slows down the first steps, so it pays off only in long runs. Decoding, whose steps are small and
+        vary in length, is not compiled.
     """
 
     def __init__(self, backend: str = "inductor") -> None:

@@ -1,4 +1,4 @@
-"""Predictions of a run: samples at each validation, and all predictions of the test."""
+"""Logging of predictions: samples at each validation, and all predictions of the test."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from lightning_tfm.modules.prediction import Prediction
 from lightning_tfm.modules.task import TaskModule, test_prefix
 
 SAMPLES = 16
-"""Number of validation examples whose predictions are logged, the first ones of the split."""
+"""Number of validation examples, from the start of the split, whose predictions are logged."""
 
 PER_CATEGORY = ("exact_match", "nll")
-"""Test metrics that are computed for each category of pairs."""
+"""Metrics that are computed for each category of pairs."""
 
 
 def is_per_category(metric: str) -> bool:
-    """Return whether a test metric belongs to one category of pairs, such as test/exact_match/CATEGORY."""
+    """Return whether a metric is computed for a category of pairs, such as test/exact_match/CATEGORY."""
     return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 class Predictions(Callback):
-    """Logs a few predictions of each validation to loggers that support tables, and saves all predictions of the test.
+    """Callback that logs predictions of each validation to loggers that support tables, and saves those of the test.
 
-    The test writes `predictions.jsonl` into its folder, one `Prediction` per line, and the figures of
-    `TaskModule.figures` as PNG files; so does a validation of a checkpoint. If pairs have a category, the exact match
-    of each is logged as `test/exact_match/CATEGORY`, and the mean loss of a target, in nats, as `test/nll/CATEGORY`.
+    The test writes `predictions.jsonl` to its folder, one `Prediction` per line, and the figures of
+    `TaskModule.figures` as PNG files. A validation of a checkpoint writes the same files. If pairs have categories, the
+    exact match of each category is logged as `test/exact_match/CATEGORY`, and the mean loss per target, in nats, as
+    `test/nll/CATEGORY`.
 
     Note:
         Language models have no predictions.
     """
 
     def __init__(self) -> None:
-        self.samples: list[tuple[int, Prediction]] = []  # of a validation while training: row, prediction
-        self.lines: list[tuple[str, int, Prediction]] = []  # of the test: name of the set, row, prediction
+        self.samples: list[tuple[int, Prediction]] = []  # of a validation during training: row, prediction
+        self.lines: list[tuple[str, int, Prediction]] = []  # of an evaluation: name of the split, row, prediction
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
@@ -80,7 +81,7 @@ class Predictions(Callback):
         columns = ["source", "target", "prediction", "correct"]
         for logger in media_loggers(trainer):
             rows = [[line[name] for name in columns] for line in lines]
-            step = max(0, trainer.global_step - 1)  # the step under which Lightning logs this validation
+            step = max(0, trainer.global_step - 1)  # the step at which Lightning logs this validation
             logger.log_table("val/predictions", columns, rows, step=step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

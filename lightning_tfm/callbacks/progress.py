@@ -1,4 +1,4 @@
-"""Progress bars for training, evaluation and drawing in a terminal."""
+"""Progress bars for training, evaluation and plotting in a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from lightning_tfm.callbacks.checkpoints import Checkpoints
 Item = TypeVar("Item")
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
-"""Format of a bar; the bar itself takes the rest of the line."""
+"""Format of a progress bar, whose bar fills the rest of the line."""
 
 
 class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
-    """Shows the steps of a run, including those before it was resumed, and the batches of each validation and test.
+    """Progress bar of the training steps, including those before a run was resumed, and of validation and test batches.
 
-    Beside the steps are the remaining time, the loss and the best value of the monitored metric. The line fits into 80
-    columns.
+    It shows the remaining time, the training loss and the best value of the monitored metric, and fits into 80 columns.
     """
 
     def __init__(self) -> None:
@@ -32,15 +31,15 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self.batches: tqdm[Any] | None = None  # while evaluating
 
     def disable(self) -> None:
-        """Show nothing: called on processes other than the first."""
+        """Disable the progress bar; called on all processes except the first."""
         self.is_enabled = False
 
     def enable(self) -> None:
-        """Show bars, which is the default."""
+        """Enable the progress bar, which is the default."""
         self.is_enabled = True
 
     def print(self, *values: Any, **settings: Any) -> None:
-        """Print values above the bars."""
+        """Print values above the progress bar."""
         tqdm.write(settings.get("sep", " ").join(map(str, values)), file=sys.stdout)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,11 +94,11 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
 
 def _bar(shown: bool, description: str, **settings: Any) -> tqdm[Any]:
-    """Return a bar on standard output.
+    """Return a progress bar on standard output.
 
     Args:
-        shown: whether it is shown.
-        description: what is counted.
+        shown: whether to show the progress bar.
+        description: the name of the counted unit.
         settings: further arguments of tqdm.
     """
     fixed: dict[str, Any] = {"bar_format": FORMAT, "dynamic_ncols": True, "file": sys.stdout}
@@ -107,7 +106,7 @@ def _bar(shown: bool, description: str, **settings: Any) -> tqdm[Any]:
 
 
 def _values(trainer: Trainer) -> str:
-    """Return the last training loss and the best validation so far, as text."""
+    """Format the latest training loss and the best value of the monitored metric so far."""
     metrics, shown = trainer.callback_metrics, []
     if "train/loss" in metrics:
         shown.append(f"loss {metrics['train/loss'].item():.4f}")
@@ -119,12 +118,12 @@ def _values(trainer: Trainer) -> str:
 
 
 def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable[Item]:
-    """Return an iterator over items with a bar, if the trainer shows bars.
+    """Return an iterable over items with a progress bar, which is shown if that of the trainer is enabled.
 
     Args:
         trainer: the trainer.
         items: the items.
-        description: what is done to an item.
+        description: the action on each item.
     """
     bar = trainer.progress_bar_callback
     shown = isinstance(bar, ProgressBar) and bar.is_enabled

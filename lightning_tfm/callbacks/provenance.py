@@ -25,30 +25,30 @@ PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "fak
 
 
 class Provenance(Callback):
-    """Writes `provenance.json` into the run's folder when training starts, beside `config.yaml` with all settings.
+    """Callback that writes `provenance.json` to the run's folder when training starts.
 
-    It contains an entry for each time the run is started or resumed. A later test or validation of a checkpoint writes
-    an entry into a folder of its own. An entry contains:
+    The file has one entry for each time the run is started or resumed. A later test or validation of a checkpoint
+    writes an entry to its own folder. An entry contains:
 
     - `time`: the time in UTC.
-    - `step`: the step at which it begins.
+    - `step`: the step at which training starts, or of the tested checkpoint.
     - `command`: the command line.
-    - `checkpoint`: the checkpoint of a test or a validation, or of another run from which training starts.
-    - `changed_settings`: the settings that differ from those of the checkpoint from which training starts, as
-      [old, new].
-    - `git`: the state of the repository of the working directory, as `git` returns it; uncommitted changes are saved as
+    - `checkpoint`: the tested or validated checkpoint, or the checkpoint of a different run from which training starts.
+    - `changed_settings`: the settings that differ from the checkpoint from which training starts, as [old, new].
+    - `git`: the state of the repository of the working directory, see `git`; uncommitted changes are saved as
       `uncommitted_N.diff`, where N is the index of the entry.
-    - `framework`: the state of the repository of this package, if it runs from one.
+    - `framework`: the commit of the repository of this package, and whether files differ from it; null if there is no
+      repository.
     - `versions`: the versions of Python and the packages.
-    - `hardware`: the processor, the accelerators and the number of threads.
+    - `hardware`: the system, the processor, the GPUs, and the number of cores and threads.
     - `data_fingerprint`: a hash of each split, which is also logged as a hyper-parameter.
-    - `wandb`: the id of the run in W&B.
+    - `wandb`: the id of the run in W&B; null without W&B.
     """
 
     def __init__(self) -> None:
-        self.changed: dict[str, tuple[Any, Any]] = {}  # settings, as (old, new), since the checkpoint
-        self.begins_with: str | None = None  # the checkpoint of another run
-        self.is_recorded = False  # the start of this process
+        self.changed: dict[str, tuple[Any, Any]] = {}  # settings that differ from the checkpoint, as (old, new)
+        self.begins_with: str | None = None  # the checkpoint of a different run
+        self.is_recorded = False  # whether this process has written its entry
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._record(trainer, **({"checkpoint": self.begins_with} if self.begins_with else {}))
@@ -90,13 +90,13 @@ class Provenance(Callback):
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of the `provenance.json` in a folder; empty if there is no such file."""
+    """Return the entries of `provenance.json` in a folder; empty if the file does not exist."""
     path = folder / "provenance.json"
     return list(read_json(path)) if path.exists() else []
 
 
 def wandb_run(folder: Path) -> str | None:
-    """Return the id in W&B of the run in a folder; None if it has none."""
+    """Return the W&B id of the run in a folder; None if it was not logged to W&B."""
     return next((start["wandb"] for start in reversed(read_starts(folder)) if start.get("wandb")), None)
 
 
@@ -107,8 +107,8 @@ def git(folder: Path) -> dict[str, Any]:
         folder: the folder.
 
     Returns:
-        `commit`, and `dirty`, whether files differ from it; both None outside a repository. If dirty, also `diff` and
-        `untracked`, the names of the untracked files.
+        `commit`, and `dirty`, whether files differ from the commit; both None outside a repository. If dirty, also
+        `diff` and `untracked`, the names of the untracked files.
     """
     try:
         commit = head_commit(folder)
@@ -123,7 +123,7 @@ def git(folder: Path) -> dict[str, Any]:
 
 
 def head_commit(folder: Path) -> str | None:
-    """Return the commit of the git repository that contains a folder; None if there is none."""
+    """Return the commit of the git repository that contains a folder; None outside a repository."""
     try:
         return run_git(folder, "rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
@@ -131,7 +131,7 @@ def head_commit(folder: Path) -> str | None:
 
 
 def framework() -> dict[str, Any]:
-    """Return the state of the repository of this package, as `git` does; its values are None in a wheel."""
+    """Return the state of the repository of this package, see `git`; the values are None for an installed wheel."""
     file = Path(__file__)
     try:
         run_git(file.parent, "ls-files", "--error-unmatch", file.name)  # a virtual environment may be in a repository
@@ -141,14 +141,15 @@ def framework() -> dict[str, Any]:
 
 
 def run_git(folder: Path, *arguments: str) -> str:
-    """Return the output of a git command.
+    """Run a git command and return its output.
 
     Args:
-        folder: the folder in which git runs.
-        arguments: arguments of git.
+        folder: the working directory of the command.
+        arguments: the arguments of git.
 
     Raises:
-        OSError, subprocess.CalledProcessError: if there is no git, or no repository.
+        OSError: if git is not installed.
+        subprocess.CalledProcessError: if the command fails, for example outside a repository.
     """
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
@@ -160,7 +161,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the system, processor, number of cores and threads, and GPUs of this process."""
+    """Return the system, the processor, the numbers of cores and threads, and the GPUs of this process."""
     return {
         "system": platform.platform(),
         "processor": _processor(),

@@ -15,27 +15,27 @@ from lightning_tfm.loggers import run_folder
 
 
 class SaveConfig(SaveConfigCallback):
-    """Saves config.yaml into the folder of a run or of a later test, and the settings in each checkpoint of the run.
+    """Callback that saves config.yaml in the folder of a run or of a later test, and the settings in each checkpoint.
 
     Note:
-        Without a logger, there is no folder, and no file is saved.
+        Without a logger, there is no folder, and config.yaml is not saved.
     """
 
     experiment: dict[str, str] | None = None
 
     @cached_property
     def text(self) -> str:
-        """Return the content of the file."""
+        """Return the content of config.yaml."""
         return str(self.parser.dump(self.config, skip_unset=False))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the file atomically, since a resumed run may be killed meanwhile, and log all settings."""
+        """Write config.yaml atomically, since a resumed run may be killed at any time, and log all settings."""
         folder = run_folder(trainer)
         if folder is None or self.already_saved:
             return
         self.already_saved = True
         self.config.dry_run = False
-        if not Path(self.config.ckpt_path or "").is_file():  # but the run itself is resumed
+        if not Path(self.config.ckpt_path or "").is_file():  # keep checkpoint files, but not the run to resume
             self.config.ckpt_path = None
         if trainer.is_global_zero:
             write_text(folder / self.config_filename, self.text)
@@ -43,14 +43,14 @@ class SaveConfig(SaveConfigCallback):
                 logger.log_hyperparams(yaml.safe_load(self.text))  # nested as in the file
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save the settings, so that `lightning-tfm test CHECKPOINT` needs no other file."""
+        """Save the settings, since `lightning-tfm test CHECKPOINT` has no other source for them."""
         if self.experiment is None:
             settings = yaml.safe_load(self.text)
             settings["trust_package"] = ""  # only the command line may set it
             settings["ckpt_path"] = None
             loggers = settings["trainer"]["logger"]
             for logger in loggers if isinstance(loggers, list) else [loggers]:
-                if isinstance(logger, dict):  # a later test has a folder and a run in W&B of its own
+                if isinstance(logger, dict):  # a later test has its own folder and W&B run
                     for name in {"version", "id"} & logger.get("init_args", {}).keys():
                         logger["init_args"][name] = None
             name = str(trainer.loggers[0].name) if trainer.loggers else "unnamed"

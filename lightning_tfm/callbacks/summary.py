@@ -14,17 +14,17 @@ from lightning_tfm.loggers import run_folder
 from lightning_tfm.modules import TaskModule
 
 SUMMARY = "summary.json"
-"""The file that is written last: a run that has it has finished."""
+"""Name of the file that is written last and thus marks a finished run."""
 
 
 def results(trainer: Trainer) -> dict[str, dict[str, float]]:
-    """Return the metrics of the last evaluation by name, as `{part: metrics}`, where the part is "test" or "val".
-
-    Note:
-        If the data have no test split, the model is tested on the validation split, whose metrics belong to "val".
+    """Return the metrics of the last evaluation by name, as `{split: metrics}`, where the split is "test" or "val".
 
     Args:
         trainer: the trainer.
+
+    Note:
+        If the data have no test split, the model is tested on the validation split, and the split is "val".
     """
     part = evaluated_part(trainer)
     prefix = "test/val/" if trainer.state.fn != TrainerFn.VALIDATING and part == "val" else f"{part}/"
@@ -33,12 +33,12 @@ def results(trainer: Trainer) -> dict[str, dict[str, float]]:
 
 
 def evaluated_part(trainer: Trainer) -> str:
-    """Return the part of the data that the last test or validation was on: "test" or "val"."""
+    """Return the split of the last test or validation: "test" or "val"."""
     return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
 
 
 class Summary(Callback):
-    """Prints a line about the model and the data before training, and writes `summary.json` after the test.
+    """Callback that prints the model and data sizes before training, and writes `summary.json` after the test.
 
     The file, in the run's folder, contains:
 
@@ -46,9 +46,9 @@ class Summary(Callback):
     - `signatures`: the settings of sacrebleu's scores, if there are any.
     - `train_seconds`: the training time, including validation and the time before the run was resumed.
     - `samples_per_second`: the throughput over this time.
-    - `checkpoint`: the checkpoint, of a later test or validation, in place of the two values about training.
+    - `checkpoint`: only in a later test or validation, the checkpoint; replaces the two values about training.
     - `steps`: the number of training steps.
-    - `stopped_early`: whether these are fewer than `max_steps`.
+    - `stopped_early`: true if there are fewer steps than `max_steps`, otherwise missing.
     - `parameters`: the number of parameters.
     - `seed`: the seed.
     """
@@ -56,11 +56,11 @@ class Summary(Callback):
     def __init__(self) -> None:
         self.started: float | None = None  # while training
         self.earlier_seconds = 0.0
-        self.steps = 0  # of a checkpoint that is tested
+        self.steps = 0  # of the tested checkpoint
 
     @property
     def train_seconds(self) -> float:
-        """Return the seconds of training, including those before the run was resumed."""
+        """Return the training seconds, including those before the run was resumed."""
         return self.earlier_seconds + (time.perf_counter() - self.started if self.started else 0.0)
 
     def state_dict(self) -> dict[str, Any]:

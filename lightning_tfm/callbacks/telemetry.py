@@ -1,4 +1,4 @@
-"""Throughput and memory of a run."""
+"""Logging of throughput and memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from lightning_tfm.networks import Network
 
 
 class Telemetry(Callback):
-    """Logs throughput and memory every `trainer.log_every_n_steps` steps.
+    """Callback that logs throughput and memory every `trainer.log_every_n_steps` steps.
 
-    - `samples`: target sequences seen since the run began, over all processes and resumes; also logged at validations.
-    - `tokens_per_second`: over all processes since it was last logged, without validation. Counts target
+    - `samples`: number of training examples since the run started, over all processes and resumptions; also logged at
+      each validation.
+    - `tokens_per_second`: throughput over all processes since it was last logged, excluding validation. Counts target
       tokens or, in classification, input tokens.
     - `gpu_memory_gib`, on a GPU: the peak memory of this process, in GiB.
-    - `mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOPs of the matrix products of a step, which
-      torch counts in the first batch, over the peak of the device. Not logged for recurrent networks, whose kernels
-      torch does not count.
+    - `mfu`, on a GPU: model FLOP utilization (Chowdhery et al. 2022), the FLOP/s of the matrix products relative to the
+      peak FLOP/s of the device. torch counts the FLOPs in the first batch. Not logged for recurrent networks, whose
+      kernels torch does not count.
     """
 
     def __init__(self) -> None:
         self.step = 0  # at which metrics were last logged
         self.tokens: torch.Tensor | int = 0  # of this process since that step
-        self.seconds = 0.0  # since that step, until the last validation began
+        self.seconds = 0.0  # since that step, up to the last validation
         self.started: float | None = None  # None outside training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,21 +80,21 @@ class Telemetry(Callback):
 
 
 def step_flops(network: Network, batch: Batch) -> int:
-    """Return the FLOPs of the matrix products of a training step: the backward pass takes twice the forward pass."""
+    """Return the FLOPs of the matrix products of a training step; the backward pass counts twice the forward pass."""
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         network(*batch.inputs)
     return 3 * counter.get_total_flops()
 
 
 def peak_flops(device: torch.device, half: bool) -> float | None:
-    """Return the peak FLOP/s of a device in dense products; None if unknown.
+    """Return the peak FLOP/s of a device for dense matrix products; None if unknown.
 
     Args:
         device: the device.
-        half: whether the products are in 16 bits instead of 32.
+        half: whether the precision is 16 bits instead of 32.
     """
     if device.type != "cuda":
         return None
-    if "H200" in torch.cuda.get_device_name(device):  # Lightning's table lists its peaks for sparse products
+    if "H200" in torch.cuda.get_device_name(device):  # Lightning's table lists its peaks for sparse matrices
         return 989e12 if half else 67e12 if torch.get_float32_matmul_precision() == "highest" else 495e12
     return get_available_flops(device, torch.bfloat16 if half else torch.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints, written atomically with a checksum and read as data, never as code."""
+"""Checkpoints, written atomically with a checksum, and loaded without executing code."""
 
 from lightning_tfm.checkpoint.archive import verify_checksum, write
 from lightning_tfm.checkpoint.averaging import average_checkpoints

@@ -1,7 +1,7 @@
-"""Atomic writes of checkpoints, with a checksum.
+"""Atomic writing of checkpoints with a checksum.
 
-A checkpoint is a zip archive of `torch.save` with its SHA-256 in the comment of the archive: `torch.load` reads it
-unchanged, and `unzip -z` shows the checksum.
+A checkpoint is a zip archive written by `torch.save` whose comment is its SHA-256 checksum: `torch.load` reads it as
+usual, and `unzip -z` shows the checksum.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import atomic_write
 
 COMMENT_LENGTH = 2
-"""Size in bytes of the field before the comment of a zip archive, its length; torch writes no comment."""
+"""Size in bytes of the comment length, the last field of a zip archive by torch, which has no comment."""
 
 
 def write(content: dict[str, Any], path: str | Path) -> None:
-    """Write a checkpoint atomically: to a file beside `path`, which is synced to the disk and then renamed.
+    """Write a checkpoint atomically: to a temporary file in the same folder, which is synced to disk and renamed.
 
     After a crash, `path` is either unchanged or complete. The content is streamed, without a copy in memory.
 
     Args:
         content: the content of the checkpoint.
-        path: the file.
+        path: the path of the file.
 
     Raises:
         UserError: if the checkpoint cannot be written.
@@ -41,7 +41,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
             torch.save(content, cast(IO[bytes], writer))
             writer.close()
     except BaseException as error:
-        failure = writer.failure if writer and writer.failure else error  # torch hides the error of its file
+        failure = writer.failure if writer and writer.failure else error  # torch hides the error of the file
         if not isinstance(failure, OSError):
             raise failure from None
         raise UserError(
@@ -52,7 +52,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
 
 
 class _ChecksumWriter:
-    """File that computes the SHA-256 of its data, and holds back the last bytes, which `close` replaces."""
+    """File-like object that computes the SHA-256 of its data, and buffers the last bytes, which `close` replaces."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -83,18 +83,18 @@ class _ChecksumWriter:
         """Do nothing; torch.save requires this method."""
 
     def close(self) -> None:
-        """Write the end of the archive, with the checksum as comment."""
+        """Write the end of the archive with the checksum as comment."""
         self.file.write(_comment(self.sum))
 
 
 def _comment(total: hashlib._Hash) -> bytes:
-    """Return the end of an archive with the SHA-256 `total`: the length of the comment, and the comment."""
+    """Return the end of an archive with the SHA-256 `total`: the comment length and the comment."""
     comment = f"sha256:{total.hexdigest()}".encode()
     return struct.pack("<H", len(comment)) + comment
 
 
 def verify_checksum(path: str | Path) -> bool:
-    """Return whether a file is a checkpoint from `write`, unchanged since then.
+    """Return whether a file is a checkpoint written by `write` and has not changed since.
 
     Raises:
         OSError: if the file cannot be read.

@@ -1,4 +1,4 @@
-"""Averaging the weights of several checkpoints."""
+"""Averaging of the weights of several checkpoints."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lightning_tfm.errors import UserError
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """Return the content of a checkpoint with the mean weights of several, without training state.
+    """Return the content of a checkpoint with the mean weights of several checkpoints, without training state.
 
     Args:
-        paths: the checkpoints; hyper-parameters and step are taken from the first.
+        paths: the paths of the checkpoints; hyper-parameters and step are taken from the first.
 
     Raises:
-        UserError: as `read`, and if the checkpoints differ in class, network, vocabulary or labels.
+        UserError: if `read` fails, or the checkpoints differ in class, network, vocabulary or labels.
     """
     first = read(paths[0])
     total = {name: weight.double() for name, weight in first["state_dict"].items()}

@@ -1,4 +1,4 @@
-"""Compatibility check of a checkpoint with a model and a run."""
+"""Compatibility of a checkpoint with a model and a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_tfm.checkpoint.content import has_training_state
 from lightning_tfm.errors import UserError
 
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
-"""Keys of a checkpoint, besides weights and hyper-parameters, that are needed to resume training."""
+"""Keys of a checkpoint that are required to resume training, in addition to weights and hyper-parameters."""
 
 
 def check_fits(
@@ -23,16 +23,19 @@ def check_fits(
     averages: bool,
     step_settings: dict[str, Any],
 ) -> None:
-    """Raise UserError, naming the first difference, if a checkpoint does not fit the model or the run.
+    """Check that a checkpoint fits the model and the run.
 
     Args:
-        checkpoint: the checkpoint.
-        path: its path, for error messages.
+        checkpoint: the content of the checkpoint.
+        path: the path of the checkpoint, for error messages.
         hyper_parameters: the hyper-parameters of the model.
         shapes: the shapes of the model's weights, by name.
-        resuming: whether training is resumed; if so, the optimizer and the learning rate schedule must be equal, too.
-        averages: whether the run averages its weights; a resumed run must do as it did before.
-        step_settings: the settings of `TaskModule.step_settings`; compared if `resuming`.
+        resuming: whether training is resumed, which also requires the same optimizer and learning rate schedule.
+        averages: whether the run averages its weights; must match the checkpoint if `resuming`.
+        step_settings: the settings of `TaskModule.step_settings`; must match the checkpoint if `resuming`.
+
+    Raises:
+        UserError: if they do not fit; the message names the first difference.
     """
     incompatible = UserError(
         f"{str(path)!r} must be a checkpoint of this version of lightning_tfm, but is incompatible"
@@ -62,7 +65,7 @@ def check_fits(
                 )
         for theirs, ours in groups:
             pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
-        # Compared last: if the model or the data differ, these differences are less relevant.
+        # These are compared last, since differences in the model or the data are more relevant.
         step = checkpoint["step_settings"] if resuming else {}
         step_pairs = [(name, step.get(name), ours) for name, ours in step_settings.items() if resuming]
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))

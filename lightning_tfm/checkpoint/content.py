@@ -1,4 +1,4 @@
-"""Reading of checkpoints as data, never as code."""
+"""Loading of checkpoints without executing code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lightning_tfm.errors import UserError
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the content of a checkpoint, plain values and tensors only, on the CPU.
+    """Load a checkpoint, which may only contain plain values and tensors, on the CPU.
 
     Raises:
-        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, or names other classes
+        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, or names classes other
             than those of its module, network and optimizer.
     """
     path = Path(path)
@@ -57,7 +57,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def _class_paths(values: Any) -> Iterator[Any]:
-    """Yield the classes that nested plain values name."""
+    """Yield the class paths in nested plain values."""
     if isinstance(values, dict):
         for name, value in values.items():
             if name in ("class_path", "_class_path", "_instantiator"):
@@ -72,7 +72,7 @@ def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
     """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
 
     Raises:
-        UserError: as `read`, if a file with a valid checksum is not a checkpoint of lightning_tfm.
+        UserError: if `read` rejects a file with a valid checksum.
     """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
@@ -87,12 +87,12 @@ def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def has_training_state(checkpoint: dict[str, Any]) -> bool:
-    """Return whether training can be resumed from a checkpoint; an average has weights only."""
+    """Return whether training can be resumed from a checkpoint, unlike from averaged weights."""
     return "optimizer_states" in checkpoint
 
 
 class VerifiedCheckpointIO(CheckpointIO):
-    """Plugin that lets Lightning write and read checkpoints with `write` and `read`."""
+    """Lightning plugin that saves and loads checkpoints with `write` and `read`."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         write(checkpoint, path)

@@ -1,4 +1,4 @@
-"""Commands beside those of LightningCLI, one per module."""
+"""Commands in addition to those of LightningCLI, one per module."""
 
 FUNCTIONS = {
     "generate": "generate",
@@ -11,4 +11,4 @@ FUNCTIONS = {
     "list": "list_",  # a built-in name
     "completion": "completion",
 }
-"""The function of each command in the module of its name."""
+"""Name of the function that runs each command, in the module of the same name."""

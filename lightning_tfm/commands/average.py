@@ -21,13 +21,16 @@ def make_parser() -> CommandParser:
 
 
 def average(arguments: list[str]) -> int:
-    """Write a checkpoint with the mean weights of several, from which no run can be resumed.
+    """Write a checkpoint with the mean weights of several checkpoints.
 
     Args:
         arguments: the command-line arguments.
 
     Returns:
         The exit status.
+
+    Note:
+        The checkpoint has no training state, so no run can be resumed from it.
     """
     options = make_parser().parse_args(arguments)
     if options.output.exists():

@@ -1,4 +1,4 @@
-"""`lightning-tfm completion`: print a script for the completion of commands in a shell."""
+"""`lightning-tfm completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.trainer_settings import HIDDEN
 
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
-"""Options of `fit`, `validate` and `test`, besides those of the Trainer."""
+"""Options of `fit`, `validate` and `test` in addition to those of the Trainer."""
 
 FILES = ("CHECKPOINT", "FILE", "RUN")
-"""Names of values that are files or folders."""
+"""Metavars of arguments that are files or folders."""
 
 
 def completion(arguments: list[str]) -> int:
-    """Print the script of a shell.
+    """Print a shell completion script.
 
     Args:
         arguments: the command-line arguments.
@@ -46,13 +46,13 @@ def make_parser() -> CommandParser:
 
 
 def _all_commands() -> ArgumentParser:
-    """Return a parser of all commands with the options that are completed."""
+    """Return a parser of all commands with the options to complete."""
     root = ArgumentParser("lightning-tfm")
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(dest="command")
     settings = [f"trainer.{name}" for name in inspect.signature(Trainer).parameters if name not in HIDDEN]
     for name in ("fit", "validate", "test"):
-        parser = commands.add_parser(name, help=name, add_help=False)  # shtab leaves out commands without a help
+        parser = commands.add_parser(name, help=name, add_help=False)  # shtab omits commands without help
         if name == "fit":
             names = [experiment.name for experiment in list_experiments(default_folder())]
             parser.add_argument("experiment", choices=names)

@@ -1,4 +1,4 @@
-"""`lightning-tfm export`: write a trained network for other programs, and check its logits."""
+"""`lightning-tfm export`: export a trained network to other formats, and check its logits."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 TOLERANCE = 1e-4
-"""Largest accepted difference of logits: other programs may sum in another order."""
+"""Maximum difference of logits, since other programs may sum in a different order."""
 
 FILES = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
 
 Inputs = dict[str, Tensor]
-"""Arguments of a network's `forward`, by name."""
+"""Arguments of a network's `forward` by name."""
 
 
 def export(arguments: list[str]) -> int:
-    """Write a folder with the network in the chosen format, its tokenizer and its hyper-parameters.
+    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json.
 
     Args:
         arguments: the command-line arguments.
@@ -86,29 +86,29 @@ def make_parser() -> CommandParser:
 
 
 def example_inputs(module: TaskModule, rows: int, length: int) -> Inputs:
-    """Draw inputs of a network's `forward`, right-padded as in batches.
+    """Draw random inputs of a network's `forward`, right-padded as in batches.
 
     Args:
         module: the module of the network.
-        rows: the number of rows, also the seed.
-        length: the number of tokens of the longest row.
+        rows: the number of rows, also used as seed.
+        length: the number of tokens in the longest row.
     """
     return module.example_inputs(rows, length, torch.Generator().manual_seed(rows))
 
 
 def _longest(module: TaskModule) -> int:
-    """Return the length of the longest example inputs: 12 tokens, or half of the network's limit if that is less."""
+    """Return the length of the longest example inputs: 12 tokens, or half of the network's maximum if it is less."""
     limits = [length for length in module.max_input_lengths().values() if length is not None]
     return min([12, *(max(1, length // 2) for length in limits)])
 
 
 @torch.no_grad()
 def difference(module: TaskModule, other: Callable[[Inputs], Tensor]) -> float:
-    """Return the largest difference of logits, over inputs of several sizes; infinite if their shapes differ.
+    """Return the maximum absolute difference of logits over inputs of several sizes; infinite if their shapes differ.
 
     Args:
         module: the module of the network.
-        other: a function from inputs to logits, which is compared with the network.
+        other: a function from inputs to logits to compare with the network.
     """
     differences = []
     longest = _longest(module)
@@ -153,7 +153,7 @@ def _exported(module: TaskModule) -> torch.export.ExportedProgram:
                 (),
                 inputs,
                 dynamic_shapes=shapes,
-                prefer_deferred_runtime_asserts_over_guards=True,  # otherwise one row or one token is refused
+                prefer_deferred_runtime_asserts_over_guards=True,  # otherwise, one row or one token is rejected
             )
     except Exception as error:  # torch raises exceptions of many types
         reason = str(error).strip().splitlines()[0]

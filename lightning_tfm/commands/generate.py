@@ -33,7 +33,7 @@ def generate(arguments: list[str]) -> int:
         arguments: the command-line arguments.
 
     Returns:
-        The exit status: 1 if a line could not be answered, 0 otherwise.
+        The exit status: 1 if no output could be generated for a line, 0 otherwise.
     """
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
@@ -107,7 +107,7 @@ def _parse(arguments: list[str]) -> Namespace:
 
 
 def _format(module: TaskModule, number: int, line: str, answer: Answer, options: Namespace) -> str:
-    """Return the text that is written for a line of input."""
+    """Format the outputs for a line of input."""
     separator = f"{'-' * 20}\n" if module.outputs_are_long and number > 1 and not options.json else ""
     if answer.outputs is None:
         return json.dumps({"line": number, "text": None}) if options.json else separator
@@ -122,7 +122,7 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
         if options.json:
             written.append(json.dumps({"line": number} | columns, ensure_ascii=False))
             continue
-        if not module.outputs_are_long:  # one line for each output, but subwords can contain line feeds
+        if not module.outputs_are_long:  # one line per output, but subwords may contain line feeds
             columns["text"] = output.text.replace("\n", " ")
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
@@ -132,7 +132,7 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
 
 
 def _attention_table(found: AttentionMap) -> str:
-    """Return attention weights as text, with the output in rows and the source in columns."""
+    """Format attention weights as text, with the output in rows and the source in columns."""
     cell = max(map(len, found.keys))
     first = max(map(len, found.queries), default=0)
     if first + len(found.keys) * (cell + 1) > MAX_WIDTH:

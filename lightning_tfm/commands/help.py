@@ -1,4 +1,4 @@
-"""`lightning-tfm fit --help`, and that of `validate` and `test`: the settings that most users need, on one screen."""
+"""Help of `fit`, `validate` and `test` on one screen, with the most common settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
-"""Exported classes that a setting cannot name."""
+"""Exported base classes, which cannot be chosen by a setting."""
 
 SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
@@ -47,7 +47,7 @@ USAGE = {
         "with --config: the checkpoint, or last",
     ),
 }
-"""The usage of a command, its purpose, and the meaning of `--ckpt_path`."""
+"""Usage, purpose and help of `--ckpt_path` for each command."""
 
 
 def help_text(command: str) -> str:
@@ -63,7 +63,7 @@ def help_text(command: str) -> str:
 
 
 def _classes(package: str) -> str:
-    """Return the names of the classes that a package exports, read from its source, since it imports torch."""
+    """Return the names of the classes that a package exports, parsed from its source, since importing it is slow."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None

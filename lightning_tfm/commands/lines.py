@@ -24,16 +24,16 @@ from lightning_tfm.files import write_text
 from lightning_tfm.modules.lines import BATCH_SIZE
 
 CHUNK_SIZE = 4 * BATCH_SIZE
-"""Lines of a file that are sorted by length together, and written at once."""
+"""Number of lines of a file that are sorted by length and written together."""
 
 
 def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:
-    """Return an iterator over chunks of input lines: of TEXT, of the file `--input`, or of standard input.
+    """Return an iterator over chunks of input lines from TEXT, the file `--input`, or standard input.
 
     Args:
         options: the options `texts` and `input`.
         files: the stack that closes the file.
-        one_by_one: whether each line is a chunk, as it always is in a terminal.
+        one_by_one: whether each line is its own chunk, as is always the case in a terminal.
 
     Raises:
         UserError: if there is no input, or it is not a text file.
@@ -52,7 +52,7 @@ def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Itera
         return _chunks(_prompted(), 1)
     if isinstance(sys.stdin.buffer, BufferedReader) and b"\0" in sys.stdin.buffer.peek():
         raise UserError("standard input must be text, but is binary")
-    return _chunks(_lines(sys.stdin), min(size, BATCH_SIZE))  # a slow pipe is answered earlier
+    return _chunks(_lines(sys.stdin), min(size, BATCH_SIZE))  # earlier output for slow pipes
 
 
 def _open(path: Path) -> TextIO:
@@ -61,7 +61,7 @@ def _open(path: Path) -> TextIO:
             with path.open("rb") as file:
                 if b"\0" in file.read(10_000):
                     raise UserError(f"--input must be a text file, but {str(path)!r} is binary")
-        # Bytes that are not UTF-8 become surrogates, which LineModule reports.
+        # Bytes that are not UTF-8 are decoded to surrogates, which LineModule reports.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
         raise UserError(f"--input must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
@@ -78,7 +78,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _prompted() -> Iterator[str]:
-    """Yield the lines that the user types, after a prompt on standard error: the output may be redirected."""
+    """Yield lines typed by the user, after a prompt on standard error, since standard output may be redirected."""
     print("Type a text and press Enter; Ctrl-D ends.", file=sys.stderr)
     while True:
         print("> ", end="", file=sys.stderr, flush=True)
@@ -89,14 +89,14 @@ def _prompted() -> Iterator[str]:
 
 
 class LineOutput:
-    """Output of a command, with a progress bar if neither input nor output is the terminal.
+    """Output of a command, with a progress bar if neither input nor output is a terminal.
 
-    With `--output FILE`, the lines are written to `FILE.part`, which becomes FILE at the end. If the command is
-    interrupted, the same command continues it, unless it reads standard input or a pipe.
+    With `--output FILE`, the lines are written to `FILE.part`, which is renamed to FILE at the end. If the command is
+    interrupted, running it again continues the output, unless it reads standard input or a pipe.
 
     Args:
-        options: all options of the command, among them `texts`, `input` and `output`.
-        generator: the source of randomness, whose state is restored.
+        options: all options of the command, including `texts`, `input` and `output`.
+        generator: the random number generator, whose state is restored.
 
     Raises:
         UserError: if the file cannot be written, or a different command was interrupted while writing it.
@@ -104,7 +104,7 @@ class LineOutput:
 
     def __init__(self, options: Namespace, generator: torch.Generator | None = None) -> None:
         self.options, self.generator = options, generator
-        self.done = 0  # lines of input that an interrupted command has answered
+        self.done = 0  # number of processed lines, including those of an interrupted command
         self.failures = 0
         self.file: TextIO = sys.stdout
         if options.output:
@@ -129,7 +129,7 @@ class LineOutput:
             raise UserError(f"--output must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
 
     def _restore(self) -> int:
-        """Return the size of the output that the same command has written before it was interrupted."""
+        """Restore the state of the same command before it was interrupted, and return the size of its output."""
         state = read_json(self.state)
         if state["command"] != self.command:
             raise UserError(
@@ -143,7 +143,7 @@ class LineOutput:
         return int(state["bytes"])
 
     def remaining(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-        """Yield the chunks whose lines have not been answered; an earlier command ended after a whole chunk."""
+        """Yield the chunks not yet processed; an interrupted command has only written complete chunks."""
         answered, skipped = self.done, 0
         for chunk in chunks:
             if skipped < answered:
@@ -152,12 +152,12 @@ class LineOutput:
                 yield chunk
 
     def write(self, texts: list[str], notes: list[str], failures: int) -> None:
-        """Write the answers to a chunk of lines.
+        """Write the outputs for a chunk of lines.
 
         Args:
-            texts: the text for each line.
-            notes: a note about each line, printed on standard error unless it is empty.
-            failures: the number of lines without an answer.
+            texts: the output for each line.
+            notes: a note about each line, printed to standard error unless it is empty.
+            failures: the number of lines without an output.
         """
         for text, note in zip(texts, notes, strict=True):
             self.done += 1
@@ -172,7 +172,7 @@ class LineOutput:
             if self.generator is not None:
                 state["generator"] = self.generator.get_state().tolist()
             write_text(self.state, json.dumps(state))
-        self.bar.update(self.done - self.bar.n)  # lines without an output
+        self.bar.update(self.done - self.bar.n)  # also counts lines without an output
 
     def __enter__(self) -> Self:
         return self
@@ -191,12 +191,12 @@ class LineOutput:
 
 
 def _is_repeatable(options: Namespace) -> bool:
-    """Return whether the same command reads the same lines again, unlike from standard input or a pipe."""
+    """Return whether the input can be read again, unlike standard input or a pipe."""
     return bool(options.texts or (options.input and options.input.is_file()))
 
 
 def _fingerprint(options: Namespace) -> str:
-    """Return a hash of the options of a command and of the files that it reads."""
+    """Return a hash of the options of a command and of the sizes and modification times of its input files."""
     facts = {name: str(value) for name, value in vars(options).items()}
     for name in ("checkpoint", "input"):
         path = getattr(options, name)
@@ -206,7 +206,7 @@ def _fingerprint(options: Namespace) -> str:
 
 
 def _bar(options: Namespace, done: int) -> tqdm[Any]:
-    """Return a progress bar, shown for a file or a pipe whose outputs are not written to the terminal."""
+    """Return a progress bar, which is shown for input from a file or a pipe and output not to the terminal."""
     is_long = options.input or not (options.texts or sys.stdin.isatty())
     shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
     total = None

@@ -36,7 +36,7 @@ def list_(arguments: list[str]) -> int:
         width = max(map(len, (name, *cells)))
         table.add_column(name, width=width)
         rest -= width + 1
-    table.add_column("task", no_wrap=True, width=max(4, rest))  # cut off in a narrow terminal
+    table.add_column("task", no_wrap=True, width=max(4, rest))  # truncated in a narrow terminal
     for row, experiment in zip(rows, experiments.values(), strict=True):
         table.add_row(*row, experiment.description)
     console.print(table)

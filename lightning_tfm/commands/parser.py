@@ -11,22 +11,22 @@ from lightning_tfm.trust import TRUST_HELP, package_names
 
 
 class CommandParser(ArgumentParser):
-    """ArgumentParser that accepts no abbreviations, and raises UserError instead of printing its usage and exiting.
+    """ArgumentParser that disables abbreviations, and raises UserError instead of printing the usage and exiting.
 
     Args:
-        prog: the command, as users type it.
-        description: what the command does.
+        prog: the command as typed by users.
+        description: a description of the command.
     """
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description=description, allow_abbrev=False)
 
     def add_trust_package(self) -> None:
-        """Add the option `--trust-package`, for commands that load networks of other packages."""
+        """Add the option `--trust-package` to a command that loads networks of other packages."""
         self.add_argument("--trust-package", type=package_names, default=[], metavar="NAME[,NAME]", help=TRUST_HELP)
 
     def add_lines(self, help: str) -> None:
-        """Add the arguments of a command that answers lines: TEXT, `--input` and `--output`."""
+        """Add the arguments of a command that processes lines: TEXT, `--input` and `--output`."""
         self.add_argument("texts", metavar="TEXT", nargs="*", help=help)
         self.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file, one per line")
         self.add_argument(

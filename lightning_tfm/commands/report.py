@@ -1,4 +1,4 @@
-"""`lightning-tfm report`: show runs on one HTML page that needs no network."""
+"""`lightning-tfm report`: show runs on a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning_tfm.files import write_text
 from lightning_tfm.reporting import collect_run, render, run_names
 
 POINTS = 1_200
-"""Approximate number of points in the curves of a metric, over all runs."""
+"""Approximate number of points in the curves of a metric over all runs."""
 
 MAX_PAGE_SIZE = 5_000_000
-"""Largest size of a page, in bytes."""
+"""Maximum size of a page, in bytes."""
 
 
 def report(arguments: list[str]) -> int:
-    """Write the page, with as many predictions and attention weights as its size allows.
+    """Write the page, and omit predictions and attention examples if it would be larger than LIMIT.
 
     Args:
         arguments: the command-line arguments.

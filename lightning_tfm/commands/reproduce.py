@@ -1,8 +1,8 @@
 """`lightning-tfm reproduce`: run experiments over seeds, and compare the results with their claims.
 
 Settings are chosen on validation data with seeds 1 to 3. Claims are based on the held-out seeds 11 to 15, and tested
-with seeds 21 to 23. A claim holds if the mean over the tested seeds lies within its 99 % prediction interval (Student's
-t), given the values of the claim's own seeds, or within 0.1 % of the claim.
+with seeds 21 to 23. A claim holds if the mean over the tested seeds is within the 99 % prediction interval (Student's
+t) computed from the claimed seeds, or within 0.1 % of the claim.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.files import read_metrics, write_text
 
 SEEDS = "21..23"
-"""Default seeds for testing claims; no setting or claim is derived from them."""
+"""Default seeds for testing claims, which were not used for settings or claims."""
 
 MAX_SEEDS = 1000
 
 COSTS = ("training", "samples/s", "parameters")
-"""Columns of the table with one value per experiment, not per claim."""
+"""Columns of the results table with one value per experiment instead of per claim."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One seed of an experiment: its summary.json, or the reason for its failure."""
+    """Run of an experiment with one seed: the content of its summary.json, or the reason for its failure."""
 
     seed: int
     summary: dict[str, Any] | None
@@ -144,7 +144,7 @@ def _parse(arguments: list[str]) -> Namespace:
 
 
 def _seeds(text: str) -> list[int]:
-    """Return the seeds that `7`, `1..5` or `1,4,9` stand for."""
+    """Parse seeds such as `7`, `1..5` or `1,4,9`."""
     seeds: list[int] = []
     for part in text.split(","):
         bounds = part.split("..")
@@ -157,7 +157,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _source() -> dict[str, Any]:
-    """Return the commit, uncommitted changes, versions and hardware that the results depend on."""
+    """Return the commit, a hash of uncommitted changes, the versions and the hardware, which determine the results."""
     state = framework()
     return {
         "commit": state["commit"],
@@ -172,7 +172,7 @@ def _folder(output: Path, experiment: Experiment, seed: int) -> Path:
 
 
 def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None:
-    """Raise UserError if the run in a folder has another source or YAML: the results would mix two states."""
+    """Raise UserError if the run in a folder has a different source or YAML file, since results must be comparable."""
     path = folder / "source.json"
     if not path.exists():
         return
@@ -196,21 +196,21 @@ def _finished(folder: Path, seed: int) -> Run | None:
 
 
 def _fitting(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> Iterator[float]:
-    """Train and test one seed, or resume it, in a separate process; yield its seconds so far.
+    """Train and test one seed, or resume it, in a separate process; yield the elapsed seconds.
 
-    The process runs in the current folder, which contains the experiment's files; its loggers write into `folder`.
+    The process runs in the current folder, which contains the experiment's files; its loggers write to `folder`.
 
     Note:
         On Windows, which has no SIGTERM, an interrupted run loses the steps since its last checkpoint.
     """
-    # -P: otherwise Python first imports modules of the current folder, which the user has not trusted.
+    # -P: without it, Python would import modules from the current folder, which the user has not trusted.
     command = [sys.executable, "-P", "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
     command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
     if trust_packages:
         command += ["--trust-package", ",".join(trust_packages)]
     command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
     with (folder / "log").open("w", encoding="utf-8") as log:
-        # In a new session, Ctrl-C does not reach the run, which receives a single SIGTERM and saves first.
+        # In its own session, the run is not reached by Ctrl-C: it receives a single SIGTERM, and saves before it exits.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -230,7 +230,7 @@ def _fitting(experiment: Experiment, seed: int, folder: Path, trust_packages: Se
 
 
 def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
-    """Return the configuration of the experiment's loggers, a CSVLogger first, with `folder` as their target."""
+    """Return the settings of the experiment's loggers, starting with a CSVLogger, to write to `folder`."""
     loggers = (yaml.safe_load(experiment.text).get("trainer") or {}).get("logger")
     loggers = loggers if isinstance(loggers, list) else [loggers] if isinstance(loggers, dict | str) else []
     loggers = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
@@ -244,7 +244,7 @@ def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
 
 
 def _logged(folder: Path) -> str:
-    """Return the last logged step, throughput and metric of the run in a folder."""
+    """Describe the run in a folder by its last logged step, throughput and main metric."""
     last: dict[str, str] = {}
     for path in folder.glob("runs/*/version_*/metrics.csv"):
         for row in read_metrics(path):
@@ -268,7 +268,7 @@ def _describe(experiment: Experiment, run: Run) -> str:
 
 
 def _value(run: Run, metric: str) -> float | None:
-    """Return a metric from the summary of a run; None if the run failed or the value is missing or not finite."""
+    """Return a metric from the summary of a run; None if the run failed, or the value is missing or not finite."""
     value = None if run.summary is None else run.summary.get(metric.partition("/")[0], {}).get(metric.partition("/")[2])
     return value if value is not None and math.isfinite(value) else None
 
@@ -276,11 +276,12 @@ def _value(run: Run, metric: str) -> float | None:
 def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
     """Return the claims with their results: `values` by seed, `mean`, its 95 % interval (Student's t) and `holds`.
 
-    If a run has failed, the mean is None and no claim holds.
-
     Args:
         experiment: the experiment.
-        runs: its runs, one per seed.
+        runs: the runs of the experiment, one per seed.
+
+    Note:
+        If a run has failed, the mean is None and no claim holds.
     """
     rows = []
     for claim in experiment.claims:
@@ -299,11 +300,11 @@ def compared(experiment: Experiment, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
-    """Return the results as a table in Markdown.
+    """Return the results as a Markdown table.
 
     Args:
         experiments: the experiments.
-        runs: their runs so far, by the name of the experiment.
+        runs: the runs so far, by name of the experiment.
     """
     lines: list[tuple[str, ...]] = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
     for experiment in experiments:

@@ -18,14 +18,15 @@ from lightning_tfm.run_folder import is_locked
 
 
 class RunStatus(NamedTuple):
-    """A row of the list.
+    """Status of a run.
 
     Attributes:
-        name: the folder of the run below the folder that is listed.
-        state: "finished", "running", "stopped at step N" or "damaged"; "evaluated" for a test of a checkpoint.
-        result: the main metric of the test or, if the run has not finished, the best value of the metric that selects
-            its checkpoint.
-        seconds: the training time; None if the run has not finished.
+        name: the path of the run, relative to the listed folder.
+        state: "finished", "running", "stopped at step N" or "damaged"; "evaluated" for a test or validation of a
+            checkpoint.
+        result: the main metric of the evaluation or, if the run has not finished, the best value of the metric that
+            selects its checkpoint.
+        seconds: the training time in seconds; None if the run has not finished, or is an evaluation.
     """
 
     name: str
@@ -69,7 +70,7 @@ def run_status(run: Path, folder: Path) -> RunStatus:
 
     Args:
         run: the folder of the run.
-        folder: the folder that is listed.
+        folder: the listed folder.
     """
     name = run.relative_to(folder).as_posix()
     if (run / "summary.json").is_file():

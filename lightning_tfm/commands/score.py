@@ -1,4 +1,4 @@
-"""`lightning-tfm score`: the log probability of given targets or texts."""
+"""`lightning-tfm score`: compute the log probability of given targets or texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets, samplers and data modules, one module per kind of data."""
+"""Datasets, samplers and base classes of data modules."""
 
 from lightning_tfm.data.batch import Batch, Examples, pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule

@@ -1,4 +1,4 @@
-"""Batches of token ids, and the protocol of the datasets that return them."""
+"""Batches of token ids, and the protocol of datasets that return them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Batch(NamedTuple):
     """Batch of B sequences of right-padded token ids.
 
     Attributes:
-        source: (B, S), each row ends with EOS; S = 0 for data without sources.
-        target_in: (B, T), the input of the decoder; the targets of pairs start with BOS.
-        target_out: (B, T), the targets of the decoder: target_in shifted by one token; those of pairs end with EOS.
-        rows: (B), the index of each sequence in its dataset.
+        source: the input of the encoder (B, S); each row ends with EOS. S is 0 for data without sources.
+        target_in: the input of the decoder (B, T); starts with BOS for pairs.
+        target_out: the targets of the decoder (B, T), target_in shifted by one token; ends with EOS for pairs.
+        rows: the index of each sequence in its dataset (B).
     """
 
     source: Tensor
@@ -34,20 +34,20 @@ class Batch(NamedTuple):
 
     @property
     def tokens(self) -> Tensor:
-        """Return the number of target tokens without padding, a scalar."""
+        """Return the number of target tokens without padding, as a scalar tensor."""
         return (self.target_out != PAD).sum()
 
 
 class Examples(Protocol):
-    """Protocol of encoded datasets, which return a batch for a tensor of row indices."""
+    """Protocol of encoded datasets, which map a tensor of row indices to a batch."""
 
     @property
     def lengths(self) -> Tensor:
-        """Length of each row in tokens, (N); samplers put rows of similar length into one batch."""
+        """Return the length of each row in tokens (N), by which samplers group rows."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the data; equal data have equal fingerprints."""
+        """Return a hash of the data; equal data have equal fingerprints."""
 
     def __len__(self) -> int: ...
 
@@ -55,13 +55,13 @@ class Examples(Protocol):
 
 
 def pad_sequences(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-    """Return rows of ids as one tensor, right-padded with PAD, and their lengths.
+    """Right-pad sequences with PAD to a tensor.
 
     Args:
         rows: N sequences of tokens, each an id or a tuple of G ids.
 
     Returns:
-        The ids, (N, longest) or (N, longest, G), and the lengths, (N).
+        The ids (N, longest) or (N, longest, G), and the lengths (N).
     """
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.long)

@@ -19,16 +19,17 @@ from lightning_tfm.tokenization import Tokenizer
 
 
 class TaskDataModule(LightningDataModule, ABC):
-    """Base class of data modules. A subclass implements `examples`.
+    """Base class of data modules. Subclasses implement `examples`.
 
     Args:
         tokenizer: the tokenizer of the data.
         batch_size: number of rows in a training batch, over all processes.
-        eval_batch_size: number of rows in a validation or test batch of each process; with 1, a batch may have 2 rows,
-            so that all processes get equally many batches.
-        num_workers: number of worker processes that load batches; 0, for none, suits data in memory.
-        seed: seed of generated data and of the order of the training batches.
-        test_sets: names of the test splits; the first is "test", or "val" alone if the data have no test split.
+        eval_batch_size: number of rows in a validation or test batch per process; with 1, a batch may have 2 rows to
+            give all processes the same number of batches.
+        num_workers: number of worker processes that load batches; 0, to load them in the main process, suits data in
+            memory.
+        seed: seed of generated data and of the order of training batches.
+        test_sets: names of the test splits, starting with "test"; ("val",) if the data have no test split.
     """
 
     holds: ClassVar[str]
@@ -65,14 +66,14 @@ class TaskDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def examples(self, split: str) -> Examples:
-        """Return the encoded examples of a split, the same for every call and on every machine.
+        """Return the encoded examples of a split, which must be the same in every call and on every machine.
 
         Args:
             split: "train", "val" or the name of a test set.
         """
 
     def sources(self, split: str) -> Sequence[str]:
-        """Return the sources of a split, used to count overlaps with the training data.
+        """Return the sources of a split, which are used to count overlaps with the training data.
 
         Args:
             split: "train", "val" or the name of a test set.
@@ -93,7 +94,11 @@ class TaskDataModule(LightningDataModule, ABC):
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
     def check_processes(self, world_size: int) -> None:
-        """Raise UserError if a training batch has fewer rows than there are processes."""
+        """Check that a training batch has at least one row per process.
+
+        Raises:
+            UserError: if it has fewer rows.
+        """
         if self.batch_size < world_size:
             raise UserError(
                 f"batch_size must be at least the number of processes ({world_size}), but is {self.batch_size}"
@@ -117,14 +122,14 @@ class TaskDataModule(LightningDataModule, ABC):
                 )
 
     def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
-        """Return the sampler of the training batches for one process.
+        """Return the sampler of training batches for one process.
 
         Args:
             rank: the rank of the process.
             world_size: the number of processes.
 
         Raises:
-            UserError: if the training data do not fill a batch.
+            UserError: if there are fewer training examples than rows in a batch.
         """
         examples = self.datasets["train"]
         if self.batch_size > len(examples):
@@ -135,12 +140,12 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def _loader_settings(self) -> dict[str, Any]:
         return {
-            "batch_size": None,  # the sampler yields whole batches
+            "batch_size": None,  # the sampler yields batches
             "num_workers": self.num_workers,
             "persistent_workers": self.num_workers > 0,
             "worker_init_fn": _ignore_signals,
             "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            "generator": torch.Generator(),  # otherwise each iterator would draw from the generator that dropout uses
+            "generator": torch.Generator(),  # otherwise, each iterator would draw from the generator of dropout
         }
 
     def _rank_and_world_size(self) -> tuple[int, int]:
@@ -148,7 +153,7 @@ class TaskDataModule(LightningDataModule, ABC):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def train_dataloader(self) -> ResumableDataLoader:
-        """Return the loader of all batches of the run, or of one pass over the data if `max_steps` is not set."""
+        """Return the loader of all batches of the run, or of one epoch if `max_steps` is not set."""
         stream = self.training_batches(*self._rank_and_world_size())
         if self.trainer is not None and self.trainer.max_steps > 0:
             num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
@@ -173,5 +178,5 @@ class TaskDataModule(LightningDataModule, ABC):
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore signals in a worker: Ctrl-C reaches every process, and the main process stops its workers."""
+    """Ignore signals in a worker, since Ctrl-C reaches all processes and the main process stops its workers."""
     ignore_signals()

@@ -1,4 +1,4 @@
-"""Downloads of data files into a cache. A file is used only if its SHA-256 is the expected one."""
+"""Download of data files into a cache, with verification of their SHA-256."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tqdm import tqdm
 from lightning_tfm.errors import UserError
 
 MIRROR = "LIGHTNING_TFM_DATA"
-"""Environment variable that names a mirror of all files: an address or a folder."""
+"""Environment variable that names a mirror of all files: a URL or a folder."""
 
 TIMEOUT = 30.0
 """Timeout for a server that sends no data, in seconds."""
 
 
 class Download(NamedTuple):
-    """Address of a file, used unless there is a mirror, and the SHA-256 of its content."""
+    """URL of a file, used unless there is a mirror, and the SHA-256 of its content."""
 
     address: str
     sha256: str
 
 
 def download(name: str, file: Download) -> Path:
-    """Return the path of a file from a local mirror or the cache, into which it is downloaded if necessary.
+    """Return the path of a file in a local mirror or in the cache, downloading it if necessary.
 
     Args:
-        name: the path of the file below the cache and the mirror, such as multi30k/train.de.gz; a mirror that is a
-            folder may also hold it without the leading folder, such as train.de.gz.
-        file: the address and the SHA-256 of the file.
+        name: the path of the file relative to the cache and the mirror, such as multi30k/train.de.gz; a mirror folder
+            may also contain it without the leading folder, such as train.de.gz.
+        file: the URL and the SHA-256 of the file.
 
     Raises:
         UserError: if the file cannot be obtained, or its SHA-256 differs.
@@ -60,7 +60,7 @@ def download(name: str, file: Download) -> Path:
     retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_continue_download, part))
     kept = 0  # bytes of an earlier, interrupted download
     try:
-        if path.is_file() and _has_sha256(path, sha256):  # first: the cache may be read-only
+        if path.is_file() and _has_sha256(path, sha256):  # before anything is written, since the cache may be read-only
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # only one process of a run downloads the file
@@ -70,7 +70,7 @@ def download(name: str, file: Download) -> Path:
             except ValueError:
                 if not kept:
                     raise
-                return Path(retrieve())  # from the start: the kept bytes may be of another file
+                return Path(retrieve())  # restart, since the kept bytes may be of a different file
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "the server does not answer"
         if part.exists() and part.stat().st_size > kept:
@@ -100,14 +100,14 @@ def _unexpected(path: str, sha256: str) -> str:
 
 
 def _continue_download(part: Path, address: str, output: str, _: object) -> None:
-    """Download the bytes that `part` lacks and move it to `output`, where pooch verifies the SHA-256."""
+    """Download the missing bytes of `part` and move it to `output`, where pooch verifies the SHA-256."""
     import requests
 
     begin = part.stat().st_size if part.exists() else 0
-    # Without compression: a part of a compressed transfer cannot be resumed.
+    # Disable compression, since a compressed transfer cannot be resumed.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
     with requests.get(address, headers=headers, stream=True, timeout=TIMEOUT) as response:
-        if begin and response.status_code == 416:  # no bytes are missing, but `part` is unverified: restart
+        if begin and response.status_code == 416:  # no bytes are missing, but `part` was never verified: restart
             part.unlink()
             return _continue_download(part, address, output, _)
         response.raise_for_status()

@@ -1,4 +1,4 @@
-"""Reading of text files in any encoding; error messages name the file and the line."""
+"""Reading of text files and tables in any encoding; error messages name the file and the line."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lightning_tfm.errors import UserError, rank_zero_print
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, whose mark begins with the same bytes
+    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, whose mark starts with the same bytes
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Encodings by the byte order mark at the beginning of a file."""
+"""Encodings by the byte order mark at the start of a file."""
 
 
 def resolve_path(name: str, known: dict[str, Download]) -> Path:
     """Return the path of a user's file, in the current folder or the mirror, or of a downloadable file.
 
     Args:
-        name: the path of the file, or the name of a downloadable one.
+        name: the path of the file, or the name of a downloadable file.
         known: the downloadable files, by name.
 
     Raises:
-        UserError: if there is no such file, or it cannot be downloaded.
+        UserError: if the file does not exist or cannot be downloaded.
     """
     if Path(name).is_file():
         return Path(name)
@@ -54,14 +54,14 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the normalized text of a file; decompress it if its name ends with .gz.
+    """Read and normalize the text of a file, which is decompressed if its name ends with .gz.
 
     Args:
-        path: the file.
-        encoding: its encoding, by Python's name.
+        path: the path of the file.
+        encoding: the encoding of the file, by Python's name.
 
     Raises:
-        UserError: if the file cannot be read, is empty or binary, or has another encoding.
+        UserError: if the file cannot be read, is empty or binary, or has a different encoding.
     """
     try:
         data = path.read_bytes()
@@ -72,16 +72,15 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def normalize_text(text: str) -> str:
-    """Return the text in Unicode's normalization form NFC.
+    """Convert a text to Unicode's normalization form NFC.
 
-    Files, names of labels and a user's input all pass through it, so that an accented letter always has the same
-    encoding.
+    This is applied to files, label names and user input, so an accented letter is always the same code point.
     """
     return unicodedata.normalize("NFC", text)
 
 
 def decode_text(data: bytes, name: str, encoding: str) -> str:
-    """Return the normalized text of a file's content.
+    """Decode and normalize the content of a file.
 
     Args:
         data: the content.
@@ -89,7 +88,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         encoding: the encoding, by Python's name.
 
     Raises:
-        UserError: if the content is empty or binary, or has another encoding.
+        UserError: if the content is empty or binary, or has a different encoding.
     """
     try:
         known = codecs.lookup(encoding).name
@@ -119,11 +118,11 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
 
 SOURCE_NAMES = ("source", "src", "input", "text", "review", "sentence")
 TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment")
-"""Names of columns by which a first line is recognized as a header."""
+"""Column names by which the first line of a table is recognized as a header."""
 
 
 class Table(NamedTuple):
-    """The content of a table.
+    """Content of a table.
 
     Attributes:
         rows: the fields of each row.
@@ -134,7 +133,7 @@ class Table(NamedTuple):
     columns: list[str] | None
 
     def ordered(self, first: Sequence[str], second: Sequence[str]) -> list[list[str]]:
-        """Return the rows, with their two columns swapped if the header names them in the other order.
+        """Return the rows, with the two columns swapped if the header names them in reverse order.
 
         Args:
             first: possible names of the first column.
@@ -146,21 +145,22 @@ class Table(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Return the number of the first row, from 1, where a header counts as a row."""
+        """Return the line number of the first row, counted from 1, including a header."""
         return 1 if self.columns is None else 2
 
 
 def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) -> Table:
-    """Return the fields of each line of a table: separated by tabs, or by commas if its name ends with .csv.
+    """Read a table, whose fields are separated by tabs, or by commas if its name ends with .csv.
 
     Args:
-        path: the file.
-        encoding: its encoding, by Python's name.
+        path: the path of the table.
+        encoding: the encoding of the table, by Python's name.
         header: whether the first line names the columns; by default, if all its fields are in SOURCE_NAMES or
             TARGET_NAMES, or "features".
 
     Raises:
-        UserError: as `read_text`, and if a line has no separator or not as many as the first line.
+        UserError: if `read_text` fails, a line has no separator or fewer or more than the first line, or there are no
+            rows below the header.
     """
     if path.name.removesuffix(".gz").endswith(".csv"):
         separator = "comma"
@@ -191,5 +191,5 @@ def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) 
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Return the lines of a file, separated by line feeds only; see `read_text`."""
+    """Read the lines of a file, separated only by line feeds; see `read_text`."""
     return read_text(path, encoding).removesuffix("\n").split("\n")

@@ -1,4 +1,4 @@
-"""Hashes that are equal on every machine."""
+"""Hashes that are the same on every machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def stable_hash(text: str) -> int:
-    """Return a 64-bit hash of a text, equal on every machine, unlike `hash`."""
+    """Return a 64-bit hash of a text, which is the same on every machine, unlike `hash`."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 

@@ -23,9 +23,9 @@ class LabeledBatch(NamedTuple):
     """Batch of B texts and their classes.
 
     Attributes:
-        text: (B, S), right-padded ids, or (B, S, G) if each token has G ids.
-        label: (B), the class of each text, from 0.
-        rows: (B), the index of each text in its dataset.
+        text: the right-padded ids (B, S), or (B, S, G) if each token has G ids.
+        label: the class of each text (B), from 0.
+        rows: the index of each text in its dataset (B).
     """
 
     text: Tensor
@@ -39,12 +39,12 @@ class LabeledBatch(NamedTuple):
 
     @property
     def words(self) -> Tensor:
-        """Return the id of each token itself, which precedes the ids of its n-grams, (B, S)."""
+        """Return the ids (B, S) of the tokens, without the ids of their n-grams."""
         return self.text if self.text.dim() == 2 else self.text[..., 0]
 
     @property
     def tokens(self) -> Tensor:
-        """Return the number of tokens without padding, a scalar."""
+        """Return the number of tokens without padding, as a scalar tensor."""
         return (self.words != PAD).sum()
 
 
@@ -55,7 +55,7 @@ class LabeledDataset(Dataset[LabeledBatch]):
         pairs: the texts and their labels.
         tokenizer: the tokenizer of the texts.
         labels: the names of the classes.
-        max_length: maximum length of a text in tokens; of a longer text, the last tokens are kept.
+        max_length: maximum length of a text in tokens; longer texts are truncated to their last tokens.
 
     Raises:
         UserError: if a text has no tokens.
@@ -95,13 +95,13 @@ class LabeledDataset(Dataset[LabeledBatch]):
 
 
 class LabeledDataModule(TaskDataModule, ABC):
-    """Base class of data modules of labeled texts. A subclass implements `pairs`.
+    """Base class of data modules of labeled texts. Subclasses implement `pairs`.
 
     Args:
         tokenizer: the tokenizer of the texts.
         labels: the names of the classes.
         max_length: maximum length of a text in tokens.
-        truncate: whether to keep the last `max_length` tokens of longer texts, instead of raising UserError.
+        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
@@ -133,7 +133,7 @@ class LabeledDataModule(TaskDataModule, ABC):
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """Return all texts of a split and their labels, the same for every call and on every machine.
+        """Return all texts and labels of a split, which must be the same in every call and on every machine.
 
         Args:
             split: "train", "val" or the name of a test set.

@@ -21,12 +21,12 @@ class ResumableDataLoader(DataLoader[Any]):
     Args:
         examples: the encoded data.
         stream: the sampler of the batches.
-        num_batches: maximum number of batches of one iteration, which ends when the position is a multiple of it.
+        num_batches: maximum number of batches per iteration, which ends when the position is a multiple of it.
         settings: further arguments of DataLoader.
 
     Note:
-        For Lightning, the whole run is one epoch: passes over the data may differ in length, and resuming is most
-        error-prone at the end of an epoch.
+        In Lightning, the whole run is a single epoch, since epochs over the data may differ in length, and resuming is
+        most error-prone at the end of an epoch.
     """
 
     dataset: Any  # Examples
@@ -35,11 +35,11 @@ class ResumableDataLoader(DataLoader[Any]):
     def __init__(self, examples: Examples, stream: TrainingSampler, num_batches: int, **settings: Any) -> None:
         super().__init__(cast(Dataset[Any], examples), sampler=stream, **settings)
         self.num_batches = num_batches
-        self.position = 0  # batches yielded since the run began
+        self.position = 0  # batches yielded since the run started
 
     @property
     def samples(self) -> int:
-        """Return the number of rows yielded since the run began, over all processes."""
+        """Return the number of rows yielded since the run started, over all processes."""
         return self.sampler.samples_seen(self.position)
 
     def __len__(self) -> int:
@@ -61,10 +61,10 @@ class ResumableDataLoader(DataLoader[Any]):
         """Restore the position in the stream.
 
         Args:
-            state: the state of another loader, from `state_dict`.
+            state: the state returned by `state_dict`.
 
         Raises:
-            UserError: if the state belongs to a stream with other data or settings.
+            UserError: if the state belongs to a stream with different data or settings.
         """
         for name, ours in self.state_dict().items():
             theirs = state.get(name)

@@ -24,7 +24,7 @@ from lightning_tfm.memory import total_memory
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 SAMPLE = 20_000
-"""Number of pairs from which the largest size of a split is estimated."""
+"""Number of pairs from which the maximum size of a split is estimated."""
 
 
 class Pair(NamedTuple):
@@ -33,8 +33,8 @@ class Pair(NamedTuple):
     Attributes:
         source: the source text.
         target: the target text, or the label of a labeled text.
-        alignment: aligned symbols as (source index, target index), from 0; None if unknown.
-        category: the category of the pair, by which metrics are reported; None if the data have no categories.
+        alignment: the aligned symbols as (source index, target index), from 0; None if unknown.
+        category: the category of the pair, by which metrics are grouped; None if the data have no categories.
     """
 
     source: str
@@ -72,17 +72,17 @@ class PairDataset(Dataset[Batch]):
 
 
 class PairDataModule(TaskDataModule, ABC):
-    """Base class of data modules of pairs. A subclass implements `pairs`.
+    """Base class of data modules of pairs. Subclasses implement `pairs`.
 
-    The vocabulary and the maximum lengths are known after construction, so that a model can be built and checked before
-    the data are encoded.
+    The vocabulary and the maximum lengths are known after construction, so a model can be constructed and checked
+    before the data are encoded.
 
     Args:
         tokenizer: the tokenizer of sources and targets.
-        max_source_length: maximum length of a source in tokens, EOS included.
-        max_target_length: maximum length of a target in tokens, EOS included.
+        max_source_length: maximum length of a source in tokens, including EOS.
+        max_target_length: maximum length of a target in tokens, including EOS.
         batch_size, eval_batch_size, num_workers, seed, test_sets: see TaskDataModule.
-        drop_too_long: whether to drop longer training pairs, instead of raising UserError.
+        drop_too_long: whether to drop longer training pairs instead of raising UserError.
     """
 
     holds = "pairs of source and target"
@@ -107,7 +107,7 @@ class PairDataModule(TaskDataModule, ABC):
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """Return all pairs of a split, the same for every call and on every machine.
+        """Return all pairs of a split, which must be the same in every call and on every machine.
 
         Args:
             split: "train", "val" or the name of a test set.
@@ -148,15 +148,15 @@ class PairDataModule(TaskDataModule, ABC):
 
 
 class GeneratedDataModule(PairDataModule):
-    """Base class of data modules that draw pairs from a seed. A subclass implements `stream`.
+    """Base class of data modules that generate pairs from a seed. Subclasses implement `stream`.
 
-    The split of a source depends on its hash alone, not on the seed: a tenth of all sources belongs to validation, a
-    fifth to the test sets and the rest to training. No source is in two splits, even with two seeds. Training pairs are
-    drawn with repetition; the sources of any other split are distinct.
+    The split of a source depends only on its hash, not on the seed: 10 % of all sources are for validation, 20 % for
+    the test splits, and the rest for training. No source is in two splits, even for different seeds. Training pairs are
+    drawn with replacement; the sources of each other split are distinct.
 
     Args:
         sizes: the number of pairs of each split.
-        split_key: a function that normalizes sources; sources with the same result belong to the same split.
+        split_key: a function that normalizes sources; sources with the same result are in the same split.
         tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
             PairDataModule.
     """
@@ -196,7 +196,7 @@ class GeneratedDataModule(PairDataModule):
         if self.datasets:
             return
         for split, size in self.sizes.items():
-            if size > (100 * SAMPLE if split == "train" else SAMPLE):  # a sample takes time
+            if size > (100 * SAMPLE if split == "train" else SAMPLE):  # drawing a sample takes time
                 self._check_size(split, size)
         super().setup(stage)
         seen: dict[str, str] = {}
@@ -207,13 +207,13 @@ class GeneratedDataModule(PairDataModule):
                 seen[source] = split
 
     def _check_size(self, split: str, size: int) -> None:
-        """Raise UserError, from a sample, if a split is larger than what can be drawn or held in memory."""
+        """Raise UserError if a sample shows that a split has too few distinct sources or does not fit into memory."""
         drawn = islice(self.stream(split, stable_hash(f"{split} {self.seed}")), SAMPLE)
         sample = [pair for pair in drawn if self._belongs(pair, split)]
         if not sample:
             return
         times = Counter(Counter(pair.source for pair in sample).values())
-        if split != "train" and times[1] < len(sample) / 100:  # almost all sources were drawn, most of them repeatedly
+        if split != "train" and times[1] < len(sample) / 100:  # almost all sources were drawn several times
             most = sum(times.values()) + times[1] ** 2 // (2 * max(1, times[2]))  # Chao (1984)
             if size > 2 * most:
                 raise UserError(
@@ -233,10 +233,10 @@ class GeneratedDataModule(PairDataModule):
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
-        """Yield pairs endlessly; `pairs` selects the ones of a split.
+        """Yield an endless stream of pairs, from which `pairs` selects those of the split.
 
         Args:
-            split: the split, for data that draw some pairs for one split only.
+            split: the split, for data in which some pairs occur in one split only.
             seed: the seed of the pairs.
         """
 
@@ -264,5 +264,5 @@ class GeneratedDataModule(PairDataModule):
 
 
 def _bucket(source: str) -> str:
-    """Return the split of a source: "train", "val", or "test" for all test sets."""
+    """Return the split of a source: "train", "val", or "test" for all test splits."""
     return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]

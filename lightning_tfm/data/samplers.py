@@ -15,10 +15,10 @@ from lightning_tfm.data.hashing import stable_hash
 
 
 class TrainingSampler(Sampler[Tensor], ABC):
-    """Base class of samplers of training batches: an endless stream that depends on the seed alone.
+    """Base class of samplers of training batches: an endless stream that depends only on the seed.
 
-    The stream consists of epochs, each in another order. The global batch of a step is the same for any number of
-    processes, which divide its rows among them.
+    The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
+    processes, among which its rows are divided.
 
     Args:
         seed: the seed of the order.
@@ -44,7 +44,7 @@ class TrainingSampler(Sampler[Tensor], ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the settings that must be unchanged, besides the data, to resume the stream."""
+        """Return the settings that must be unchanged, in addition to the data, to resume the stream."""
 
     @abstractmethod
     def samples_seen(self, position: int) -> int:
@@ -62,12 +62,12 @@ class TrainingSampler(Sampler[Tensor], ABC):
 class LengthGroupedSampler(TrainingSampler):
     """Sampler of batches with a fixed number of rows.
 
-    Rows of similar length share a batch, to reduce padding: the shuffled rows are sorted by length in pools of 16
-    batches and cut into batches, which are shuffled. Rows that do not fill a batch are left out of the epoch.
+    Rows of similar length are grouped into batches to reduce padding: the shuffled rows are sorted by length in pools
+    of 16 batches and split into batches, which are shuffled. Rows that do not fill a batch are dropped from the epoch.
 
     Args:
-        lengths: the length of each row in tokens, (N).
-        batch_size: number of rows of a batch, over all processes.
+        lengths: the length of each row in tokens (N).
+        batch_size: number of rows in a batch, over all processes.
         seed, rank, world_size: see TrainingSampler.
     """
 
@@ -86,7 +86,7 @@ class LengthGroupedSampler(TrainingSampler):
         return position * self.batch_size
 
     def _epoch(self, number: int, generator: torch.Generator) -> Tensor:
-        """Return the batches of an epoch, (batches, B)."""
+        """Return the batches of an epoch (batches, B)."""
         order = torch.randperm(len(self.lengths), generator=generator)[: self.batches_per_epoch * self.batch_size]
         pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in order.split(self.POOL * self.batch_size)]
         batches = torch.cat(pools).view(self.batches_per_epoch, self.batch_size)
@@ -94,27 +94,27 @@ class LengthGroupedSampler(TrainingSampler):
 
 
 class MaxTokensSampler(TrainingSampler):
-    """Sampler of batches with a maximum number of tokens, padding included: many short rows or few long ones.
+    """Sampler of batches with a maximum number of tokens, including padding: many short rows or few long rows.
 
-    The rows are sorted by length, rows of equal length in random order, and cut where a batch is full; the batches are
-    shuffled. A row that is longer than `batch_tokens` is a batch by itself.
+    The rows are sorted by length, with rows of equal length in random order, and split into full batches, which are
+    shuffled. A row longer than `batch_tokens` is its own batch.
 
     Args:
-        lengths: the length of each row in tokens, (N).
-        batch_tokens: maximum number of tokens of a batch, padding included, over all processes.
+        lengths: the length of each row in tokens (N).
+        batch_tokens: maximum number of tokens in a batch, including padding, over all processes.
         seed, rank, world_size: see TrainingSampler.
     """
 
     def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(seed, rank, world_size)
         self.lengths, self.batch_tokens = lengths, batch_tokens
-        self.cuts, begin = [], 0  # the same in each epoch, as the sorted lengths are
+        self.cuts, begin = [], 0  # the same in each epoch, since the sorted lengths are
         ordered = lengths.sort(descending=True).values.tolist()
         for index in range(1, len(ordered)):
             if (index + 1 - begin) * ordered[begin] > batch_tokens:
                 self.cuts.append(index)
                 begin = index
-        if self.cuts:  # balance the last two batches, so that no batch is small
+        if self.cuts:  # balance the last two batches, since the last may be small
             begin = self.cuts[-2] if len(self.cuts) > 1 else 0
             self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
         ends = [*self.cuts, len(lengths)]
@@ -122,7 +122,7 @@ class MaxTokensSampler(TrainingSampler):
 
     @property
     def fewest_rows(self) -> int:
-        """Return the number of rows of the smallest batch."""
+        """Return the number of rows in the smallest batch."""
         return min(self.sizes)
 
     @property
@@ -141,14 +141,14 @@ class MaxTokensSampler(TrainingSampler):
 
 
 class WindowSampler(TrainingSampler):
-    """Sampler of batches of windows of a text, given by their first tokens.
+    """Sampler of batches of windows of a text, given by the positions of their first tokens.
 
     The windows of an epoch are adjacent and start at a random offset.
 
     Args:
-        num_tokens: number of tokens of the text.
-        max_length: number of tokens of a window.
-        batch_size: number of windows of a batch, over all processes.
+        num_tokens: number of tokens in the text.
+        max_length: number of tokens in a window.
+        batch_size: number of windows in a batch, over all processes.
         seed, rank, world_size: see TrainingSampler.
     """
 
@@ -168,21 +168,21 @@ class WindowSampler(TrainingSampler):
         return position * self.batch_size
 
     def _epoch(self, number: int, generator: torch.Generator) -> Tensor:
-        """Return the batches of an epoch, (batches, B)."""
+        """Return the batches of an epoch (batches, B)."""
         first = torch.randint(self.max_length, (), generator=generator)
         order = torch.randperm(self.windows, generator=generator)[: self.batches_per_epoch * self.batch_size]
         return (first + order * self.max_length).view(self.batches_per_epoch, self.batch_size)
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Sampler of evaluation batches: every row once, on one process, grouped by length to reduce padding.
+    """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
 
-    All processes get equally many batches, none of them empty, so that none waits for another. The order of the batches
-    is random but fixed, so that the first few are representative.
+    All processes get the same number of batches, none of them empty, since they wait for each other after each batch.
+    The order of the batches is random but fixed, so the first few are representative.
 
     Args:
-        lengths: the length of each row in tokens, (N).
-        batch_size: maximum number of rows of a batch of each process; with 1, a batch may have 2 rows.
+        lengths: the length of each row in tokens (N).
+        batch_size: maximum number of rows in a batch per process; with 1, a batch may have 2 rows.
         rank: the rank of this process.
         world_size: the number of processes.
     """

@@ -17,7 +17,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD, Tokenizer
 
 SHORT_LINE = 30
-"""Minimum length, in characters, of a line that is compared with the training data."""
+"""Minimum length, in characters, of lines that are compared with the training data."""
 
 
 class TextDataset(Dataset[Batch]):
@@ -26,13 +26,13 @@ class TextDataset(Dataset[Batch]):
     Args:
         text: the text.
         tokenizer: the tokenizer of the text.
-        max_length: number of tokens of a window.
-        stride: number of tokens between the starts of two consecutive rows: 1 for windows at any position, `max_length`
-            for adjacent windows, which score every token once.
-        part: the name of the part of the text, for error messages.
+        max_length: number of tokens in a window.
+        stride: number of tokens between the starts of consecutive rows: 1 for windows at any position, `max_length` for
+            adjacent windows, which score every token once.
+        part: the name of the split, for error messages.
 
     Raises:
-        UserError: if the text has fewer than max_length + 1 tokens, or 2 * max_length + 1 unless stride is max_length.
+        UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer, max_length: int, stride: int, part: str) -> None:
@@ -63,12 +63,12 @@ class TextDataset(Dataset[Batch]):
 
 
 class TextDataModule(TaskDataModule):
-    """Base class of data modules of a text, which is cut into windows.
+    """Base class of data modules of a text, which is split into windows.
 
     Args:
         tokenizer: the tokenizer of the text.
-        texts: the text of each split; without "test", the test is on "val".
-        max_length: number of tokens of a window.
+        texts: the text of each split; without "test", the model is tested on "val".
+        max_length: number of tokens in a window.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
@@ -96,7 +96,7 @@ class TextDataModule(TaskDataModule):
         self.max_target_length = 0
 
     def sources(self, split: str) -> list[str]:
-        """Return the lines of a split without short ones, such as names of speakers, which often recur."""
+        """Return the lines of a split except short ones, such as names of speakers, which often recur."""
         return [line for line in self.texts[split].splitlines() if len(line) >= SHORT_LINE]
 
     def examples(self, split: str) -> TextDataset:

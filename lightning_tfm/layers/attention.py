@@ -1,6 +1,6 @@
 """Attention layers, and a context manager that records their attention weights.
 
-Shapes: B batch, T queries, S keys, D width, H heads. Masks are boolean, True where a query may attend.
+Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True where a query may attend.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lightning_tfm.layers.cpu import Linear
 from lightning_tfm.layers.positions import FreqsCis, apply_rotary
 
 KVCache = tuple[Tensor, Tensor]
-"""KV cache of one attention layer of a decoder: its keys and its values, (B, H, S, D/H) each."""
+"""KV cache of an attention layer of a decoder: the keys and the values, (B, H, S, D/H) each."""
 
 
 class Attention(nn.Module, ABC):
     """Base class of attention layers.
 
+    Attributes:
+        over_memory: whether keys come from the encoder's output instead of the queries' own sequence.
+
     Note:
         `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them.
-
-    Attributes:
-        over_memory: whether keys come from the encoder's output rather than from the queries' own sequence.
     """
 
     over_memory: ClassVar[bool] = True
@@ -43,19 +43,19 @@ class Attention(nn.Module, ABC):
 
 @contextmanager
 def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the attention weights of every attention layer that runs inside the block.
+    """Record the attention weights of every attention layer that runs within the context.
 
-    A forward hook repeats each call with `Attention.weights`, the slow and exact path. Repeated calls of a layer, one
-    per step in decoding, are concatenated along T.
-
-    Note:
-        A compiled network runs eagerly inside the block, since compiled code skips the hooks.
+    Forward hooks repeat each call with `Attention.weights`, which is slow but exact. The weights of repeated calls, one
+    per decoding step, are concatenated along T.
 
     Args:
-        network: the network that runs inside the block.
+        network: the network that runs within the context.
 
     Yields:
-        Weights (B, H, T, S) by layer name; the dictionary is filled when the block ends.
+        The weights (B, H, T, S) by layer name; the dictionary is filled on exit.
+
+    Note:
+        A compiled network runs eagerly within the context, since compiled code skips the hooks.
     """
     calls: dict[str, list[Tensor]] = defaultdict(list)
     maps: dict[str, Tensor] = {}
@@ -80,7 +80,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return the causal mask (T, S): True up to the position of each query; the last query attends to every key.
+    """Return the causal mask (T, S), True up to the position of each query; the last query attends to all keys.
 
     Args:
         queries: number of queries T.
@@ -91,13 +91,13 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
-    """Return softmax(Q K^T / sqrt(D/H)), (B, H, T, S) (Vaswani et al. 2017, equation 1).
+    """Return the attention weights softmax(Q K^T / sqrt(D/H)) (B, H, T, S) (Vaswani et al. 2017, equation 1).
 
     Args:
-        query: (B, H, T, D/H).
-        key: (B, H, S, D/H).
-        mask: broadcastable to (B, H, T, S); None to attend everywhere.
-        is_causal: use the causal mask instead of `mask`.
+        query: the queries (B, H, T, D/H).
+        key: the keys (B, H, S, D/H).
+        mask: the mask, broadcastable to (B, H, T, S); None to attend to all keys.
+        is_causal: whether to use the causal mask instead of `mask`.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if is_causal:
@@ -108,7 +108,11 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
 
 
 def check_num_heads(d_model: int, num_heads: int) -> None:
-    """Raise UserError unless d_model is divisible by num_heads."""
+    """Check that d_model is divisible by num_heads.
+
+    Raises:
+        UserError: if it is not.
+    """
     if num_heads < 1 or d_model < num_heads or d_model % num_heads:
         below = max(1, d_model // max(1, num_heads)) * num_heads
         raise UserError(
@@ -118,8 +122,8 @@ def check_num_heads(d_model: int, num_heads: int) -> None:
 
 
 def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
-    """Split projections (B, T, parts * D) into one tensor of heads (B, H, T, D/H) per part."""
-    # Parts before heads: splitting all heads at once costs one more copy of the gradients in the backward pass.
+    """Split projections (B, T, parts * D) into a tensor of heads (B, H, T, D/H) for each part."""
+    # Split parts before heads: splitting all heads at once would copy the gradients once more in the backward pass.
     return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in projected.chunk(parts, dim=-1)]
 
 
@@ -138,7 +142,7 @@ class SelfAttention(Attention):
         super().__init__()
         check_num_heads(d_model, num_heads)
         self.num_heads = num_heads
-        self.qkv_proj = Linear(d_model, 3 * d_model, bias=bias)  # one large product instead of three
+        self.qkv_proj = Linear(d_model, 3 * d_model, bias=bias)  # one matrix product instead of three
         self.out_proj = Linear(d_model, d_model, bias=bias)
 
     def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,7 +151,7 @@ class SelfAttention(Attention):
             query, key = (
                 apply_rotary(query, freqs_cis),
                 apply_rotary(key, freqs_cis),
-            )  # the cache holds rotated keys
+            )  # the cache contains rotated keys
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         return query, key, value
@@ -163,18 +167,19 @@ class SelfAttention(Attention):
         """Attend from x to the cached positions, if any, and to x itself.
 
         Args:
-            x: (B, T, D).
-            mask: positions that each query may attend to, broadcastable to (B, H, T, S), where S includes the cache.
-            is_causal: attend to no later position; requires `mask` and `past` to be None.
-            past: KV cache of earlier calls.
-            freqs_cis: rotations of the positions of x, see `RotaryPositions`.
+            x: the input (B, T, D).
+            mask: the positions to which each query may attend, broadcastable to (B, H, T, S), where S includes the
+                cache.
+            is_causal: whether to mask later positions; requires `mask` and `past` to be None.
+            past: the KV cache of earlier calls.
+            freqs_cis: the rotations of the positions of x, see `RotaryPositions`.
 
         Returns:
             The context (B, T, D), and the KV cache for the next call.
         """
         assert not (is_causal and past is not None)
         query, key, value = self._project(x, past, freqs_cis)
-        # The fused kernel stores no weights (B, H, T, S) for the backward pass; dropout on the weights would need them.
+        # The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on the weights would need.
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.out_proj(context.transpose(1, 2).flatten(2)), (key, value)
 
@@ -191,7 +196,7 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Multi-head attention of a decoder over the output of the encoder, the memory.
+    """Multi-head cross-attention of a decoder over the memory, the output of the encoder.
 
     Args:
         d_model: width D.
@@ -219,9 +224,9 @@ class CrossAttention(Attention):
         """Return the context (B, T, D) of x over the memory.
 
         Args:
-            x: (B, T, D).
-            memory: keys and values, see `project_memory`.
-            mask: (B, 1, 1, S), True at real positions of the memory.
+            x: the input (B, T, D).
+            memory: the keys and values of the memory, see `project_memory`.
+            mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
         """
         context = F.scaled_dot_product_attention(self._split_query(x), *memory, attn_mask=mask)
         return self.out_proj(context.transpose(1, 2).flatten(2))
@@ -236,7 +241,7 @@ class AdditiveAttention(Attention):
     Args:
         d_query: width D of the query.
         d_memory: width E of the memory.
-        d_attention: width A of the sum.
+        d_attention: width A of the hidden layer.
     """
 
     def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
@@ -246,7 +251,7 @@ class AdditiveAttention(Attention):
         self.energy = Linear(d_attention, 1, bias=False)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        # tanh z = 2 sigmoid(2z) - 1, and softmax cancels the constant. Sigmoid is five times as fast as tanh on a CPU.
+        # tanh z = 2 sigmoid(2z) - 1, and the constant cancels in softmax. Sigmoid is five times faster than tanh on a CPU.
         hidden = torch.sigmoid(2 * (self.q_proj(query).unsqueeze(1) + keys))  # (B, S, A)
         return (2 * self.energy(hidden)).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
 
@@ -254,10 +259,10 @@ class AdditiveAttention(Attention):
         """Return the context (B, E) of one query over the memory.
 
         Args:
-            query: (B, D).
-            keys: `self.k_proj(memory)`, (B, S, A), computed once for all decoding steps.
-            memory: (B, S, E).
-            mask: (B, S), True at real positions of the memory.
+            query: the query (B, D).
+            keys: the keys `self.k_proj(memory)` (B, S, A), computed once for all decoding steps.
+            memory: the memory (B, S, E).
+            mask: the mask (B, S), True at memory positions that are not padding.
         """
         weights = self._weights(query, keys, mask)
         return (weights.unsqueeze(1) @ memory).squeeze(1)

@@ -10,23 +10,23 @@ from torch.nn import functional as F
 
 
 def _reads_in_one_thread() -> bool:
-    """Return whether BLAS multiplies a matrix by a vector in one thread, as MKL does on CPUs not made by Intel."""
+    """Return whether BLAS computes matrix-vector products in one thread, as MKL does on CPUs not made by Intel."""
     cpuinfo = Path("/proc/cpuinfo")  # Linux only
     return torch.backends.mkl.is_available() and cpuinfo.exists() and b"GenuineIntel" not in cpuinfo.read_bytes()
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` with a fast path for a single row on a CPU, the case of decoding one sequence.
+    """`torch.nn.Linear` with a fast path for a single row on a CPU, as in decoding one sequence.
+
+    Attributes:
+        CACHED: the number of weights below which the fast path is not used.
+        CUTS: whether this machine uses the fast path.
 
     Note:
         A matrix-vector product is bound by memory bandwidth. On Intel CPUs, MKL parallelizes it over threads, twice as
-        fast as the path here. On other CPUs, MKL reads the matrix in one thread, at a third of the bandwidth of a core
-        (torch 2.13 on an AMD EPYC). There, the matrix is split into four: a batch of products runs on all threads,
-        four times as fast on two cores. Small matrices stay in the cache and gain nothing.
-
-    Attributes:
-        CACHED: the number of weights below which a matrix counts as small.
-        SPLITS_MATRICES: whether this machine uses the fast path.
+        fast as this fast path. On other CPUs, MKL reads the matrix in one thread, at a third of the bandwidth of a core
+        (torch 2.13 on an AMD EPYC). There, the fast path splits the matrix into four: a batch of products runs on all
+        threads, four times as fast on two cores. Small matrices stay in the cache and do not benefit.
     """
 
     CACHED = 2**17
@@ -44,17 +44,17 @@ class Linear(nn.Linear):
 
 
 class Dropout(nn.Module):
-    """Dropout with a fast path for CPUs (Srivastava et al. 2014).
+    """Dropout (Srivastava et al. 2014) with a fast path for CPUs.
 
     In training, values are zeroed with probability p, and the others are scaled by 1 / (1 - p).
 
-    Note:
-        On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the matrix
-        product before it. Here, 64 random bits decide on four values, 16 bits each: p is rounded to a multiple of
-        2^-16, at most 1 - 2^-15, so that float16 can represent 1 / (1 - p).
-
     Args:
-        p: the probability, at least 0 and below 1.
+        p: the dropout probability, at least 0 and below 1.
+
+    Note:
+        On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the
+        preceding matrix product. Here, each 64-bit random number is used for four values: p is rounded to a multiple of
+        2^-16, and to at most 1 - 2^-15, for which float16 can represent 1 / (1 - p).
     """
 
     def __init__(self, p: float) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_tfm.errors import UserError
 
 FreqsCis = Tensor
-"""Rotations e^(i angle) of queries and keys: complex, (1, T, D/(2H)), or (B, 1, T, D/(2H)) if rows differ."""
+"""Rotations e^(i angle) of queries and keys: complex (1, T, D/(2H)), or (B, 1, T, D/(2H)) if rows differ."""
 
 
 class SinusoidalPositions(nn.Module):
@@ -39,7 +39,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Embedding):
-    """Learned positional encodings: maps positions (...) to encodings (..., D)."""
+    """Learned positional encodings, which map positions (...) to encodings (..., D)."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=math.sqrt(0.5))  # the root mean square of the sinusoids
@@ -48,12 +48,12 @@ class LearnedPositions(nn.Embedding):
 class RotaryPositions(nn.Module):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
-    Queries and keys are rotated so that their dot product depends on the distance between their positions. Elements
+    Queries and keys are rotated, which makes their dot product depend on the distance between their positions. Elements
     2i and 2i + 1 of a head of width d form a complex number, rotated by the angle p / 10000^(2i/d) at position p.
 
     Args:
         max_length: number of positions.
-        d_head: width d of a head, even.
+        d_head: width d of a head; must be even.
 
     Raises:
         UserError: if d_head is odd.
@@ -67,7 +67,9 @@ class RotaryPositions(nn.Module):
         if d_head % 2:
             raise UserError(f"d_model / num_heads must be even for rotary positions, but is {d_head}; try {d_head + 1}")
         angles = torch.outer(torch.arange(max_length), 10000.0 ** -(torch.arange(0, d_head, 2) / d_head))
-        self.register_buffer("cos", angles.cos(), persistent=False)  # separate: `.to(dtype)` drops imaginary parts
+        self.register_buffer(
+            "cos", angles.cos(), persistent=False
+        )  # separate, since `.to(dtype)` drops imaginary parts
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, positions: Tensor) -> FreqsCis:
@@ -82,10 +84,10 @@ def apply_rotary(x: Tensor, freqs_cis: FreqsCis) -> Tensor:
     """Rotate queries or keys.
 
     Args:
-        x: (B, H, T, D/H).
+        x: the queries or keys (B, H, T, D/H).
         freqs_cis: the rotations, see `RotaryPositions`.
     """
-    # One complex product: real products of strided parts took a sixth of the step of a small model on a CPU.
+    # Use one complex product: real products of strided tensors took a sixth of the step of a small model on a CPU.
     wide = torch.promote_types(x.dtype, torch.float32)
     numbers = torch.view_as_complex(x.to(wide).unflatten(-1, (-1, 2)))  # (B, H, T, D/2H)
     return torch.view_as_real(numbers * freqs_cis).flatten(-2).type_as(x)
