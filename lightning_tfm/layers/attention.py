@@ -179,7 +179,7 @@ class SelfAttention(Attention):
         """
         assert not (is_causal and past is not None)
         query, key, value = self._project(x, past, freqs_cis)
-        # The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on the weights would need.
+        # The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on them would need.
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.out_proj(context.transpose(1, 2).flatten(2)), (key, value)
 
@@ -251,7 +251,7 @@ class AdditiveAttention(Attention):
         self.energy = Linear(d_attention, 1, bias=False)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        # tanh z = 2 sigmoid(2z) - 1, and the constant cancels in softmax. Sigmoid is five times faster than tanh on a CPU.
+        # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
         hidden = torch.sigmoid(2 * (self.q_proj(query).unsqueeze(1) + keys))  # (B, S, A)
         return (2 * self.energy(hidden)).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
 

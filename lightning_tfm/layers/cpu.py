@@ -20,7 +20,7 @@ class Linear(nn.Linear):
 
     Attributes:
         CACHED: the number of weights below which the fast path is not used.
-        CUTS: whether this machine uses the fast path.
+        SPLITS_MATRICES: whether this machine uses the fast path.
 
     Note:
         A matrix-vector product is bound by memory bandwidth. On Intel CPUs, MKL parallelizes it over threads, twice as

@@ -67,9 +67,7 @@ class RotaryPositions(nn.Module):
         if d_head % 2:
             raise UserError(f"d_model / num_heads must be even for rotary positions, but is {d_head}; try {d_head + 1}")
         angles = torch.outer(torch.arange(max_length), 10000.0 ** -(torch.arange(0, d_head, 2) / d_head))
-        self.register_buffer(
-            "cos", angles.cos(), persistent=False
-        )  # separate, since `.to(dtype)` drops imaginary parts
+        self.register_buffer("cos", angles.cos(), persistent=False)  # real, since `.to(dtype)` drops imaginary parts
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, positions: Tensor) -> FreqsCis:
