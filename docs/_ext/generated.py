@@ -153,7 +153,7 @@ def _fit() -> str:
     checkpoint = [action for name, action in actions.items() if name.startswith("checkpoint.")]
     trainer = [actions[f"trainer.{name}"] for name in TRAINER_SETTINGS]
     parts = [
-        "Each setting of an experiment is an option, named by its path in the YAML.\n"
+        "Each setting of an experiment is an option, named by its path in the YAML file.\n"
         "Options that follow `--config` override it.",
         "`lightning-tfm fit --config date_gpt --print_config` prints all settings with their values,\n"
         "`lightning-tfm fit --help-all` lists all options of the Trainer, and\n"

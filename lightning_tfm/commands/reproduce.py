@@ -121,7 +121,7 @@ def make_parser() -> CommandParser:
         "resume it.",
     )
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", help="an experiment or a YAML (default: all experiments with claims)"
+        "names", metavar="NAME", nargs="*", help="an experiment or a YAML file (default: all experiments with claims)"
     )
     parser.add_argument("--seeds", default=SEEDS, metavar="SEEDS", help=f"such as 7, 1..5 or 1,4,9 (default: {SEEDS})")
     parser.add_argument(
