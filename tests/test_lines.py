@@ -118,7 +118,6 @@ def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
 def test_alignments_follow_the_attention(checkpoint, sources):
     """Without a gold alignment, of the mean over the heads of the middle layer."""
     module = load(checkpoint)
-    shift = module.network.alignment_shift
     for source, answer in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
         (output,) = answer.outputs
         found = [
@@ -128,7 +127,7 @@ def test_alignments_follow_the_attention(checkpoint, sources):
         ]
         shown = found[len(found) // 2]
         targets, symbols = module.tokenizer.split_target(output.text), module.tokenizer.split(source)
-        rows = shown.weights.mean(0)[shown.first_target + shift :][: len(targets), : len(symbols)]
+        rows = shown.weights.mean(0)[shown.first_target :][: len(targets), : len(symbols)]
         words = module.tokenizer.word_indices
         first, second = words(source) or range(len(symbols)), words(output.text) or range(len(targets))
         expected = {(first[i], second[j]) for j, i in enumerate(rows.argmax(1).tolist())}

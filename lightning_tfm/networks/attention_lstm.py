@@ -23,7 +23,6 @@ class AttentionLSTM(Seq2SeqNetwork):
     """
 
     is_traceable = False  # the decoder is a Python loop over its steps
-    alignment_shift = 0  # it attends before it predicts a token
 
     def __init__(self, vocab_size: int, d_model: int = 64, dropout: float = 0.0) -> None:
         super().__init__(locals())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -131,14 +131,7 @@ class TextNetwork(Network):
 
 
 class Seq2SeqNetwork(Network):
-    """Base class of networks that map a source sequence to a target sequence.
-
-    Attributes:
-        alignment_shift: number of decoding steps between the prediction of a token and the attention to its source
-            tokens: 1 if the decoder attends once it has read the token, 0 if it attends before it predicts the token.
-    """
-
-    alignment_shift: ClassVar[int] = 1
+    """Base class of networks that map a source sequence to a target sequence."""
 
     def max_source_length(self, target_length: int) -> int | None:
         """Return the longest source that fits with a target of target_length tokens; None if unlimited."""
