@@ -47,7 +47,7 @@ FIELD_VALUES: dict[str, Callable[[date], int]] = {
 
 
 class Date(GeneratedDataModule):
-    """Data module that translates dates as people write them into ISO 8601; drawn by faker and formatted by babel.
+    """Data module of dates as people write them and in ISO 8601, drawn by faker and formatted by babel.
 
     Args:
         locales: babel's names of languages and regions, such as `en` or `de_AT`.

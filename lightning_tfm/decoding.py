@@ -1,8 +1,8 @@
 """Greedy decoding, sampling and beam search with any step function.
 
 A step function takes the last tokens (B) and a state, and returns the logits (B, V) of the next tokens and the new
-state. A state is a nested tuple of tensors whose first dimension is the batch, of which `reorder_state` selects rows.
-All functions decode whole batches and stop when every row has ended.
+state. A state is a nested tuple of tensors whose first dimension is the batch; `reorder_state` selects its rows. All
+functions decode whole batches and stop when every row has ended.
 """
 
 from __future__ import annotations

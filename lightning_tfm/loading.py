@@ -20,12 +20,12 @@ Class = TypeVar("Class")
 
 
 def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
-    """Return the trained model of a checkpoint, in evaluation mode on the CPU.
+    """Load the trained model of a checkpoint, in evaluation mode on the CPU.
 
     Args:
-        path: the checkpoint.
-        trust_packages: packages, installed or in the current folder, whose code is trusted; the network and the module
-            may be classes of these packages.
+        path: the path of the checkpoint.
+        trust_packages: trusted packages, installed or in the current folder, from which the classes of the network and
+            the module may be imported.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
@@ -54,14 +54,17 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
 def _import_class(
     name: Any, package: ModuleType, base: type[Class], path: str | Path, trust_packages: Sequence[str]
 ) -> type[Class]:
-    """Return a class that a checkpoint names.
+    """Import a class named in a checkpoint.
 
     Args:
         name: the dotted path of the class.
         package: the package whose exported classes are always trusted.
         base: the required base class.
-        path: the checkpoint, for error messages.
-        trust_packages: the packages that are trusted.
+        path: the path of the checkpoint, for error messages.
+        trust_packages: the trusted packages.
+
+    Raises:
+        UserError: if the class is not trusted, abstract or not derived from `base`.
     """
     name = str(name)
     known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in map(vars(package).__getitem__, package.__all__)}

@@ -25,20 +25,20 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds to wait for the server of W&B before a run starts offline."""
+"""Timeout in seconds for a response of the W&B server, after which a run starts offline."""
 
 START_TIMEOUT = 20.0
-"""Seconds to wait for a reachable server to start a run."""
+"""Timeout in seconds for a reachable server to start a run."""
 
 FINISH_TIMEOUT = 60.0
-"""Seconds to wait for the upload at the end of a run; data not uploaded by then remain in the folder of W&B."""
+"""Timeout in seconds for the upload at the end of a run, after which the remaining data stay in the W&B folder."""
 
 
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
-    """Lightning's WandbLogger, but W&B never prompts the user, and its failures do not affect training.
+    """Lightning's WandbLogger, except that W&B never prompts the user and that its failures do not affect training.
 
     The run is online if the user is logged in and the server answers, otherwise offline; WANDB_MODE may be offline or
-    disabled. If W&B fails, a warning is printed, and it is disabled for the rest of the run.
+    disabled. If W&B fails, a warning is printed, and W&B is disabled for the rest of the run.
 
     Args:
         log_best: whether to log the best checkpoint as an artifact.
@@ -57,7 +57,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @property
     def experiment(self) -> Any:
-        """Return the W&B run, or a dummy on other ranks and after a failed start."""
+        """Return the W&B run; a dummy on ranks other than 0, or if W&B has failed to start."""
         if self._experiment is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
             for mode in (self._mode, lambda: "offline"):
                 try:
@@ -65,12 +65,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
                     self._wandb_init["mode"] = chosen = mode()
                     offline = (chosen or wandb.setup().settings.mode) != "online"
-                    # Offline, W&B prints nothing useful: `console.print_upload_command` shows how to upload the run.
+                    # Silence W&B if offline, since `console.print_upload_command` shows how to upload the run.
                     self._wandb_init["settings"] = wandb.Settings(
                         init_timeout=START_TIMEOUT,
                         finish_timeout=FINISH_TIMEOUT,
                         silent=offline,
-                        console="off" if sys.stdout.isatty() else "auto",  # the log would show progress bars
+                        console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
                     )
                     return super().experiment
                 except Exception as error:  # W&B can raise any exception, and training must continue
@@ -79,7 +79,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         return super().experiment
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
-        """Set the name and the tags of the run, unless the user has set them, and log the commit."""
+        """Set the name and the tags of the run unless the user has set them, and log the commit."""
         self._wandb_init["name"] = self._wandb_init.get("name") or name
         self._wandb_init["tags"] = self._wandb_init.get("tags") or tags
         self._wandb_init["config"] = {"git_commit": commit} | (self._wandb_init.get("config") or {})
@@ -90,7 +90,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         settings = wandb.setup().settings
         if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
             return "offline" if self._offline else None
-        # Ask the server first: without a server, the login takes seconds.
+        # Check the server first, since the login takes seconds without a server.
         answers = _answers(f"{settings.base_url}/graphql")
         with redirect_stdout(StringIO()):
             if answers and wandb.login(prompt=False, verify=False):
@@ -101,7 +101,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        # For Lightning, a run is one epoch: see ResumableDataLoader.
+        # In Lightning, a run is a single epoch, see ResumableDataLoader.
         metrics = {name: value for name, value in metrics.items() if name != "epoch"}
         self._try(super().log_metrics, metrics, step)
 
@@ -111,14 +111,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @property
     def run_id(self) -> str | None:
-        """Return the id of the run in W&B; None if there is no run, or W&B has failed."""
+        """Return the W&B id of the run; None if there is no run, or W&B has failed."""
         import wandb
 
         return self._experiment.id if isinstance(self._experiment, wandb.Run) and not self.failed else None
 
     @property
     def offline_pattern(self) -> str | None:
-        """Return a shell pattern of the folders of an offline run, for `wandb sync`; None for any other run."""
+        """Return a shell pattern for the folders of an offline run, for `wandb sync`; None for any other run."""
         import wandb
 
         run = self._experiment
@@ -167,12 +167,12 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self.failed = True
             _warn(f"has failed and is disabled for the rest of the run: {error}")
             with suppress(Exception):
-                wandb.teardown()  # otherwise, it fails again when the process ends
+                wandb.teardown()  # otherwise, it would fail again when the process exits
 
 
 @runtime_checkable
 class MediaLogger(Protocol):
-    """Protocol for loggers that support tables and images."""
+    """Protocol of loggers that support tables and images."""
 
     def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
         """Log a table.
@@ -189,14 +189,14 @@ class MediaLogger(Protocol):
 
         Args:
             key: the name of the images.
-            images: paths of files, or arrays.
+            images: the images, as paths or arrays.
             step: the training step.
-            settings: lists with an entry for each image, such as `caption`.
+            settings: lists with one entry per image, such as `caption`.
         """
 
 
 def media_loggers(trainer: Trainer) -> list[MediaLogger]:
-    """Return the loggers of a trainer that log tables and images."""
+    """Return the loggers of a trainer that support tables and images."""
     return [logger for logger in trainer.loggers if isinstance(logger, MediaLogger)]
 
 
@@ -209,7 +209,7 @@ def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None)
     """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard.
 
     Args:
-        loggers: the loggers of the run, the first of which has created its folder.
+        loggers: the loggers of the run, of which the first has created the folder.
         tags: the tags.
         commit: the commit of the working directory; None outside a repository.
     """
@@ -228,11 +228,11 @@ def run_name(logger: Logger) -> str:
 def run_folder(trainer: Trainer) -> Path | None:
     """Return the folder of a run; None without a logger, and for `fast_dev_run`.
 
-    Note:
-        The path is broadcast: every process must call this function.
-
     Args:
         trainer: the trainer of the run.
+
+    Note:
+        All processes must call this function, since the path is broadcast.
     """
     if not trainer.loggers or trainer.fast_dev_run:
         return None
@@ -242,11 +242,11 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 
 class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
-    """Lightning's TensorBoardLogger, which writes to `runs/tensorboard` by default. Needs `pip install tensorboard`.
+    """Lightning's TensorBoardLogger, which writes to `runs/tensorboard` by default. Requires the package tensorboard.
 
     Args:
         save_dir: the parent folder of `name`.
-        name: the folder that holds a folder for each run, such as `copy_gpt_version_0`.
+        name: the folder that contains a folder for each run, such as `copy_gpt_version_0`.
         settings: further arguments of Lightning's TensorBoardLogger.
     """
 
@@ -257,7 +257,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
-        """Set the name of the run, unless the user has set it, and log the tags and the commit as hyper-parameters."""
+        """Set the name of the run unless the user has set it, and log the tags and the commit as hyper-parameters."""
         if self._version is None:
             self._version = name.replace("/", "_")
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
@@ -276,10 +276,10 @@ def _answers(address: str) -> bool:
                 answers.append(200)
             except HTTPError as error:
                 answers.append(error.code)
-        except Exception:  # no answer, or not one of W&B
+        except Exception:  # no answer, or not from W&B
             return
 
-    # In a thread, since DNS look-ups have no timeout.
+    # Use a thread, since DNS look-ups have no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(CONNECT_TIMEOUT)

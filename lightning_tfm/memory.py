@@ -1,4 +1,4 @@
-"""Memory: its size, its allocation and garbage collection."""
+"""Memory size, allocation and garbage collection."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def keep_freed_memory() -> None:
     """Keep freed memory for later allocations, if the C library is glibc.
 
     Note:
-        By default, glibc returns large blocks to the system at once. Every training step allocates and frees the same
-        blocks, so it would fault in all their pages again, which takes a fifth of the step of a small model on a CPU.
+        By default, glibc immediately returns large blocks to the system. Since every training step allocates and frees
+        the same blocks, it would page them in again, which takes a fifth of the step of a small model on a CPU.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         # Older versions reject a threshold above half of a heap and then use far less than their default.
@@ -35,10 +35,10 @@ def total_memory() -> int | None:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable garbage collection, for code that creates many long-lived objects, like imports and data loading.
+    """Disable garbage collection for code that creates many long-lived objects, such as imports and data loading.
 
     Note:
-        Python would scan all of these objects repeatedly, which takes a fifth of the time.
+        Otherwise, Python scans these objects repeatedly, which takes a fifth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

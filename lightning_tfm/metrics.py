@@ -1,4 +1,4 @@
-"""Metrics of sequences; each sample counts once, on any number of devices."""
+"""Metrics of sequences, which count each sample exactly once on any number of devices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
     """Return the sum of -log p over all tokens except padding, in nats.
 
     Args:
-        logits: (B, T, V).
-        target_out: (B, T).
+        logits: the logits (B, T, V).
+        target_out: the targets (B, T).
         label_smoothing: probability moved from the target to all tokens uniformly (Szegedy et al. 2016).
     """
     return F.cross_entropy(
@@ -40,8 +40,8 @@ def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
     """Return the sum of -log p over the tokens of each sequence (B), in nats.
 
     Args:
-        logits: (B, T, V).
-        target_out: (B, T).
+        logits: the logits (B, T, V).
+        target_out: the targets (B, T).
     """
     logits = at_least_float32(logits.flatten(0, 1))
     nll = F.cross_entropy(logits, target_out.flatten(), ignore_index=PAD, reduction="none")
@@ -49,11 +49,11 @@ def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
 
 
 class Mean(Metric):
-    """Mean of all values on all devices, summed in float32 or wider in every precision.
+    """Mean of all values on all devices, summed in at least float32 for every precision.
 
     Note:
-        `torchmetrics.MeanMetric` does not fit: `module.to(torch.bfloat16)` also converts its sums, and it leaves NaN
-        out of the mean or, if configured to keep NaN, ignores the weights.
+        `torchmetrics.MeanMetric` is not suitable: `module.to(torch.bfloat16)` also converts its sums, and it excludes
+        NaN from the mean or, if configured to keep NaN, ignores the weights.
     """
 
     full_state_update = False
@@ -66,7 +66,7 @@ class Mean(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor | int) -> None:
-        """Add values.
+        """Update the state with values.
 
         Args:
             total: the sum of the values.
@@ -88,7 +88,7 @@ class Mean(Metric):
 
 
 class Perplexity(Mean):
-    """Perplexity exp(sum of -log p / number of tokens), computed once from the totals of all batches."""
+    """Perplexity exp(sum of -log p / number of tokens), computed from the totals over all batches."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()
@@ -108,12 +108,12 @@ class SequenceMetrics(nn.ModuleDict):
         )
 
     def count(self, batch: Batch, logits: Tensor, exact: Tensor) -> None:
-        """Add a batch.
+        """Update the metrics with a batch.
 
         Args:
             batch: the sources and references.
-            logits: (B, T, V), given the prefixes of the references.
-            exact: (B), whether the text of the decoded output equals the reference.
+            logits: the logits (B, T, V), given the prefixes of the references.
+            exact: whether the text of each decoded output equals the reference (B).
         """
         tokens = (batch.target_out != PAD).sum()
         nll = token_nll(logits, batch.target_out)
@@ -129,7 +129,7 @@ class CorpusScores:
     """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of all outputs, from 0 to 100, by sacrebleu (Post 2018).
 
     Args:
-        names: the scores to compute, of "bleu" and "chrf".
+        names: the scores to compute: "bleu", "chrf" or both.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -142,7 +142,7 @@ class CorpusScores:
         self.lines += zip(outputs, references, strict=True)
 
     def compute(self) -> dict[str, float]:
-        """Return the scores of the outputs that all processes have added since the last call."""
+        """Return the scores of the outputs added on all processes since the last call."""
         from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
         lines, self.lines = all_gather_list(self.lines), []
@@ -158,7 +158,7 @@ class CorpusScores:
 
 
 def all_gather_list(lines: list[Any]) -> list[Any]:
-    """Return the concatenated lists of all processes, in order of rank."""
+    """Gather the lists of all processes, and return them concatenated in the order of ranks."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return lines
     parts: list[Any] = [None] * torch.distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Optimizers with the default settings of this project, and learning-rate schedules."""
+"""Optimizers with the default settings of this project, and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BETAS = (0.9, 0.98)
 def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
     """Return the parameter groups of a network: hidden matrices, embeddings and output, and vectors without decay.
 
-    Note:
-        Tensors of more than two dimensions belong to embeddings and output. Empty groups are left out.
-
     Args:
         network: the network.
-        head: its output layer.
+        head: the output layer of the network.
+
+    Note:
+        Tensors of more than two dimensions are in the group of embeddings and output. Empty groups are omitted.
     """
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
@@ -71,13 +71,13 @@ class AdamW(torch.optim.AdamW):
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for hidden matrices, and AdamW for all other parameters.
 
-    Muon orthogonalizes the update of each matrix. Updates are scaled to the root mean square of AdamW updates, so that
-    both can share a learning rate (Liu et al. 2025, 2.2).
+    Muon orthogonalizes the update of each matrix. Updates are scaled to the root mean square of AdamW updates, so both
+    can share a learning rate (Liu et al. 2025, 2.2).
 
     Args:
         params: the parameter groups, see `parameter_groups`.
         lr: the peak learning rate.
-        muon_lr: the peak learning rate of the hidden matrices; None for `lr`.
+        muon_lr: the peak learning rate of hidden matrices; None for `lr`.
         momentum: the momentum of Muon.
         betas: decay rates of the first and second moments of AdamW.
         weight_decay: decoupled weight decay of matrices; biases and norms do not decay.
@@ -107,7 +107,7 @@ class Muon(Optimizer):
         if others:
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
-        # Set last: the base class would add these to each group.
+        # These are set last, since the base class would add them to each group.
         self.defaults = {
             "lr": lr,
             "muon_lr": muon_lr,
@@ -133,14 +133,22 @@ class Muon(Optimizer):
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raise UserError unless a learning rate is positive and finite."""
+    """Check that a learning rate is positive and finite.
+
+    Raises:
+        UserError: if it is not.
+    """
     if not 0 < rate < math.inf:
         rule = "finite" if rate == math.inf else "above 0"
         raise UserError(f"{name} must be {rule}, but is {rate}; try 0.001")
 
 
 def check_decay(weight_decay: float) -> None:
-    """Raise UserError unless a weight decay is non-negative and finite."""
+    """Check that a weight decay is non-negative and finite.
+
+    Raises:
+        UserError: if it is not.
+    """
     if not 0 <= weight_decay < math.inf:
         rule = "finite" if weight_decay == math.inf else "at least 0"
         raise UserError(f"weight_decay must be {rule}, but is {weight_decay}; try 0")
@@ -148,11 +156,11 @@ def check_decay(weight_decay: float) -> None:
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """Learning-rate schedule: a warm-up, then a decay until `trainer.max_steps`.
+    """Learning rate schedule: a warm-up, followed by a decay until `trainer.max_steps`.
 
     Args:
-        warmup_steps: number of steps in which the learning rate rises linearly from 0 to its peak; with "one_cycle", by
-            half a cosine from 1/25 of the peak.
+        warmup_steps: number of steps in which the learning rate increases linearly from 0 to its peak; with
+            "one_cycle", by half a cosine from 1/25 of the peak.
         decay: "linear" to 0 (Bergsma et al. 2025), "cosine" and "one_cycle" (Smith & Topin 2018) to 0 by half a cosine,
             or "inverse_sqrt" as 1 / sqrt(step) (Vaswani et al. 2017, 5.3).
 
@@ -168,7 +176,11 @@ class LRSchedule:
             raise UserError(f"warmup_steps must be at least 0, but is {self.warmup_steps}; try 0")
 
     def check_max_steps(self, max_steps: int) -> None:
-        """Raise UserError if max_steps is below 1, such as -1 for an unlimited run."""
+        """Check that max_steps is at least 1.
+
+        Raises:
+            UserError: if it is below 1, such as -1 for an unlimited run.
+        """
         if max_steps < 1:
             raise UserError(
                 "trainer.max_steps must be at least 1, since the learning rate is scheduled over it, "
@@ -197,17 +209,17 @@ class LRSchedule:
 
     def scheduler(self, optimizer: Optimizer, max_steps: int) -> LambdaLR:
         """Return the scheduler of an optimizer for a run of max_steps steps."""
-        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end before its warm-up
+        max_steps = max(max_steps, self.warmup_steps + 1)  # a trial run may end during the warm-up
         return LambdaLR(optimizer, lambda step: self.scale(step, max_steps))
 
 
 def _half_cosine(progress: float) -> float:
-    """Return half a cosine, from 1 at progress 0 to 0 at progress 1."""
+    """Return half a cosine, which decreases from 1 at progress 0 to 0 at progress 1."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def class_path(cls: type) -> str:
-    """Return the path by which a class is imported."""
+    """Return the import path of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -215,7 +227,7 @@ def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, An
     """Return the class and the settings of an optimizer as plain values.
 
     Raises:
-        UserError: if the optimizer refuses its settings.
+        UserError: if the settings are invalid.
     """
     network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
     try:

@@ -15,7 +15,7 @@ from lightning_tfm.errors import UserError
 CLOSE = 0.5
 """Cutoff of `difflib.get_close_matches` for suggested names."""
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
-"""Form of a class in a configuration."""
+"""Syntax of a class in a configuration."""
 
 MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",
@@ -35,19 +35,19 @@ MISTAKES = {
         f".init_args must be a mapping of settings, such as {CLASS}, but is of type \\1"
     ),
 }
-"""Replacements for messages of the parser, by pattern; the name of the setting precedes them."""
+"""Replacements for messages of the parser, by pattern; they follow the name of the setting."""
 
 
 def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
-    """Return a message of one line for an error in the parsing of a configuration.
+    """Format an error in the parsing of a configuration as a message of one line.
 
     If the error or one of its causes is a UserError, its message is returned. Otherwise, the nested error of the
-    parser is reduced to the setting, the class it belongs to and the deepest reason, with the nearest accepted name
-    for an unknown one.
+    parser is reduced to the setting, its class and the innermost reason, with the closest accepted name for an unknown
+    name.
 
     Args:
         error: the error.
-        accepted: the settings that the top level of a configuration accepts, by their full names.
+        accepted: the full names of the settings accepted at the top level of a configuration.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -108,7 +108,7 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
 
 
 def out_of_memory(message: str) -> str | None:
-    """Return the message for a failed allocation of torch; None for another error."""
+    """Return the message for a failed memory allocation in torch; None for any other error."""
     if found := re.search(r"you tried to allocate (\d+) bytes", message):
         needed = f"{int(found[1]) / 1e9:,.1f} GB"
     elif found := re.search(r"out of memory\. Tried to allocate ([\d.]+ \w+)", message):
@@ -122,7 +122,7 @@ def out_of_memory(message: str) -> str | None:
 
 
 def _mismatch(text: str) -> str | None:
-    """Return the message for a value of a wrong type, from the types that the parser tried; None if there is none."""
+    """Return the message for a value of a wrong type, with the types that the parser tried; None if there is none."""
     tried = re.compile(
         r"Expected an? <class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|Expected a typing\.Literal\[(.*?)\]"
         r"|(subclass of \w|dot import path)"
@@ -131,7 +131,7 @@ def _mismatch(text: str) -> str | None:
     depth = 0
     for line in text.splitlines():
         indentation = len(line) - len(line.lstrip(" -"))
-        if "Parser key" in line:  # a deeper setting: the types tried for the settings above are irrelevant
+        if "Parser key" in line:  # a nested setting: the types tried for the outer settings are irrelevant
             kinds, depth = {}, indentation
         for of_type, choices, of_class in tried.findall(line):
             kind = f"a class, such as {CLASS}" if of_class else f"one of {choices}" if choices else f"of type {of_type}"
@@ -139,7 +139,7 @@ def _mismatch(text: str) -> str | None:
         value = re.search(
             r"Got value: (.*)$|path string: (.*)$|Given value: NestedArg\(key='[\w.]+', val=(.*)\)$", line
         )
-        if value is None and indentation >= depth:  # otherwise, the value of a setting above
+        if value is None and indentation >= depth:  # otherwise, the value of an outer setting
             value = re.search(r"Given value: (.*)$", line)
         if kinds and value and value.lastindex:
             return f"must be {' or '.join(kinds)}, but is {value[value.lastindex] or 'empty'}"
@@ -147,7 +147,7 @@ def _mismatch(text: str) -> str | None:
 
 
 def untrusted(path: str, owner: str) -> str:
-    """Return the message for a class or function that may not be used without `--trust-package`.
+    """Return the message for a class or function that is not allowed without `--trust-package`.
 
     Args:
         path: the dotted name.
@@ -171,7 +171,7 @@ def concrete(base: type) -> list[str]:
 
 
 def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
-    """Return the message for an unknown setting, with the nearest known one."""
+    """Return the message for an unknown setting, with the closest known name."""
     names = list(names)
     first = name.split(".")[0]
     groups = {other.split(".")[0] for other in names}
@@ -181,7 +181,7 @@ def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
 
 
 def _no_attribute(module: str, name: str) -> str:
-    """Return the message for a name that an imported module lacks, with its nearest class."""
+    """Return the message for a missing attribute of an imported module, with the closest class."""
     return f"module {module!r} has no attribute {name!r}{_nearest(name, _classes_of(module))}"
 
 
@@ -195,7 +195,7 @@ def _nearest(name: str, names: list[str]) -> str:
 
 
 def _type_of(owner: type, argument: str) -> Any:
-    """Return the type of a constructor's argument; None if it has none, or one that only type checkers can import."""
+    """Return the type of a constructor's argument; None if it has no annotation, or one only for type checkers."""
     try:
         return get_type_hints(owner.__init__).get(argument)  # type: ignore[misc]  # only its annotations are read
     except NameError:
@@ -203,7 +203,7 @@ def _type_of(owner: type, argument: str) -> Any:
 
 
 def _imported(class_path: str) -> type:
-    """Return an imported class, else `object`; a name in an error message is user input, and must not be imported."""
+    """Return a class without importing its module, since its name is user input; `object` if it is not imported."""
     module, _, name = class_path.rpartition(".")
     found = getattr(sys.modules.get(module), name, object)
     return found if inspect.isclass(found) else object

@@ -32,10 +32,10 @@ _EM = 7 / 72
 """Size of the labels of attention weights, in inches."""
 
 MAX_LABEL_LENGTH = 16
-"""Maximum number of characters of a label of attention weights."""
+"""Maximum length of a label of attention weights, in characters."""
 
 LABELS = 20
-"""Maximum number of labels for which a confusion matrix shows its counts."""
+"""Maximum number of labels for which a confusion matrix shows counts."""
 
 MAX_IMAGE_SIZE = 2_000
 """Maximum width and height of an image logged to W&B, in pixels."""
@@ -44,12 +44,13 @@ MAX_IMAGE_SIZE = 2_000
 def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     """Draw the attention weights of a layer, with one panel per head.
 
-    Only the panels at the left and at the bottom are labeled, and the layout is computed from the number of characters
-    of the labels: drawing each label of each panel, and measuring all of them, would take seconds for each figure.
-
     Args:
         attention: the weights of the layer with their labels; the gold alignment is outlined.
         title: a title above the name of the layer.
+
+    Note:
+        Only the panels at the left and at the bottom are labeled, and the layout is computed from the number of
+        characters in the labels, since drawing and measuring all labels would take seconds per figure.
     """
     heads, T, S = attention.weights.shape
     columns = min(heads, HEADS_A_ROW)
@@ -65,7 +66,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     figure = Figure(figsize=(width, height))
 
     def add_axes(x: float, y: float, across: float, up: float) -> Axes:
-        """Add axes at a place given in inches."""
+        """Add axes at a position in inches."""
         return figure.add_axes((x / width, y / height, across / width, up / height))
 
     with rc_context(STYLE):
@@ -104,7 +105,7 @@ def _shortened(label: str) -> str:
 
 
 def _ticks(labels: list[str], shown: bool) -> tuple[range, list[str]]:
-    """Return the places and labels of ticks; none if they are not shown."""
+    """Return the positions and labels of ticks; empty if they are not shown."""
     return (range(len(labels)), labels) if shown else (range(0), [])
 
 
@@ -131,12 +132,12 @@ def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Fi
 def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
     """Draw a confusion matrix, with references in rows and predictions in columns.
 
-    Note:
-        With more than LABELS labels, counts and some of the labels are left out.
-
     Args:
         labels: the labels.
-        counts: number of examples by (reference, prediction).
+        counts: the number of examples by (reference, prediction).
+
+    Note:
+        With more than LABELS labels, counts and some labels are omitted.
     """
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
@@ -161,14 +162,14 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
 
 
 def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
-    """Load images and pad them to one size.
+    """Load images and pad them to the same size.
+
+    Args:
+        paths: the paths of the images.
 
     Note:
         W&B shows the images of one name side by side and crops them if their sizes differ. Images larger than
         MAX_IMAGE_SIZE are scaled down, since many are in memory at once.
-
-    Args:
-        paths: the image files.
     """
     pictures = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Finding the checkpoint from which a run is resumed, and checking its settings."""
+"""Search for the checkpoint from which a run is resumed, and checks of its settings and data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORDED = (
     "trainer.plugins",
     "trainer.strategy",
 )
-"""Settings that may change when a run is resumed on other hardware or extended; provenance.json records the changes."""
+"""Settings that may change when a run is resumed on different hardware or extended; recorded in provenance.json."""
 
 
 class Resumption(NamedTuple):
@@ -47,7 +47,7 @@ class Resumption(NamedTuple):
 
     Attributes:
         checkpoint: the path of the checkpoint.
-        extends: whether its run has finished, and is continued in a new folder that leaves its results unchanged.
+        extends: whether the run has finished, and is continued in a new folder to keep its results unchanged.
     """
 
     checkpoint: Path
@@ -55,7 +55,7 @@ class Resumption(NamedTuple):
 
     @property
     def run(self) -> Path:
-        """Return the folder of the run that has written the checkpoint."""
+        """Return the folder of the run that wrote the checkpoint."""
         return self.checkpoint.parents[1]
 
 
@@ -63,10 +63,10 @@ def newest_checkpoint(folder: Path) -> Path:
     """Return the newest undamaged checkpoint of an experiment's runs.
 
     Args:
-        folder: the folder of the experiment, which holds a folder for each run.
+        folder: the folder of the experiment, which contains a folder for each run.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no undamaged checkpoint.
     """
     path = _newest_undamaged(folder.glob("*/checkpoints/*"))
     if path is None:
@@ -78,16 +78,16 @@ def find_run(ckpt_path: str, folder: Path, max_steps: int) -> Resumption | None:
     """Return the checkpoint from which `fit` resumes a run.
 
     Args:
-        ckpt_path: the folder of a run, or `last` for the newest run that is unfinished or has finished after fewer
-            steps.
-        folder: the folder of the experiment, which holds a folder for each run.
+        ckpt_path: the folder of a run, or `last` for the newest unfinished run or, if there is none, the newest run
+            that finished after fewer steps.
+        folder: the folder of the experiment, which contains a folder for each run.
         max_steps: the number of steps to train.
 
     Returns:
         The checkpoint; None if `ckpt_path` is neither, or if no run has saved a checkpoint.
 
     Raises:
-        UserError: if the run or all runs have finished, or all checkpoints are damaged.
+        UserError: if the run or all runs have finished, or there is no undamaged checkpoint.
     """
     if ckpt_path == "last":
         return _last_run(folder, max_steps)
@@ -100,13 +100,14 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     Args:
         logger: the logger that creates the folder.
         resumed: the run to resume; None for a new run.
-        step: the number of steps before the checkpoint; None if training starts without one.
+        step: the number of steps before the checkpoint; None if training starts without a checkpoint.
 
     Returns:
         The lock, which is held until it is deleted.
 
     Raises:
-        UserError: if another process trains the run or has just finished it, or if the folder of a new run holds a run.
+        UserError: if another process trains the run or has just finished it, or if the folder for a new run is not
+            empty.
     """
     folder = Path(logger.log_dir)
     lock = lock_run(folder)
@@ -122,7 +123,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
 
 
 def _last_run(folder: Path, max_steps: int) -> Resumption | None:
-    """Return the newest unfinished run of an experiment or else, to extend it, the newest that took fewer steps."""
+    """Return the newest unfinished run of an experiment or, to extend it, the newest that finished with fewer steps."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
     unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
     extendable = {run for run in runs - unfinished if not _has_finished(run, max_steps)}
@@ -165,7 +166,7 @@ def _has_finished(run: Path, max_steps: int) -> bool:
 
 
 def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
-    """Return the newest undamaged checkpoint among files; report newer damaged ones."""
+    """Return the newest undamaged checkpoint of the given files, and print newer damaged ones."""
     path, damaged = latest_valid(path for path in paths if CHECKPOINT_NAME.fullmatch(path.name))
     for other in damaged:
         rank_zero_print(f"skipping {other}: it is damaged (wrong checksum)")
@@ -183,14 +184,14 @@ def _resumption(path: Path) -> Resumption:
 
 
 def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those with which a checkpoint was written, as (old, new) by name.
+    """Return the settings that differ from the settings of a checkpoint, as (old, new) by name.
 
     Args:
         checkpoint: the path of the checkpoint.
         settings: the settings, nested as in config.yaml.
     """
     experiment = read(checkpoint).get("experiment")
-    if experiment is None:  # it was not written by the command
+    if experiment is None:  # not written by the command
         return {}
     theirs, ours = (
         {name: value for name, value in flatten(nested).items() if not _is_below(name, IGNORED)}
@@ -201,7 +202,11 @@ def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tu
 
 
 def check_changes(run: Path, changed: dict[str, tuple[Any, Any]]) -> None:
-    """Raise UserError unless a run can be resumed with the settings that `changed_settings` returns."""
+    """Check that a run can be resumed with the changes returned by `changed_settings`.
+
+    Raises:
+        UserError: if a changed setting is not in RECORDED.
+    """
     for name, (old, new) in changed.items():
         if not _is_below(name, RECORDED):
             raise UserError(
@@ -211,12 +216,15 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]]) -> None:
 
 
 def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str]) -> None:
-    """Raise UserError unless a run is resumed with the same data.
+    """Check that a run is resumed with the same data.
 
     Args:
         run: the folder of the run.
-        saved: the fingerprint of each split in its checkpoint.
-        fingerprint: the fingerprint of each split.
+        saved: the fingerprint of each split in the checkpoint.
+        fingerprint: the fingerprint of each split of the data.
+
+    Raises:
+        UserError: if a split differs.
     """
     for split, value in saved.items():
         if fingerprint.get(split) != value:

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its metrics.csv, and the copy of its history for an extension."""
+"""Folder of a run: creation, lock, metrics.csv, and the copy of its history for an extension."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RunFolder:
     """Folder of a run, a test or a validation, in the process that writes to it.
 
     Attributes:
-        path: its path; None until it is entered.
-        is_new: whether this process has created it.
+        path: the path of the folder; None before `enter`.
+        is_new: whether this process has created the folder.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class RunFolder:
         self.is_new = False
 
     def enter(self, logger: CSVLogger, prefix: str) -> None:
-        """Create the folder that a logger names or, if it names none, the next `PREFIX_N`; no other process gets it."""
+        """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get."""
         if logger._version is not None:
             self.path = Path(logger.log_dir)
             self.is_new = _make(self.path)
@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def resumable(self) -> Path | None:
-        """Return the path if a run can be resumed from a checkpoint in it; None otherwise."""
+        """Return the path if the folder contains a checkpoint to resume from; None otherwise."""
         return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
 
     def discard_if_empty(self) -> None:
@@ -56,7 +56,7 @@ class RunFolder:
 
 
 def _make(folder: Path) -> bool:
-    """Create a folder, and return whether it did not exist."""
+    """Create a folder; return False if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -72,7 +72,11 @@ def is_empty(run: Path) -> bool:
 
 
 def check_empty(folder: Path) -> None:
-    """Raise UserError if the folder that a logger names for a new run or test holds another one."""
+    """Check that the folder for a new run or test is empty, see `is_empty`.
+
+    Raises:
+        UserError: if it contains a run.
+    """
     if not is_empty(folder):
         raise UserError(
             f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "
@@ -81,7 +85,7 @@ def check_empty(folder: Path) -> None:
 
 
 def lock_run(folder: Path) -> FileLock:
-    """Lock the folder of a run until the returned object is deleted or the process ends, even by SIGKILL.
+    """Lock the folder of a run until the returned lock is deleted or the process ends, even by SIGKILL.
 
     Raises:
         UserError: if another process holds the lock.
@@ -133,7 +137,7 @@ def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
         step: the number of steps before the checkpoint; None for a new run.
 
     Note:
-        Meanwhile, the rows are kept in `metrics.csv.before`, so that none is lost if the process is killed.
+        Meanwhile, the rows are kept in `metrics.csv.before`, so no row is lost if the process is killed.
     """
     metrics = Path(logger.log_dir) / "metrics.csv"
     kept = metrics.with_name("metrics.csv.before")
@@ -155,12 +159,12 @@ def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
 def copy_history(run: Path, folder: Path) -> None:
     """Copy the metrics and the provenance of a finished run to the folder of its extension.
 
-    Note:
-        The extension is another run in W&B.
-
     Args:
         run: the folder of the finished run.
         folder: the new folder.
+
+    Note:
+        The extension is a separate run in W&B.
     """
     for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
         if path.is_file():

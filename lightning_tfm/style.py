@@ -1,17 +1,17 @@
-"""Colors and style of all pictures and charts."""
+"""Colors and style of all plots and charts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-"""Colors of series, which color-blind readers can tell apart (Okabe and Ito 2008)."""
+"""Colors of series, distinguishable for color-blind readers (Okabe and Ito 2008)."""
 
 HIGHLIGHT = "#d55e00"
-"""Color of what is marked, such as the gold alignment."""
+"""Color of highlighted elements, such as the gold alignment."""
 
 HEAT = "Blues"
-"""Color map of matplotlib, and color scheme of Vega, for values from 0 to 1."""
+"""matplotlib color map and Vega color scheme for values from 0 to 1."""
 
 STYLE: dict[Any, Any] = {
     "axes.labelsize": 8,
@@ -25,4 +25,4 @@ STYLE: dict[Any, Any] = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
-"""Settings of matplotlib, for `rc_context`."""
+"""matplotlib settings for `rc_context`."""

@@ -15,17 +15,17 @@ from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.errors import UserError
 
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
-"""The default loggers."""
+"""Class paths of the default loggers."""
 
 REFUSED = {"max_epochs": (None, -1), "min_epochs": (None,), "limit_train_batches": (None, 1.0)}
 """Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
 
 HIDDEN = ("overfit_batches", *REFUSED)
-"""Settings of the Trainer that help and shell completion leave out."""
+"""Settings of the Trainer that help and shell completion omit."""
 
 
 def defaults() -> dict[str, Any]:
-    """Return the defaults of `fit`, `validate` and `test` that are not Lightning's."""
+    """Return the Trainer defaults of `fit`, `validate` and `test` that differ from Lightning's."""
     return {
         "devices": 1,
         "check_val_every_n_epoch": None,  # val_check_interval counts batches of the whole run
@@ -33,19 +33,22 @@ def defaults() -> dict[str, Any]:
             {"class_path": CSV, "init_args": {"save_dir": "runs", "name": None}},
             {"class_path": WANDB, "init_args": {"save_dir": "runs", "project": "lightning_tfm"}},
         ],
-        # Summary is last: a run with a summary.json has finished
+        # Summary is last, since its summary.json marks a finished run
         "callbacks": [Provenance(), Telemetry(), Predictions(), AttentionLogger(), Summary()],
-        "enable_model_summary": False,  # Summary prints a line instead
-        "enable_progress_bar": None,  # it is shown in a terminal
-        "use_distributed_sampler": False,  # the samplers of the data modules do
+        "enable_model_summary": False,  # Summary prints the size of the model
+        "enable_progress_bar": None,  # shown in a terminal
+        "use_distributed_sampler": False,  # the samplers of the data modules divide batches among processes
     }
 
 
 def check_settings(config: Namespace) -> None:
-    """Raise UserError if the seed or a setting of the Trainer is not supported.
+    """Check that the seed and the settings of the Trainer are supported.
 
     Args:
         config: the settings of a command.
+
+    Raises:
+        UserError: if one is not.
     """
     if not 0 <= config.seed_everything < 2**32:
         raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
@@ -59,7 +62,7 @@ def check_settings(config: Namespace) -> None:
             raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
     for name, unset in REFUSED.items():
         value = config.trainer[name]
-        if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 all of them
+        if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 is all batches
             raise UserError(
                 f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
                 f"trainer.max_steps, but is {value}; set trainer.max_steps"
@@ -67,7 +70,11 @@ def check_settings(config: Namespace) -> None:
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raise UserError if a callback is not supported."""
+    """Check that all callbacks are supported.
+
+    Raises:
+        UserError: if one is not.
+    """
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         raise UserError(
             "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
@@ -76,11 +83,11 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 
 
 def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
-    """Return the loggers, a CSVLogger first, which creates the folder of the run.
+    """Return the loggers of a run, starting with a CSVLogger, which creates the folder of the run.
 
     Args:
         logger: the setting `trainer.logger`.
-        name: the name of the experiment, whose runs are saved in `runs/NAME` unless a logger has a name.
+        name: the name of the experiment: the default name of the CSVLogger, and the default group in W&B.
     """
     loggers = [] if logger is True else as_list(logger)
     indices = [index for index, other in enumerate(loggers) if other.class_path.rpartition(".")[2] == "CSVLogger"]
@@ -97,10 +104,10 @@ def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
 
 
 def continue_run(loggers: list[Namespace], run: Path) -> None:
-    """Let loggers continue a run.
+    """Configure loggers to continue a run.
 
     Args:
-        loggers: the loggers, as `loggers_of_run` returns them.
+        loggers: the loggers, as returned by `loggers_of_run`.
         run: the folder of the run.
     """
     first, *others = loggers
@@ -112,5 +119,5 @@ def continue_run(loggers: list[Namespace], run: Path) -> None:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a setting that may be null, a value or a list, as a list."""
+    """Convert a setting that is null, a value or a list to a list."""
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]

@@ -1,7 +1,7 @@
-"""Classes that a configuration may name: the ones listed here, and all classes of packages in `--trust-package`.
+"""Classes allowed in a configuration: those listed here, and all classes of packages in `--trust-package`.
 
-Users exchange configurations as data, but the classes that they name are imported and instantiated. The listed classes
-suffice for experiments, and none of them starts a program or calls a function that a setting names.
+Users exchange configurations as data, but the classes named in them are imported and instantiated. The listed classes
+suffice for experiments, and none of them starts a program or calls a function named by a setting.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ TRUST_HELP = "additional packages to trust, installed or in the current folder; 
 
 @cache
 def trusted() -> dict[str, type]:
-    """Return the trusted classes by every dotted path that imports them."""
+    """Return the trusted classes by each of their import paths."""
     classes = {}
     for package, names in {**{name: import_module(name).__all__ for name in EXPORTED}, **CLASSES}.items():
         for name in names:
@@ -88,10 +88,10 @@ def trusted() -> dict[str, type]:
 
 
 def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of jsonargparse that let a configuration name only trusted classes and packages.
+    """Return the jsonargparse settings that restrict a configuration to trusted classes and packages.
 
-    An entry of jsonargparse's lists also matches all names that it prefixes, so the attributes of a class are denied by
-    name.
+    An entry in the lists of jsonargparse also matches all names that it prefixes, so the attributes of a class are
+    denied by name.
 
     Args:
         trust_packages: the packages in `--trust-package`.
@@ -102,16 +102,20 @@ def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
 
 
 def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", callables: bool = False) -> None:
-    """Raise UserError if a parsed configuration names a class that is not allowed there.
+    """Check that a parsed configuration only names classes that are allowed at their place.
 
-    The parser rejects classes that it would import. This function also checks values that the parser does not, such as
-    arguments of any type, and rejects a network or a module as the value of a setting that takes a function.
+    The parser rejects untrusted classes that it would import. This function also checks values that the parser does
+    not, such as arguments of any type, and rejects a network or a module as the value of a setting that takes a
+    function.
 
     Args:
         settings: the configuration, or a part of it.
         trust_packages: the packages in `--trust-package`.
         key: the name of the part.
-        callables: whether the classes of the part may be callable, as networks and modules are.
+        callables: whether the classes of the part may be callable, such as networks and modules.
+
+    Raises:
+        UserError: if a class is not allowed.
     """
     if isinstance(settings, list | tuple):
         for value in settings:
@@ -120,7 +124,7 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
         if "class_path" in settings:
             path = str(settings["class_path"])
             if is_trusted(path, trust_packages):
-                callables = True  # the code of the package decides how its settings are used
+                callables = True  # the package decides how its settings are used
             elif path not in trusted():
                 raise UserError(untrusted(path, key))
             elif issubclass(trusted()[path], Callable) and not callables:  # type: ignore[arg-type]  # an ABC
@@ -133,7 +137,7 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
 
 
 def is_trusted(path: str, trust_packages: Sequence[str]) -> bool:
-    """Return whether a dotted path lies in a package or module in `--trust-package`."""
+    """Return whether a dotted path is in a package or module in `--trust-package`."""
     return any(f"{path}.".startswith(f"{name}.") for name in trust_packages)
 
 
@@ -159,7 +163,7 @@ def import_trusted(path: str, trust_packages: Sequence[str], owner: str) -> Any:
 
 
 def search_current_folder() -> None:
-    """Append the current folder to the import path, so that all other packages take precedence."""
+    """Append the current folder to the import path, where all other packages take precedence over it."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -173,7 +177,7 @@ def trusted_packages() -> list[str]:
 
 
 def package_names(text: str) -> list[str]:
-    """Return the packages and modules in a value of `--trust-package`; an argument type for argparse.
+    """Parse the packages and modules in a value of `--trust-package`, as an argument type for argparse.
 
     Args:
         text: the names, separated by commas.

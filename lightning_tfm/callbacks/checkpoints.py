@@ -35,7 +35,7 @@ class Checkpoints(Checkpoint):
     On SIGTERM, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second signal stops it immediately.
 
     Args:
-        every_n_train_steps: number of steps between saves of last.ckpt, which is the maximum loss if a run is killed.
+        every_n_train_steps: number of steps between saves of last.ckpt, the most steps that a killed run can lose.
         monitor: validation metric that selects the best checkpoint.
         mode: "min" if lower values of the metric are better, "max" if higher values are.
         keep_last: number of latest validations whose checkpoints are kept as `step_N.ckpt`.

@@ -118,7 +118,7 @@ def _values(trainer: Trainer) -> str:
 
 
 def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable[Item]:
-    """Return an iterable over items with a progress bar, which is shown if that of the trainer is enabled.
+    """Return an iterable over items with a progress bar, shown if the trainer's progress bar is enabled.
 
     Args:
         trainer: the trainer.

@@ -19,7 +19,7 @@ MAX_PAGE_SIZE = 5_000_000
 
 
 def report(arguments: list[str]) -> int:
-    """Write the page, and omit predictions and attention examples if it would be larger than LIMIT.
+    """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE.
 
     Args:
         arguments: the command-line arguments.

@@ -172,7 +172,11 @@ def _folder(output: Path, experiment: Experiment, seed: int) -> Path:
 
 
 def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None:
-    """Raise UserError if the run in a folder has a different source or YAML file, since results must be comparable."""
+    """Check that the run in a folder, if any, has the same source and YAML file.
+
+    Raises:
+        UserError: if it has not, since the results would not be comparable.
+    """
     path = folder / "source.json"
     if not path.exists():
         return

@@ -48,8 +48,8 @@ class LearnedPositions(nn.Embedding):
 class RotaryPositions(nn.Module):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
-    Queries and keys are rotated, which makes their dot product depend on the distance between their positions. Elements
-    2i and 2i + 1 of a head of width d form a complex number, rotated by the angle p / 10000^(2i/d) at position p.
+    Queries and keys are rotated, so their dot product depends on the distance between their positions. Elements 2i and
+    2i + 1 of a head of width d form a complex number, rotated by the angle p / 10000^(2i/d) at position p.
 
     Args:
         max_length: number of positions.

@@ -1,6 +1,6 @@
 """Layer of Transformer encoders and decoders, and its sub-layers.
 
-Shapes: B batch, T queries, S keys, D width, H heads. Masks are boolean, True where a query may attend.
+Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True where a query may attend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FeedForward(nn.Sequential):
     Args:
         d_model: width of input and output.
         d_ff: width of the hidden layer.
-        activation: f.
+        activation: the activation f.
         bias: whether the linear layers have a bias.
     """
 
@@ -55,23 +55,23 @@ class AddNorm(nn.Module):
         """Return the sum of x and the output of the sub-layer, normalized if post-norm.
 
         Args:
-            x: (B, T, D).
-            update: output of the sub-layer, (B, T, D).
+            x: the input of the residual connection (B, T, D).
+            update: the output of the sub-layer (B, T, D).
         """
         x = x + self.dropout(update)
         return x if self.is_pre else self.norm(x)
 
 
 class TransformerLayer(nn.Module):
-    """Transformer layer of self-attention, optional cross-attention and feed-forward.
+    """Transformer layer of self-attention, optional cross-attention and a feed-forward network.
 
     Args:
         d_model: width D.
         num_heads: number of heads H; must divide d_model.
-        d_ff: width of the hidden layer of the feed-forward.
+        d_ff: width of the hidden layer of the feed-forward network.
         dropout: dropout on the output of each sub-layer.
         norm: "pre" or "post", see `AddNorm`.
-        activation: activation of the feed-forward.
+        activation: activation of the feed-forward network.
         bias: whether linear layers and norms have a bias.
         cross_attention: whether the layer attends to an encoder.
     """
@@ -106,16 +106,17 @@ class TransformerLayer(nn.Module):
         memory_mask: Tensor | None = None,
         freqs_cis: FreqsCis | None = None,
     ) -> tuple[Tensor, KVCache]:
-        """Apply the layer; the arguments of the self-attention are those of `SelfAttention.forward`.
+        """Apply the layer.
 
         Args:
-            x: (B, T, D).
-            mask: mask of the self-attention.
+            x: the input (B, T, D).
+            mask: the mask of the self-attention, see `SelfAttention.forward`.
             is_causal: whether the self-attention is causal.
-            past: KV cache of the self-attention from earlier calls.
-            memory: keys and values of the encoder's output, see `CrossAttention.project_memory`; None for no encoder.
-            memory_mask: (B, 1, 1, S), True at real positions of the memory.
-            freqs_cis: rotations of the positions of x.
+            past: the KV cache of the self-attention from earlier calls.
+            memory: the keys and values of the encoder's output, see `CrossAttention.project_memory`; None without an
+                encoder.
+            memory_mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
+            freqs_cis: the rotations of the positions of x, see `RotaryPositions`.
 
         Returns:
             The output (B, T, D), and the KV cache of the self-attention for the next call.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Classifier(TaskModule):
-    """Trains a network to classify texts.
+    """Module that trains a network to classify texts.
 
     Logs the mean `loss` per text, the `accuracy`, and the `f1` score averaged over classes.
 

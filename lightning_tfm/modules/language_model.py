@@ -1,4 +1,4 @@
-"""Language modeling: predicts the next token of a text."""
+"""Language modeling: prediction of the next token of a text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lightning_tfm.tokenization import Ids, Tokenizer
 
 
 class LanguageModel(TaskModule):
-    """Trains a network to predict the next token of a text.
+    """Module that trains a network to predict the next token of a text.
 
-    Logs, over the whole part and in nats, the `loss` per token, the `loss_per_character`, which is comparable between
+    Logs, over the whole split and in nats, the `loss` per token, the `loss_per_character`, which is comparable between
     tokenizers, and the `perplexity` per token.
 
     Args:
@@ -33,8 +33,8 @@ class LanguageModel(TaskModule):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        pretrained: a folder with a Hugging Face GPT-2 of the network's size, whose weights training starts from;
-            the tokenizer of the data must be the one in the folder.
+        pretrained: a folder with a Hugging Face GPT-2 of the network's size, from whose weights training starts;
+            requires the tokenizer in the folder.
     """
 
     network: CausalNetwork
@@ -94,7 +94,7 @@ class LanguageModel(TaskModule):
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
-        """Return each text with its continuation, one after the other: texts cannot be padded on the left."""
+        """Return each text with its continuation; texts are not batched, since they cannot be padded on the left."""
         sample_fn = options.sample_fn(generator, self.default_temperature)
         texts = []
         for ids in sources:
@@ -115,8 +115,8 @@ class LanguageModel(TaskModule):
         """Return the log probability of each text given its first token.
 
         Note:
-            A text that is longer than the network's positions is read in overlapping windows: each token is predicted
-            from at least half of them, or from the whole text before it.
+            A text with more tokens than the network has positions is split into overlapping windows: each token is
+            predicted from all preceding tokens, or from at least half as many as there are positions.
         """
         length, scores = self.network.max_length, []
         for _, ids in pairs:
@@ -141,7 +141,7 @@ class LanguageModel(TaskModule):
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        ids = content["ids"][:MAX_POSITIONS]  # earlier tokens do not see later ones
+        ids = content["ids"][:MAX_POSITIONS]  # earlier tokens do not attend to later ones
         symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in ids]
         text = torch.tensor([ids])
         return text_attention(self.network, symbols, text[:, :0], text)
@@ -154,12 +154,12 @@ class LanguageModel(TaskModule):
 
 
 def window_examples(dataset: TextDataset, tokenizer: Tokenizer, title: str) -> list[AttentionExample]:
-    """Return the first windows of a text as examples of attention.
+    """Return the first windows of a text as attention examples.
 
     Args:
         dataset: the windows.
         tokenizer: the tokenizer.
-        title: the title of the pictures.
+        title: the title of the plots.
     """
     examples = []
     for row in range(min(NUM_EXAMPLES, len(dataset))):

@@ -19,17 +19,17 @@ from lightning_tfm.modules.prediction import Answer, Output, Score
 from lightning_tfm.tokenization import Ids, Tokenizer
 
 BATCH_SIZE = 256
-"""Lines per batch, or hypotheses of a beam search."""
+"""Maximum number of lines in a batch, or of beams in a beam search."""
 
 MAX_BATCHED_LENGTH = 1_000
-"""Tokens above which a line is in a batch of its own: the others would be padded to its length."""
+"""Maximum length of a line, in tokens, that is batched with other lines, which are padded to the same length."""
 
 Encoded = TypeVar("Encoded")
 Result = TypeVar("Result")
 
 
 def _no_progress(number: int) -> None:
-    """Report nothing."""
+    """Ignore the progress."""
 
 
 class LineModule(LightningModule, ABC):
@@ -37,9 +37,9 @@ class LineModule(LightningModule, ABC):
 
     Attributes:
         tokenizer: the tokenizer of the data.
-        longest_source: the number of tokens of the longest source in training; None if texts are cut into windows.
+        longest_source: the number of tokens in the longest training source; None if texts are split into windows.
         decoding_options: the fields of DecodingOptions that the task uses.
-        gives_scores: whether the task has a log probability of a line.
+        gives_scores: whether the task defines a log probability of a line.
         outputs_are_long: whether an output may have many lines.
     """
 
@@ -56,16 +56,16 @@ class LineModule(LightningModule, ABC):
         generator: torch.Generator | None = None,
         progress: Callable[[int], object] = _no_progress,
     ) -> list[Answer]:
-        """Return the outputs for each line of input; the lines are sorted by length into batches.
+        """Return the outputs for each line of input, computed in batches of lines of similar length.
 
         Args:
-            lines: the input.
-            options: how to decode.
-            generator: the source of randomness for sampling; by default, a new one with the seed of the options.
-            progress: a function that is called with the number of lines of each batch when it is done.
+            lines: the lines of input.
+            options: the decoding options.
+            generator: the random number generator for sampling; by default, a new one with the seed of the options.
+            progress: a function called after each batch with the number of its lines.
 
         Raises:
-            UserError: if the task does not use one of the options.
+            UserError: if an option is set that the task does not use.
         """
         options.check_used(self.decoding_options, type(self).__name__)
         source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
@@ -89,10 +89,10 @@ class LineModule(LightningModule, ABC):
 
         Args:
             lines: lines as in the training data: a source and its target separated by a tab, or a text.
-            progress: a function that is called with the number of lines of each batch when it is done.
+            progress: a function called after each batch with the number of its lines.
 
         Raises:
-            UserError: if the task has no probabilities of lines.
+            UserError: if the task does not define a log probability of a line.
         """
         if not self.gives_scores:
             raise UserError(
@@ -105,17 +105,17 @@ class LineModule(LightningModule, ABC):
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        """Return the ids of a line of input, and a warning about it, which may be empty.
+        """Return the ids of a line of input, and a warning about the line, which may be empty.
 
         Raises:
-            UserError: if there is no output for it.
+            UserError: if no output can be generated for the line.
         """
 
     @abstractmethod
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
-        """Return the outputs for each line of a batch, the best one first."""
+        """Return the outputs for each line of a batch, the best first."""
 
     def encode_pair(self, line: str) -> tuple[Ids, Ids]:
         """Return the ids of a source, which may be empty, and of its target.
@@ -130,10 +130,10 @@ class LineModule(LightningModule, ABC):
         raise NotImplementedError
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return the attention, of one head, from which the alignment of a target with its source is read.
+        """Return attention weights, as a single head, from which a target is aligned with its source.
 
         Raises:
-            UserError: if the task has no pairs of a source and a target.
+            UserError: if the task does not have pairs of a source and a target.
         """
         raise UserError(f"the model must be a Seq2SeqModule to align lines, but is a {type(self).__name__}")
 
@@ -145,7 +145,7 @@ class LineModule(LightningModule, ABC):
         """Return the ids of a line of input.
 
         Raises:
-            UserError: if it has no tokens, or one that the vocabulary lacks.
+            UserError: if the line has no tokens, or a token that cannot be encoded.
         """
         if not line:
             raise UserError("the text is empty")
@@ -155,7 +155,7 @@ class LineModule(LightningModule, ABC):
         return ids
 
     def input_note(self, ids: Ids) -> str:
-        """Return a remark about a line with unknown symbols, or that is longer than the training data; may be empty."""
+        """Return a warning if a line has unknown tokens or is longer than all training texts; otherwise empty."""
         notes = []
         if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
             notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
@@ -174,7 +174,7 @@ class LineModule(LightningModule, ABC):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Switch to evaluation mode, without gradients."""
+        """Switch to evaluation mode and disable gradients within the context."""
         was_training = self.training
         self.eval()
         try:
@@ -185,7 +185,7 @@ class LineModule(LightningModule, ABC):
 
 
 def clean_line(line: str) -> str:
-    """Return a line of input as the training data are read: normalized, and without whitespace around its fields."""
+    """Clean a line like the training data: normalize it, and strip whitespace around its fields."""
     return strip_fields(normalize_text(line))
 
 
@@ -195,7 +195,7 @@ def strip_fields(line: str) -> str:
 
 
 def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dict[int, Encoded], dict[int, str]]:
-    """Return the encoded lines and the errors of the others, by index."""
+    """Encode lines; return the ids of valid lines and the errors of the others, by index."""
     encoded, errors = {}, {}
     for number, line in enumerate(lines):
         try:
@@ -214,14 +214,14 @@ def _in_batches(
     size: int,
     progress: Callable[[int], object],
 ) -> dict[int, Result]:
-    """Return the result for each item, computed in batches of similar length.
+    """Return the result for each item, computed in batches of items of similar length.
 
     Args:
         items: the items, by number.
         length: a function that returns the length of an item.
         compute: a function that returns the results of a batch.
-        size: the number of items in a batch.
-        progress: a function that is called with the number of items of each batch when it is done.
+        size: the maximum number of items in a batch.
+        progress: a function called after each batch with the number of its items.
     """
     order = sorted(items, key=lambda number: length(items[number]))
     batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]

@@ -1,4 +1,4 @@
-"""Masked language modeling: predicts masked tokens of a text from their context (Devlin et al. 2019)."""
+"""Masked language modeling: prediction of masked tokens from their context (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import BOS, NUM_SPECIAL, PAD, Ids, Tokenizer
 
 MASK = BOS
-"""The id of a masked token: BOS does not occur within a text."""
+"""Id of masked tokens: BOS, which does not occur within a text."""
 
 MASK_SYMBOL = "[MASK]"
-"""A masked token in a line of input."""
+"""Symbol of a masked token in a line of input."""
 
 
 class MaskedLanguageModel(TaskModule):
-    """Trains a network to predict the masked tokens of a text.
+    """Module that trains a network to predict the masked tokens of a text.
 
-    Of the masked tokens, 80 % are replaced by a mask, 10 % by a random token, and 10 % are left (Devlin et al. 2019,
-    3.1). In validation and test the masks of a window depend on its row alone.
+    Of the masked tokens, 80 % are replaced by a mask, 10 % by a random token, and 10 % are unchanged (Devlin et al.
+    2019, 3.1). In validation and testing, the masked tokens of a window depend only on its row.
 
     Logs the `loss` per masked token in nats, its `perplexity`, and the `accuracy`.
 
@@ -42,7 +42,7 @@ class MaskedLanguageModel(TaskModule):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        mask_fraction: fraction of tokens that are masked.
+        mask_fraction: fraction of tokens to mask; at least one token of each text is masked.
     """
 
     network: MaskedEncoder
@@ -69,8 +69,9 @@ class MaskedLanguageModel(TaskModule):
         """Return the input (B, T) of the network, and the target (B, T), which is PAD where no token is masked.
 
         Args:
-            text: (B, T).
-            draws: uniform random numbers (3, B, T) in float32: which tokens are masked, how, and the random tokens.
+            text: the ids (B, T).
+            draws: uniform random numbers (3, B, T) in float32, which select the masked tokens, the kind of replacement,
+                and the random tokens.
         """
         real = text != PAD
         lowest = draws[0].masked_fill(~real, 1).amin(1, keepdim=True)
@@ -89,7 +90,7 @@ class MaskedLanguageModel(TaskModule):
 
     def _evaluate(self, batch: Batch, prefix: str) -> None:
         text = batch.target_in
-        # In float32, whatever the precision, so that the same tokens are masked.
+        # Draw in float32 for every precision, since the same tokens must be masked.
         draws = [
             torch.rand(3, text.size(1), dtype=torch.float32, generator=torch.Generator().manual_seed(row))
             for row in batch.rows.tolist()

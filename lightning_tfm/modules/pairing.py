@@ -1,4 +1,4 @@
-"""Check that a module fits the data."""
+"""Compatibility of a module with the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from lightning_tfm.parsing_errors import concrete
 
 
 def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
-    """Raise UserError, and name the modules that fit, if a module cannot be trained on the data."""
+    """Check that a module can be trained on the data.
+
+    Raises:
+        UserError: if it cannot; the message names the modules that can.
+    """
     if issubclass(data_class, module_class.datamodule_class):
         return
     fitting = []

@@ -1,4 +1,4 @@
-"""Predictions for examples and lines of input, as plain values."""
+"""Predictions for examples and for lines of input, as plain values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_TITLE_LENGTH = 80
 
 
 class Prediction(TypedDict, total=False):
-    """The prediction for one example of the test: a line of predictions.jsonl.
+    """Prediction for an example, a line of predictions.jsonl.
 
     Attributes:
         source: the input text.
         target: the reference.
         prediction: the output.
-        correct: whether the output is the reference.
+        correct: whether the output equals the reference.
         nll: the negative log-likelihood of the reference, in nats.
-        category: the category of the example, if the data has categories.
-        alignment: gold links (source index, target index), if they are known.
-        probability: the probability of a predicted label.
+        category: the category of the example; None if the data have no categories.
+        alignment: the gold links (source index, target index); None if unknown.
+        probability: the probability of a predicted label, only in classification.
     """
 
     source: str
@@ -36,13 +36,13 @@ class Prediction(TypedDict, total=False):
 
 
 class Output(NamedTuple):
-    """One of the outputs for a line of input.
+    """Output for a line of input.
 
     Attributes:
         text: the text of the output, or the label.
-        probability: the probability of a label.
-        log_probability: its log probability in nats, if `DecodingOptions.scores` is set.
-        alignment: its links (source index, output index), if `DecodingOptions.alignments` is set; indices count words
+        probability: the probability of the label, in classification.
+        log_probability: the log probability in nats, if `DecodingOptions.scores` is set.
+        alignment: the links (source index, output index), if `DecodingOptions.alignments` is set; indices count words
             if the tokens are subwords, otherwise tokens.
     """
 
@@ -53,10 +53,10 @@ class Output(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The outputs for one line of input.
+    """Outputs for a line of input.
 
     Attributes:
-        outputs: the outputs, the best one first; None if there is none.
+        outputs: the outputs, the best first; None if no output could be generated.
         note: the reason for a missing output, or a warning about the input; may be empty.
     """
 
@@ -70,7 +70,7 @@ class Answer(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The probability of one line.
+    """Log probability of a line.
 
     Attributes:
         log_probability: the log probability in nats, summed over tokens; None if the line cannot be scored.
@@ -89,12 +89,12 @@ class Score(NamedTuple):
 
 
 class AttentionExample(NamedTuple):
-    """An example of the test whose attention is drawn.
+    """Test example whose attention is plotted.
 
     Attributes:
-        row: its index in the dataset.
-        title: a title for its pictures.
-        content: its content as plain values, see `TaskModule.attention`.
+        row: the index of the example in the dataset.
+        title: the title of its plots.
+        content: the content as plain values, see `TaskModule.attention`.
     """
 
     row: int
@@ -103,13 +103,13 @@ class AttentionExample(NamedTuple):
 
 
 class Evaluation(TypedDict):
-    """Outputs of a validation or test step: the predictions for the batch."""
+    """Output of a validation or test step: the predictions for the batch."""
 
     predictions: list[Prediction]
 
 
 def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
-    """Return the prediction for a pair's source."""
+    """Return a prediction for the source of a pair as a Prediction."""
     return {
         "source": pair.source,
         "target": pair.target,

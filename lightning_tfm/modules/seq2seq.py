@@ -26,20 +26,20 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 
 
 class Seq2SeqModule(TaskModule):
-    """Trains a network to map a source to its target, and tests it by decoding.
+    """Module that trains a network to map a source to its target, and evaluates it by decoding.
 
-    Logs `loss`, `perplexity`, `token_accuracy` and `exact_match`, the fraction of outputs equal to the target; whether
-    an output is correct is recorded in predictions.jsonl.
+    Logs `loss`, `perplexity`, `token_accuracy` and `exact_match`, the fraction of outputs equal to the target, and the
+    `text_metrics`. predictions.jsonl records which outputs are correct.
 
     Args:
         network: the network.
         tokenizer: the tokenizer of the data.
-        max_target_length: maximum number of tokens of an output, EOS included.
+        max_target_length: maximum number of tokens in an output, including EOS.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        label_smoothing: label smoothing of the training loss; validation and test losses have none.
-        text_metrics: corpus metrics, which need a word-based tokenizer.
-        beam_size: the number of beams in the test; validation is greedy.
+        label_smoothing: label smoothing of the training loss, but not of validation and test losses.
+        text_metrics: corpus metrics, which require a word-based tokenizer.
+        beam_size: the number of beams in testing; validation uses greedy decoding.
     """
 
     network: Seq2SeqNetwork
@@ -194,10 +194,10 @@ class Seq2SeqModule(TaskModule):
         return [Score(value, len(target)) for (value,), (_, target) in zip(found, pairs, strict=True)]
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return the attention, of one head, from which the alignment of a target with its source is read.
+        """Return attention weights, as a single head, from which a target is aligned with its source.
 
-        This is the head that agreed best with the gold alignment in validation, if there was one, and otherwise the
-        mean over the heads of the middle layer.
+        These are the weights of the head with the highest alignment accuracy in validation, if the data have a gold
+        alignment, and otherwise the mean over the heads of the middle layer.
 
         Note:
             Chen et al. (2020) read the attention of a Transformer of six layers one step later. In the experiments of
@@ -215,7 +215,7 @@ class Seq2SeqModule(TaskModule):
         return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts=True)
 
     def _inputs(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """Return source (1, S) and target_in (1, T) of a pair, without the last token of a truncated output."""
+        """Return source (1, S) and target_in (1, T) of a pair, with T truncated to max_target_length."""
         batch = PairDataset([pair], self.tokenizer)[torch.tensor([0])]
         return batch.source.to(self.device), batch.target_in[:, : self.max_target_length].to(self.device)
 
@@ -227,7 +227,7 @@ class Seq2SeqModule(TaskModule):
         return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
 
     def aligned_attention(self, dataset: PairDataset, batch: Batch) -> tuple[dict[str, Tensor], Tensor] | None:
-        if any(pair.alignment is None for pair in dataset.pairs):  # in the whole split: all processes must agree
+        if any(pair.alignment is None for pair in dataset.pairs):  # of the whole split, since all processes must agree
             return None
         with attention_maps(self.network) as maps:
             self.network(batch.source, batch.target_in)

@@ -1,4 +1,4 @@
-"""Base class of tasks, with their shared training step."""
+"""Base class of tasks."""
 
 from __future__ import annotations
 
@@ -33,23 +33,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_EXAMPLES = 2
-"""Number of examples whose attention is drawn from the start of the test, and by largest loss."""
+"""Number of first test examples, and of test examples with the largest loss, whose attention is plotted."""
 
 
 def test_prefix(test_set: str) -> str:
-    """Return the prefix of a test set's metrics: "test" for "test", "test/longer" for "longer"."""
+    """Return the prefix of the metrics of a test set: "test" for "test", "test/longer" for "longer"."""
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
 def check_label_smoothing(value: float) -> None:
-    """Raise UserError unless a label smoothing is a probability below 1."""
+    """Check that a label smoothing is at least 0 and below 1.
+
+    Raises:
+        UserError: if it is not.
+    """
     if not 0 <= value < 1:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Raise UserError unless each process holds the whole gradient, whose norm is computed in each step."""
-    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
+    """Check that each process has the whole gradient, whose norm is computed in each step.
+
+    Raises:
+        UserError: if the strategy shards the model.
+    """
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's strategies derive from these
         raise UserError(
             "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
             f"but is {type(strategy).__name__}; try ddp"
@@ -59,7 +67,7 @@ def check_strategy(strategy: Strategy) -> None:
 class TaskModule(LineModule):
     """Base class of tasks, which train a network with the mean loss per token of a step.
 
-    A token has the same weight for any number of processes and accumulated batches. A subclass passes the summed loss
+    Each token has the same weight for any number of processes and accumulated batches. Subclasses pass the summed loss
     of each batch to `accumulate_loss`.
 
     Args:
@@ -70,7 +78,7 @@ class TaskModule(LineModule):
         hyper_parameters: further arguments of the subclass, as plain values for the checkpoint.
 
     Attributes:
-        datamodule_class: the base class of the data modules that the task can be trained on.
+        datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
     """
 
@@ -90,7 +98,7 @@ class TaskModule(LineModule):
         self.tokenizer = tokenizer
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
-        # Buffers are tables and counts that no step changes: DDP need not broadcast them.
+        # DDP need not broadcast buffers, which are lookup tables and counts that do not change in training.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: Tensor | int = 0  # loss and number of tokens of the step so far
@@ -127,7 +135,7 @@ class TaskModule(LineModule):
         Args:
             data: the data module.
             network: the network.
-            settings: arguments of the constructor; they take precedence over `data_settings`.
+            settings: arguments of the constructor, which take precedence over `data_settings`.
 
         Raises:
             UserError: if the module cannot be trained on the data.
@@ -144,23 +152,23 @@ class TaskModule(LineModule):
 
     @abstractmethod
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw arguments of the network's `forward`, by name, for export.
+        """Draw random arguments of the network's `forward`, by name, for export.
 
         Args:
             rows: the number of rows.
-            length: the number of tokens of the longest row.
-            generator: the source of randomness.
+            length: the number of tokens in the longest row.
+            generator: the random number generator.
         """
 
     @abstractmethod
     def max_input_lengths(self) -> dict[str, int | None]:
-        """Return the largest length of each argument of `forward`, None if unlimited.
+        """Return the maximum length of each argument of `forward`; None if unlimited.
 
         Arguments that are always empty are omitted.
         """
 
     def load_pretrained(self) -> None:
-        """Load pretrained weights into the network, if there are any; called when a new run starts."""
+        """Load pretrained weights, if any, into the network; called when a new run starts."""
 
     def aligned_attention(self, dataset: Any, batch: Any) -> tuple[dict[str, Tensor], Tensor] | None:
         """Return the attention over the source and the gold links, if all examples have a gold alignment.
@@ -170,12 +178,12 @@ class TaskModule(LineModule):
             batch: the batch.
 
         Returns:
-            Weights (B, H, T, S) by layer, and gold links (B, T, S); None without a gold alignment.
+            The weights (B, H, T, S) by layer, and the gold links (B, T, S); None without a gold alignment.
         """
         return None
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        """Return the attention of all layers for an example; empty if the task has none to show.
+        """Return the attention maps of all layers for an example; empty if there are none.
 
         Args:
             content: the content of an AttentionExample, or a Prediction.
@@ -183,11 +191,11 @@ class TaskModule(LineModule):
         return []
 
     def attention_examples(self, dataset: Any, predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
-        """Return the examples of the test whose attention is drawn: the first ones, and those of the largest loss.
+        """Return the test examples whose attention is plotted: the first, and those with the largest loss.
 
         Args:
-            dataset: the data of the test.
-            predictions: rows and their predictions.
+            dataset: the test data.
+            predictions: the rows and their predictions.
         """
         first = [row for row, _ in predictions[:NUM_EXAMPLES]]
         worst = sorted(((prediction["nll"], row) for row, prediction in predictions), reverse=True)[:NUM_EXAMPLES]
@@ -200,16 +208,16 @@ class TaskModule(LineModule):
         return examples
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
-        """Return figures about the predictions of the test, by name."""
+        """Return figures of the test predictions, by name."""
         return {}
 
     def new_metrics(self) -> nn.ModuleDict:
-        """Return new metrics of the task, by name, for a validation or a test set."""
+        """Return new metrics of the task, by name, for one validation or test split."""
         return nn.ModuleDict()
 
     @property
     def signatures(self) -> dict[str, str]:
-        """Return the signatures (settings) of sacrebleu's scores, by name; empty if the task has no such scores."""
+        """Return the signatures (settings) of sacrebleu's scores, by name; empty if the task has none."""
         return {}
 
     @property
@@ -219,7 +227,7 @@ class TaskModule(LineModule):
         return [test_prefix(name) for name in (data.test_sets if data else ("test",))]
 
     def setup(self, stage: str) -> None:
-        """Convert the module to float64 if that is the precision, and write checkpoints with a checksum.
+        """Set up checkpoints with checksums, convert the module to float64 if required, and create the metrics.
 
         Note:
             Lightning converts the module only after it restores a checkpoint, which would round float64 weights.
@@ -235,11 +243,14 @@ class TaskModule(LineModule):
                 self.metrics[prefix] = self.new_metrics()
 
     def check_data(self, data: TaskDataModule, world_size: int) -> None:
-        """Raise UserError if the network cannot be trained on a data module.
+        """Check that the network can be trained on a data module.
 
         Args:
             data: the data module.
             world_size: the number of processes.
+
+        Raises:
+            UserError: if the vocabulary, the lengths or the batch size do not fit.
         """
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
@@ -263,10 +274,10 @@ class TaskModule(LineModule):
         self.seed = torch.initial_seed()
         if self.trainer.datamodule is not None:
             self.longest_source = self.trainer.datamodule.longest_source
-        self.weights = list(self.network.parameters())  # traversing the modules takes as long as clipping
+        self.weights = list(self.network.parameters())  # kept, since traversing the modules takes as long as clipping
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout from the seed of the run, the number of the batch and the rank."""
+        """Seed dropout with the seed of the run, the number of the batch and the rank."""
         number = self.trainer.fit_loop.total_batch_idx
         seed = stable_hash(f"{self.seed} {number} {self.global_rank}") >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would query every type of device
@@ -274,11 +285,14 @@ class TaskModule(LineModule):
             torch.get_device_module(self.device).manual_seed(seed)
 
     def accumulate_loss(self, loss: Tensor, tokens: Tensor) -> Tensor:
-        """Return the summed loss of a batch to back-propagate; it is divided by the tokens of the step later.
+        """Add the summed loss of a batch to the loss of the step, and return it for backpropagation.
 
         Args:
             loss: the sum over the tokens of the batch.
             tokens: the number of tokens.
+
+        Note:
+            The gradients are divided by the number of tokens of the step in `configure_gradient_clipping`.
         """
         self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
         return loss
@@ -290,8 +304,8 @@ class TaskModule(LineModule):
         """Reduce the loss of the step over accumulated batches and processes, and compute the gradient norms.
 
         Note:
-            Gradients are sums over tokens, but Lightning has divided them by the number of accumulated batches, and
-            the strategy by the number of processes. `grad_scale` undoes both, and divides by the tokens of the step.
+            Gradients are sums over tokens, which Lightning has divided by the number of accumulated batches, and the
+            strategy by the number of processes. `grad_scale` reverts both, and divides by the tokens of the step.
         """
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(self.step_sums)  # Lightning's all_reduce adds a barrier
@@ -303,7 +317,7 @@ class TaskModule(LineModule):
         gradients = self._gradients()
         # A norm in half precision would be inexact, and could overflow.
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
-        # Read later, many at once: reading synchronizes with the device.
+        # The norms are read later, many at once, since reading synchronizes with the device.
         norms = torch.stack(torch._foreach_norm(gradients, 2, wide)) * self.grad_scale
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # logging takes time
             self.log("train/loss", loss)
@@ -317,7 +331,7 @@ class TaskModule(LineModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Divide the gradients by the tokens of the step, and clip them; clipping by norm takes the same product."""
+        """Divide the gradients by the tokens of the step, and clip them; clipping by norm uses the same product."""
         scale = self.grad_scale
         by_value = gradient_clip_algorithm == "value"
         if gradient_clip_val and not by_value:
@@ -333,7 +347,7 @@ class TaskModule(LineModule):
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
     def step_settings(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the settings that a resumed run must keep, besides those of the network and the optimizer, by name."""
+        """Return the settings, by name, that a resumed run must keep, except those of the network and the optimizer."""
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         scheduled = self.lr_schedule.needs_max_steps and not trainer.fast_dev_run
@@ -350,7 +364,11 @@ class TaskModule(LineModule):
         }
 
     def check_finite(self) -> None:
-        """Raise UserError, and name the first step and the parameters, if a loss or gradient is not finite."""
+        """Check that all losses and gradients since the last check are finite.
+
+        Raises:
+            UserError: if one is not; the message names the first such step and the parameters.
+        """
         if not self.pending_finite_checks:
             return
         first = self.global_step - len(self.pending_finite_checks) + 1  # steps are counted from 1
@@ -402,13 +420,16 @@ class TaskModule(LineModule):
             checkpoint["data_fingerprint"] = self.trainer.datamodule.fingerprint
 
     def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
-        """Raise UserError if a checkpoint does not fit the model or, if training is resumed from it, the run.
+        """Check that a checkpoint fits the model and, if training is resumed, the run.
 
         Args:
-            checkpoint: the checkpoint.
-            path: its path, for error messages.
+            checkpoint: the content of the checkpoint.
+            path: the path of the checkpoint, for error messages.
             trainer: the trainer of the run.
             resuming: whether training is resumed.
+
+        Raises:
+            UserError: if it does not fit.
         """
         shapes = {name: weight.shape for name, weight in self.state_dict().items()}
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)

@@ -13,7 +13,7 @@ from lightning_tfm.tokenization import PAD
 class AttentionLSTM(Seq2SeqNetwork):
     """LSTM encoder-decoder with additive attention (Bahdanau et al. 2015).
 
-    A bidirectional LSTM encodes the source. An LSTM decodes the target from its last output and the context. The
+    A bidirectional LSTM encodes the source. An LSTM decodes the target from the previous token and the context. The
     network has no positions, so sequences may have any length.
 
     Args:
@@ -33,20 +33,20 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
         self.start = Linear(d_model, 2 * d_model)  # initial hidden and cell state of the decoder
         self.attention = AdditiveAttention(d_model, 2 * d_model, d_model)
-        self.decoder_token = Linear(d_model, 4 * d_model)  # gates of the cell, from the last output ...
+        self.decoder_token = Linear(d_model, 4 * d_model)  # gates of the cell, from the previous token ...
         self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden state
         self.readout = Linear(3 * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
 
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Accept any length."""
+        """Accept sequences of any length."""
 
     def encode(self, source: Tensor) -> State:
         mask = source != PAD  # (B, S)
         lengths = mask.sum(1, keepdim=True)
         x = self.dropout(self.source_embedding(source))  # (B, S, D)
-        # The index reverses the real tokens of each row and leaves the padding in place. Packed sequences would do the
-        # same, but without the fast kernel on a CPU.
+        # The index reverses the tokens of each row and keeps the padding in place. Packed sequences would do the same,
+        # but do not use the fast CPU kernel.
         steps = torch.arange(source.size(1), device=source.device)
         turned = torch.where(mask, lengths - 1 - steps, steps).unsqueeze(-1)  # (B, S, 1)
         rightwards, _ = self.encoder_forward(x)
@@ -57,18 +57,18 @@ class AttentionLSTM(Seq2SeqNetwork):
         return hidden, cell, self.attention.k_proj(memory), memory, mask
 
     def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one LSTM step.
+        """Compute one LSTM step.
 
         Args:
-            token_gates: contribution of the previous output token to the gates, (B, 4D).
-            context: (B, 2D).
-            hidden: (B, D).
-            cell: (B, D).
+            token_gates: the contribution of the previous token to the gates (B, 4D).
+            context: the context (B, 2D).
+            hidden: the hidden state (B, D).
+            cell: the cell state (B, D).
 
         Returns:
-            The next hidden and cell state, (B, D) each.
+            The next hidden state and cell state, (B, D) each.
         """
-        # nn.LSTMCell would compute token_gates in each step instead of once for all. One product for all four gates.
+        # Unlike in nn.LSTMCell, token_gates is computed once for all steps. All four gates are a single product.
         gates = token_gates + self.decoder_state(torch.cat((context, hidden), dim=-1))
         forget_in_out, candidate = gates.split((3 * hidden.size(-1), hidden.size(-1)), dim=-1)
         forget, input, output = forget_in_out.sigmoid().chunk(3, dim=-1)
@@ -81,7 +81,7 @@ class AttentionLSTM(Seq2SeqNetwork):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         hidden, cell, keys, memory, mask = self.encode(source)
-        # The loop contains only the recurrent part; the rest is one product for all steps.
+        # The loop contains only the recurrent operations; the others are batched over all steps.
         token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))  # (B, T, 4D)
         hiddens, contexts = [], []
         for gates in token_gates.unbind(1):

@@ -31,16 +31,17 @@ class EncoderClassifier(TextNetwork):
     Args:
         vocab_size: number of ids.
         num_classes: number of classes.
-        max_length: number of learned positions, the longest text in tokens; `fit` takes it from the data if it is null.
+        max_length: maximum length of a text in tokens, the number of learned positions; if null, `fit` infers it from
+            the data.
         d_model: width.
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of encoder layers.
-        d_ff: width of the hidden layer of the feed-forward.
+        d_ff: width of the hidden layer of the feed-forward network.
         d_classifier: width of the hidden layer between the mean and the classes.
         dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
         embedding_dropout: dropout on embeddings; null for `dropout`.
-        word_dropout: fraction of the tokens replaced by the unknown token in training (Iyyer et al. 2015).
-        num_bigram_buckets: number of bigram ids of a `NaiveBayes` averaged with the network; null for the network only.
+        word_dropout: fraction of tokens replaced by the unknown token in training (Iyyer et al. 2015).
+        num_bigram_buckets: number of bigram ids of a `NaiveBayes` that is averaged with the network; null disables it.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
@@ -66,7 +67,7 @@ class EncoderClassifier(TextNetwork):
         self.word_dropout = word_dropout
         self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
         self.positions = nn.Embedding(self.max_length, d_model)
-        for table in (self.embedding, self.positions):  # small, so that the first updates have an effect
+        for table in (self.embedding, self.positions):  # small, so the first updates have an effect
             nn.init.normal_(table.weight, std=0.02)
         self.embedding_dropout = Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.dropout = Dropout(dropout)
@@ -91,12 +92,12 @@ class EncoderClassifier(TextNetwork):
     def forward(self, text: Tensor) -> Tensor:
         """Return the logits (B, C) of the classes.
 
-        Note:
-            With a `NaiveBayes`, they are the mean log-probabilities of both models in evaluation, and the logits of the
-            network in training, since no gradient trains the `NaiveBayes`.
-
         Args:
-            text: (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
+            text: the ids (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
+
+        Note:
+            With a `NaiveBayes`, these are the mean log probabilities of both models in evaluation, and the logits of
+            the network in training, since the `NaiveBayes` is not trained by gradients.
         """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)

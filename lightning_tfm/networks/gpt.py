@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LOWEST = torch.finfo(torch.bfloat16).min / 2
-"""Bias of the logits of ids with probability 0: far below every logit, and finite in float32 and bfloat16."""
+"""Logit bias of ids with probability 0, far below all logits but finite in float32 and bfloat16."""
 
 
 class GPT(CausalNetwork):
@@ -37,15 +37,15 @@ class GPT(CausalNetwork):
 
     Args:
         vocab_size: number of ids.
-        d_model: width; the hidden layer of the feed-forward is 4 times as wide.
+        d_model: width; the hidden layer of the feed-forward network is 4 times as wide.
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of layers.
         dropout: dropout on embeddings and on the output of each sub-layer.
-        max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
-            null.
+        max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
+            the data.
         bias: whether linear layers and norms have a bias.
         gelu: "exact" GELU (Hendrycks & Gimpel 2016), or the "tanh" approximation of GPT-2, twice as slow on a CPU.
-        text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which lack them.
+        text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which has none.
         positions: "learned" vectors, as in GPT-2, or "rotary" (Su et al. 2021), which encode distances.
     """
 
@@ -85,7 +85,7 @@ class GPT(CausalNetwork):
         special_bias = torch.zeros(vocab_size).index_fill(0, torch.arange(NUM_SPECIAL), LOWEST) if text_only else None
         self.register_buffer("special_bias", special_bias, persistent=False)
         self.apply(self._initialize)
-        # Scaled so that the residual sum of 2 x num_layers sub-layers keeps its variance (GPT-2, 2.3).
+        # Scaled to keep the variance of the residual sum of 2 x num_layers sub-layers (GPT-2, 2.3).
         for layer in cast(Iterable[TransformerLayer], self.layers):
             for last in (layer.self_attention.out_proj, cast(Linear, layer.feed_forward[2])):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * num_layers))
@@ -103,8 +103,8 @@ class GPT(CausalNetwork):
 
         Args:
             model: the GPT-2.
-            num_special: 0, or NUM_SPECIAL to put PAD, BOS and EOS before the ids of the model; they have probability 0,
-                since the model has not learned them.
+            num_special: 0, or NUM_SPECIAL to insert PAD, BOS and EOS before the ids of the model; they have probability
+                0, since the model was not trained on them.
 
         Raises:
             UserError: if the model has an option that this network does not implement.
@@ -122,7 +122,7 @@ class GPT(CausalNetwork):
         }
         for name, value in ours.items():
             theirs = getattr(config, name)
-            if theirs != value and not (name == "n_inner" and theirs is None):  # None stands for 4 x the width
+            if theirs != value and not (name == "n_inner" and theirs is None):  # None means 4 x the width
                 raise UserError(f"{name} must be {value} to load the weights of GPT-2, but is {theirs}")
         gpt = cls(
             num_special + config.vocab_size,
@@ -171,9 +171,9 @@ class GPT(CausalNetwork):
         self.check_lengths(S, T)
         tokens = torch.cat((source, target_in), dim=1)
         steps = torch.arange(S + T, device=tokens.device)
-        if S == 0:  # padding is on the right only, so the causal mask of the kernel is enough
+        if S == 0:  # padding is only on the right, so the causal mask of the kernel suffices
             mask, positions = None, steps
-        else:  # padding between source and target is not attended to and not counted in positions
+        else:  # padding between source and target is masked and has no positions
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             positions = torch.where(steps < S, steps, steps - S + real.sum(1, keepdim=True))  # (B, S + T)
@@ -188,7 +188,7 @@ class GPT(CausalNetwork):
         real = source != PAD
         x, freqs_cis = self._embed(source, torch.arange(S, device=source.device))
         pasts = []
-        for layer in self.layers:  # padding is on the right, so the causal mask hides it
+        for layer in self.layers:  # padding is on the right, so it is hidden by the causal mask
             x, past = layer(x, is_causal=S > 0, freqs_cis=freqs_cis)
             pasts.append(past)
         return tuple(pasts), real, real.sum(1)
@@ -222,7 +222,7 @@ class GPT(CausalNetwork):
                 tuple[GPT2LMHeadModel, dict[str, Any]],
                 GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True),
             )
-            if loaded["missing_keys"]:  # transformers would initialize them at random
+            if loaded["missing_keys"]:  # transformers would initialize them randomly
                 raise ValueError(f"it lacks {sorted(loaded['missing_keys'])[0]}")
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             reason = str(error).splitlines()[0]

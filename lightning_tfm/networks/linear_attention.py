@@ -12,14 +12,14 @@ from lightning_tfm.networks.network import CausalNetwork, State, check_max_lengt
 from lightning_tfm.tokenization import PAD
 
 CHUNK = 64
-"""Number of tokens whose weights are computed at once; earlier tokens enter through the state."""
+"""Number of tokens whose weights are computed at once; earlier tokens are summarized in the state."""
 
 
 class LinearAttention(Attention):
-    """Causal attention with weights phi(q) phi(k)^T, where phi(x) = elu(x) + 1, so that its cost is linear in length.
+    """Causal attention with weights phi(q) phi(k)^T, where phi(x) = elu(x) + 1, at a cost linear in the length.
 
     The keys and values before a token are summarized in a state of constant size: the sum of phi(k)^T v, and the sum
-    of phi(k), from which the weights are normalized.
+    of phi(k), which normalizes the weights.
     """
 
     over_memory = False
@@ -39,11 +39,11 @@ class LinearAttention(Attention):
         return query, key, value
 
     def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Attend from each token to itself and those before it.
+        """Attend from each token to itself and to preceding tokens.
 
         Args:
-            x: (B, T, D).
-            real: (B, T), False at padding.
+            x: the input (B, T, D).
+            real: the mask (B, T), False at padding.
             state: the state after earlier tokens.
 
         Returns:
@@ -69,7 +69,7 @@ class LinearAttention(Attention):
         """Return the weights (B, H, T, T) of a call without a state.
 
         Raises:
-            UserError: if there is a state, which holds sums over the earlier keys, and not the keys.
+            UserError: if there is a state, which contains sums over earlier keys instead of the keys.
         """
         if state is not None:
             raise UserError("attention weights of linear attention can be recorded in forward, not in decode_step")
@@ -79,7 +79,7 @@ class LinearAttention(Attention):
 
 
 class LinearAttentionLayer(nn.Module):
-    """Linear attention and feed-forward, each with a residual connection and pre-norm."""
+    """Linear attention and feed-forward network, each with a residual connection and pre-norm."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -100,12 +100,12 @@ class LinearTransformer(CausalNetwork):
 
     Args:
         vocab_size: number of ids.
-        d_model: width; the feed-forward is 4 times as wide.
+        d_model: width; the hidden layer of the feed-forward network is 4 times as wide.
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of layers.
         dropout: dropout on embeddings and on the output of each sub-layer.
-        max_length: the longest sequence in tokens, source and target together; `fit` takes it from the data if it is
-            null.
+        max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
+            the data.
     """
 
     is_traceable = False  # forward is a Python loop over chunks
@@ -135,9 +135,9 @@ class LinearTransformer(CausalNetwork):
         """Return the features (B, T, D) of tokens (B, T), and the states of all layers.
 
         Args:
-            tokens: the tokens.
-            real: (B, T), False at padding, which has no position.
-            start: (B, 1), the number of real tokens before these.
+            tokens: the tokens (B, T).
+            real: the mask (B, T), False at padding, which has no position.
+            start: the number of earlier tokens without padding (B, 1).
             states: the states after earlier tokens.
         """
         positions = (start + real.cumsum(1) - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Transformer encoder that predicts masked tokens, as BERT (Devlin et al. 2019)."""
+"""Transformer encoder that predicts masked tokens, as in BERT (Devlin et al. 2019)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class MaskedEncoder(TextNetwork):
 
     Args:
         vocab_size: number of ids.
-        d_model: width; the feed-forward is 4 times as wide.
+        d_model: width; the hidden layer of the feed-forward network is 4 times as wide.
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of layers.
         dropout: dropout on embeddings and on the output of each sub-layer.
-        max_length: the longest text in tokens; `fit` takes it from the data if it is null.
+        max_length: maximum length of a text in tokens; if null, `fit` infers it from the data.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
@@ -51,7 +51,7 @@ class MaskedEncoder(TextNetwork):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return logits (B, T, V) of the token at each position of text (B, T), right-padded with PAD."""
+        """Return the logits (B, T, V) of the token at each position of text (B, T), right-padded with PAD."""
         self.check_lengths(text.size(1))
         x = self.dropout(self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device)))
         real = (text != PAD)[:, None, None]  # (B, 1, 1, T)

@@ -1,4 +1,4 @@
-"""Naive Bayes classifier of words and bigrams."""
+"""Naive Bayes classifier over words and bigrams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 class NaiveBayes(nn.Module):
     """Naive Bayes classifier over the presence of words and bigrams in a text.
 
-    A strong baseline on short texts, whose errors differ from those of a network (Wang & Manning 2012).
+    It is a strong baseline on short texts, whose errors differ from the errors of a network (Wang & Manning 2012).
 
     Args:
         vocab_size: number of word ids.
-        num_bigram_buckets: number of ids that bigrams share by their hashes.
+        num_bigram_buckets: number of ids to which bigrams are hashed.
         num_classes: number of classes.
     """
 
@@ -29,12 +29,12 @@ class NaiveBayes(nn.Module):
     def __init__(self, vocab_size: int, num_bigram_buckets: int, num_classes: int) -> None:
         super().__init__()
         self.vocab_size, self.num_bigram_buckets = vocab_size, num_bigram_buckets
-        # Texts with a feature, and all texts, by class: integers, which a conversion to half precision does not round.
+        # Number of texts with a feature, and of all texts, by class; integers are not rounded in half precision.
         self.register_buffer("counts", torch.zeros(vocab_size + num_bigram_buckets, num_classes, dtype=torch.long))
         self.register_buffer("texts", torch.zeros(num_classes, dtype=torch.long))
 
     def _features(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sorted ids (B, 2S - 1) of words (B, S) and their bigrams, and a mask of the ids to count once."""
+        """Return the sorted ids (B, 2S - 1) of words (B, S) and bigrams, and a mask of their first occurrences."""
         known = (words != PAD) & (words != UNKNOWN_ID)
         pairs = (words[:, :-1] * FIRST + words[:, 1:] * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
         pairs = torch.where(known[:, :-1] & known[:, 1:], pairs, PAD)
@@ -43,11 +43,11 @@ class NaiveBayes(nn.Module):
         return features, is_first & (features != PAD)
 
     def count(self, words: Tensor, label: Tensor) -> None:
-        """Add texts to the counts.
+        """Update the counts with texts.
 
         Args:
-            words: (B, S), right-padded with PAD.
-            label: classes (B).
+            words: the word ids (B, S), right-padded with PAD.
+            label: the classes (B).
         """
         features, counted = self._features(words)
         labels = label.unsqueeze(1).expand_as(features)
@@ -55,10 +55,10 @@ class NaiveBayes(nn.Module):
         self.texts += torch.bincount(label, minlength=len(self.texts))
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return log p(class) + sum of log p(feature | class) over the features of texts (B, S), as float32 (B, C)."""
+        """Return log p(class) + sum of log p(feature | class) over the features of texts (B, S), in float32 (B, C)."""
         features, counted = self._features(words)
         counts = self.counts[features].float()  # (B, 2S - 1, C)
-        counted = counted & (counts.sum(-1) > 0)  # ignore features of no training text
+        counted = counted & (counts.sum(-1) > 0)  # ignore features that occur in no training text
         texts = self.texts.float()
         # Additive smoothing: C pseudo-texts with the feature, divided among the classes in proportion to their size.
         likelihood = counts / texts.clamp(min=1) + len(texts) / texts.sum().clamp(min=1)

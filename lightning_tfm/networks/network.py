@@ -13,11 +13,11 @@ from lightning_tfm.layers import Attention
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 State = Tensor | tuple[Any, ...]
-"""State of a decoder between two steps: nested tuples of tensors whose first dimension is the batch."""
+"""State of a decoder between two steps: a nested tuple of tensors whose first dimension is the batch."""
 
 
 def check_max_length(max_length: int | None) -> int:
-    """Return max_length.
+    """Check that max_length is set, and return it.
 
     Raises:
         UserError: if it is None.
@@ -32,8 +32,8 @@ class DataProperties(Protocol):
 
     Attributes:
         vocab_size: number of ids.
-        max_source_length: the longest source in tokens, EOS included.
-        max_target_length: the longest target in tokens, EOS included; 0 if there are no targets.
+        max_source_length: maximum length of a source in tokens, including EOS.
+        max_target_length: maximum length of a target in tokens, including EOS; 0 if there are no targets.
     """
 
     vocab_size: int
@@ -48,13 +48,13 @@ class Network(nn.Module, ABC):
         arguments: the `locals()` of the subclass's constructor, whose arguments must be plain values.
 
     Attributes:
-        hyper_parameters: the arguments of the constructor by name. Loading a checkpoint constructs the network by
-            `type(network)(**hyper_parameters)`.
+        hyper_parameters: the arguments of the constructor by name; `type(network)(**hyper_parameters)` constructs the
+            network when a checkpoint is loaded.
         head: the output layer, from features to logits.
         is_traceable: whether `torch.export` can trace `forward` for any length.
 
     Raises:
-        UserError: if a dropout is below 0 or not below 1, or an integer is below 1.
+        UserError: if a dropout is not in [0, 1), or an integer is below 1.
     """
 
     head: nn.Linear
@@ -85,22 +85,26 @@ class Network(nn.Module, ABC):
 
         Args:
             data: the data module.
-            settings: arguments of the constructor; they take precedence over `data_settings`.
+            settings: arguments of the constructor, which take precedence over `data_settings`.
         """
         return cls(**(cls.data_settings(data) | settings))
 
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Raise UserError if the network has no positions for these lengths, in tokens."""
+        """Check that the network has positions for these lengths, in tokens.
+
+        Raises:
+            UserError: if a length exceeds the positions.
+        """
 
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
-        """Draw right-padded ids (B, S), or (B, S, G) with several ids per token; a single row has no padding.
+        """Draw random, right-padded ids (B, S), or (B, S, G) with G ids per token; a single row has no padding.
 
         Args:
             rows: number of rows B.
-            length: maximum number of tokens of a row, S.
-            generator: the source of randomness.
-            ids_per_token: number of ids per token, G.
+            length: maximum number of tokens S in a row.
+            generator: the random number generator.
+            ids_per_token: number of ids G per token.
         """
         vocab_size = self.hyper_parameters["vocab_size"]
         ids = torch.randint(NUM_SPECIAL, vocab_size, (rows, length, ids_per_token), generator=generator)
@@ -110,10 +114,10 @@ class Network(nn.Module, ABC):
 
 
 class TextNetwork(Network):
-    """Base class of networks that read one text and have a position for each of its tokens.
+    """Base class of networks for a single text, with a position for each token.
 
     Attributes:
-        max_length: the longest text in tokens.
+        max_length: maximum length of a text in tokens.
     """
 
     max_length: int
@@ -134,22 +138,22 @@ class Seq2SeqNetwork(Network):
     """Base class of networks that map a source sequence to a target sequence."""
 
     def max_source_length(self, target_length: int) -> int | None:
-        """Return the longest source that fits with a target of target_length tokens; None if unlimited."""
+        """Return the maximum length of a source with a target of target_length tokens; None if unlimited."""
         return getattr(self, "max_length", None)
 
     def max_target_length(self, target_length: int) -> int | None:
-        """Return the longest target that the network can read, given the longest in the data; None if unlimited."""
+        """Return the maximum length of a target, given the maximum in the data, target_length; None if unlimited."""
         return getattr(self, "max_length", None)
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
         """Select the attention weights (B, H, T, S) of the target over the source.
 
         Args:
-            maps: weights by layer, see `attention_maps`.
-            source: (B, S).
+            maps: the weights by layer, see `attention_maps`.
+            source: the source (B, S).
 
         Returns:
-            Weights by layer.
+            The selected weights by layer.
         """
         layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, Attention)}
         return {name: weights for name, weights in maps.items() if layers[name].over_memory}
@@ -159,8 +163,8 @@ class Seq2SeqNetwork(Network):
         """Return the logits (B, T, V) of the token after each token of target_in.
 
         Args:
-            source: (B, S), right-padded with PAD; each row ends with EOS. S = 0 if there is no source.
-            target_in: (B, T), right-padded with PAD; each row begins with BOS.
+            source: the source (B, S), right-padded with PAD; each row ends with EOS. S is 0 if there is no source.
+            target_in: the input of the decoder (B, T), right-padded with PAD; starts with BOS for pairs.
         """
 
     @abstractmethod
@@ -171,10 +175,10 @@ class Seq2SeqNetwork(Network):
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits (B, V) of the token after `token`, and the next state.
 
-        Feeding target_in column by column gives the logits of `forward`.
+        Calling it for each column of target_in gives the logits of `forward`.
 
         Args:
-            token: (B).
+            token: the token of each row (B).
             state: the state returned by `encode` or by the previous step.
         """
 
@@ -183,13 +187,13 @@ class CausalNetwork(Seq2SeqNetwork):
     """Base class of networks that read source and target as one sequence, and can model a text without a source.
 
     Attributes:
-        max_length: the longest sequence in tokens, source and target together.
+        max_length: maximum length of a sequence in tokens, source and target together.
     """
 
     max_length: int
 
     def load_pretrained(self, folder: str) -> None:
-        """Load the weights of a pretrained model of Hugging Face.
+        """Load the weights of a pretrained Hugging Face model.
 
         Args:
             folder: the folder of the model.

@@ -22,13 +22,13 @@ class Transformer(Seq2SeqNetwork):
         vocab_size: number of ids, shared by source and target.
         d_model: width.
         num_heads: number of attention heads; must divide d_model.
-        num_layers: number of encoder layers, and of decoder layers.
-        d_ff: width of the hidden layer of the feed-forward; 4 x d_model in the paper.
+        num_layers: number of layers in each of the encoder and the decoder.
+        d_ff: width of the hidden layer of the feed-forward network; 4 x d_model in the paper.
         dropout: dropout on embeddings and on the output of each sub-layer, as in the paper (5.4).
-        max_length: the longest source and the longest target in tokens; `fit` takes it from the data if it is null.
+        max_length: maximum length of a source and of a target in tokens; if null, `fit` infers it from the data.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post", as in the paper).
         positions: "sinusoidal", as in the paper, or "learned".
-        tie_embeddings: whether source, target and output share one matrix, as in the paper (3.4).
+        tie_embeddings: whether both embeddings and the output layer share their weights, as in the paper (3.4).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Transformer(Seq2SeqNetwork):
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
 
         def stack(cross_attention: bool) -> nn.ModuleList:
-            # In place, which saves a write of the widest tensor of a layer; the gradient needs only its sign.
+            # ReLU in place saves a write of the widest tensor of a layer, whose sign suffices for the gradient.
             return nn.ModuleList(
                 TransformerLayer(
                     d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True), cross_attention=cross_attention
@@ -69,8 +69,8 @@ class Transformer(Seq2SeqNetwork):
         self.encoder, self.encoder_norm = stack(cross_attention=False), last_norm()
         self.decoder, self.decoder_norm = stack(cross_attention=True), last_norm()
         self.head = Linear(d_model, vocab_size, bias=False)
-        # A small deviation keeps symbols from dominating the positions: on copying with 4,000 sequences, one of 0.18
-        # lowers exact match from 1.000 to 0.927.
+        # With a small standard deviation, embeddings do not dominate the positions: in copying with 4,000 sequences, a
+        # deviation of 0.18 lowers the exact match from 1.000 to 0.927.
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, std=0.02)
         if tie_embeddings:
@@ -91,7 +91,7 @@ class Transformer(Seq2SeqNetwork):
                 )
 
     def _encode(self, source: Tensor) -> tuple[tuple[KVCache, ...], Tensor]:
-        """Return each decoder layer's keys and values of the source, and the mask (B, 1, 1, S) of its real tokens."""
+        """Return the keys and values of the source for each decoder layer, and the mask (B, 1, 1, S) of the source."""
         mask = (source != PAD)[:, None, None]
         positions = self.source_positions(torch.arange(source.size(1), device=source.device))
         x = self.dropout(self.source_embedding(source) * self.scale + positions)  # (B, S, D)
@@ -109,7 +109,7 @@ class Transformer(Seq2SeqNetwork):
         self.check_lengths(source.size(1), target_in.size(1))
         memories, mask = self._encode(source)
         x = self._embed_target(target_in, 0)  # (B, T, D)
-        # Targets are right-padded, so the causal mask already hides their padding.
+        # Targets are right-padded, so the causal mask hides their padding.
         for layer, memory in zip(self.decoder, memories, strict=True):
             x, _ = layer(x, is_causal=True, memory=memory, memory_mask=mask)
         return self.head(self.decoder_norm(x))  # (B, T, V)

@@ -1,4 +1,4 @@
-"""Reports of runs as one HTML page that needs no network."""
+"""Reports of runs as one self-contained HTML page."""
 
 from lightning_tfm.reporting.collect import collect_run, run_names
 from lightning_tfm.reporting.page import render

@@ -11,17 +11,17 @@ from lightning_tfm.reporting.collect import Json
 from lightning_tfm.style import PALETTE
 
 SCHEME: Literal["blues"] = "blues"
-"""Color scheme of Vega for values from 0 to 1, that of `lightning_tfm.style.HEAT`."""
+"""Vega color scheme for values from 0 to 1, the same as `lightning_tfm.style.HEAT`."""
 
 MAX_LABEL_WIDTH = 150
-"""Maximum width of the label of an axis or a legend, in pixels; 360 pixels must suffice for a chart."""
+"""Maximum width of axis and legend labels, in pixels; a chart must fit into 360 pixels."""
 
 
 def draw_charts(runs: Sequence[Json]) -> list[Json]:
-    """Return the charts of runs of one task, each with its data as a table.
+    """Return the charts for runs of one task, each with its data as a table.
 
     Args:
-        runs: the runs, as `collect_run` returns them.
+        runs: the runs, as returned by `collect_run`.
     """
     found = (_curves(runs), _categories(runs), _confusion(runs), _heads(runs))
     return [chart for chart in found if chart is not None]
@@ -35,14 +35,14 @@ def _chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[
 
 
 def _choice(names: list[str], label: str) -> Any:
-    """Return a parameter that is chosen from a menu."""
+    """Return a parameter with a drop-down menu."""
     import altair
 
     return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
 
 
 def _color(runs: Sequence[Json]) -> Any:
-    """Return the encoding of runs by color, with a legend if there are several."""
+    """Return the color encoding of runs, with a legend if there are several runs."""
     import altair
 
     legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH)
@@ -52,16 +52,16 @@ def _color(runs: Sequence[Json]) -> Any:
 
 
 def _height(rows: int, step: int) -> int:
-    """Return the height of a chart with a row for each category, in pixels.
+    """Return the height, in pixels, of a chart with one row per category.
 
     Note:
-        Vega-Lite computes it from the step, too, but logs a warning if the width is that of the page.
+        Vega-Lite can compute the height from the step, but logs a warning if the width is set by the page.
     """
     return max(48, rows * step)
 
 
 def _by_interest(runs: Sequence[Json], names: set[str]) -> list[str]:
-    """Return metrics in the order of a menu, first those that all runs have."""
+    """Sort metrics for a menu, starting with those that all runs have."""
 
     def key(name: str) -> tuple[int, int, str]:
         missing = sum(name not in run["curves"] for run in runs)

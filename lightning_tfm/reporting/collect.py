@@ -25,16 +25,16 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.prediction import short_title
 
 PREDICTIONS = 500
-"""Predictions shown of each run: one half has the largest losses, the other is spread over the rest by loss."""
+"""Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""
 
 EXAMPLES = 6
-"""Examples of each run whose attention is shown: this many with the largest losses, and as many typical ones."""
+"""Number of examples per run with the largest losses, and of typical examples, whose attention is shown."""
 
 MAX_LABELS = 20
-"""Maximum number of labels of which a confusion matrix is shown."""
+"""Maximum number of labels for which a confusion matrix is shown."""
 
 EXAMPLES_FILE = "attention/examples.json"
-"""The file with the examples whose attention was drawn after the test."""
+"""Path of the file with the examples whose attention was plotted after the test, relative to the run's folder."""
 
 FIELDS = ("split", "source", "target", "prediction", "correct", "nll", "category", "alignment")
 """Fields of each line of predictions.jsonl."""
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest suffixes of the paths, of two parts or more, that are unique."""
+    """Return the shortest unique suffixes of the paths, with at least two parts each."""
     paths = [folder.resolve().parts for folder in folders]
     for parts in range(2, max(map(len, paths)) + 1):
         names = ["/".join(path[-parts:]) for path in paths]
@@ -55,17 +55,17 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 def collect_run(
     folder: Path, name: str, points: int, trust_packages: Sequence[str], inputs: Sequence[str] = ()
 ) -> Json:
-    """Return the content of the page for a run, without the parts whose files are missing.
+    """Return the content of the page for a run; content whose file is missing is empty.
 
     Args:
-        folder: the run's folder.
-        name: the run's name on the page.
+        folder: the folder of the run.
+        name: the name of the run on the page.
         points: the approximate number of points in each curve.
-        trust_packages: the packages named by `--trust-package`.
+        trust_packages: the trusted packages, see `--trust-package`.
         inputs: texts whose outputs and attention are shown first.
 
     Raises:
-        UserError: if a file of the run is damaged, or a text has no output.
+        UserError: if a file of the run is damaged, a text has no output, or there are texts but no loadable checkpoint.
     """
     settings = read_yaml(folder / "config.yaml", "RUN")
     predictions = _predictions(folder / "predictions.jsonl")
@@ -101,7 +101,7 @@ def collect_run(
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise UserError, with the file's name, if the file does not have the format that fit writes."""
+    """Raise UserError, with the name of the file, if the file does not have the format written by fit."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -133,14 +133,14 @@ def _summary(path: Path) -> Json:
 
 
 def _headline(summary: Json) -> tuple[str, float] | None:
-    """Return the name and the value of the most interesting metric of the test; None without a test."""
+    """Return the name and the value of the main metric of the test; None without a test."""
     metrics = summary.get("test") or summary.get("val") or {}
     names = [name.removeprefix("val/") for name in HEADLINES]
     return next(((name, metrics[name]) for name in names if name in metrics), None)
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, such as "12 min 5 s"."""
+    """Format a duration, such as "12 min 5 s"."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
@@ -183,9 +183,9 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
 
 
 def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]], Counter[str]]:
-    """Return about `number` finite points (step, value) of each metric, and the number of other points.
+    """Return about `number` finite points (step, value) of each metric, and the number of points that are not finite.
 
-    The last point is always included.
+    The last finite point is always included.
     """
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     non_finite: Counter[str] = Counter()
@@ -207,13 +207,13 @@ def _predictions(path: Path) -> list[Json]:
     if not path.is_file():
         return []
     with _reading(path):
-        # str.splitlines would also split at U+0085, which the data can contain.
+        # str.splitlines would also split at U+0085, which the data may contain.
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
         return [{name: line[name] for name in FIELDS} | line for line in map(json.loads, lines)]
 
 
 def _examples(path: Path) -> list[Json]:
-    """Read the examples whose attention was drawn after the test."""
+    """Read the examples whose attention was plotted after the test."""
     if not path.is_file():
         return []
     with _reading(path):
@@ -221,7 +221,7 @@ def _examples(path: Path) -> list[Json]:
 
 
 def _shown(predictions: list[Json], number: int) -> list[Json]:
-    """Return `number` predictions by decreasing loss: half with the largest losses, half spread over the rest."""
+    """Return up to `number` predictions by decreasing loss: half with the largest losses, half spread over the rest."""
     by_loss = sorted(predictions, key=lambda line: -line["nll"])
     worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
     others = min(len(rest), number - len(worst))
@@ -252,7 +252,7 @@ def _per_category(predictions: list[Json]) -> list[Json]:
 
 
 def _outcomes(predictions: list[Json], part: str) -> dict[tuple[str, int], bool]:
-    """Return whether each prediction of a part is correct, by its source and how often this has occurred before."""
+    """Return whether each prediction of a split is correct, by source and number of its earlier occurrences."""
     seen: Counter[str] = Counter()
     outcomes = {}
     for line in predictions:
@@ -263,7 +263,7 @@ def _outcomes(predictions: list[Json], part: str) -> dict[tuple[str, int], bool]
 
 
 def _confusion(predictions: list[Json]) -> list[Json]:
-    """Return how often each label was predicted as each label; empty unless the predictions are labels."""
+    """Return the cells of the confusion matrix; empty unless the predictions are at most MAX_LABELS distinct labels."""
     counts = Counter((line["target"], line["prediction"]) for line in predictions if "probability" in line)
     labels = sorted({label for pair in counts for label in pair})
     if len(labels) > MAX_LABELS:
@@ -277,7 +277,7 @@ def _confusion(predictions: list[Json]) -> list[Json]:
 
 
 def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
-    """Return the model of a run; None, with a message, if it cannot be loaded."""
+    """Load the model of a run; return None, and print a message, if it cannot be loaded."""
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     checkpoint = next(filter(Path.is_file, checkpoints), None)
     if checkpoint is None:
@@ -290,7 +290,7 @@ def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
 
 
 def _own_example(module: TaskModule, text: str) -> Json:
-    """Return an input of the user with its output, as an example of attention."""
+    """Return a text of the user with its output, as an attention example."""
     (answer,) = module.predict([text])
     if answer.outputs is None or answer.text is None:
         raise UserError(f"--input must be a text that the model can read, but {text!r} cannot be: {answer.note}")
@@ -303,9 +303,9 @@ def _attention(module: TaskModule, own: list[Json], predictions: list[Json], exa
 
     Args:
         module: the model.
-        own: the inputs of the user.
-        predictions: the predictions of the test.
-        examples: the examples whose attention was drawn after the test; used if there are no predictions.
+        own: the texts of the user.
+        predictions: the test predictions.
+        examples: the examples whose attention was plotted after the test; used if there are no predictions.
     """
     for content in own:
         title = f"your input: {short_title(content['source'])} \N{RIGHTWARDS ARROW} {short_title(content['output'])}"
@@ -321,7 +321,7 @@ def _attention(module: TaskModule, own: list[Json], predictions: list[Json], exa
 
 
 def _layer(layer: AttentionMap) -> Json:
-    """Return a layer with its weights as bytes in base64, where 255 is a weight of 1."""
+    """Return a layer with its weights as base64-encoded bytes, where 255 is a weight of 1."""
     return {
         "name": layer.layer,
         "heads": layer.weights.size(0),

@@ -1,4 +1,4 @@
-"""Rendering of collected runs as one HTML page."""
+"""Rendering of collected runs as an HTML page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.verdict import result, verdict
 
 OMITTED = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion", "headline")
-"""Content of a run that the page shows in charts and tables, or not at all."""
+"""Content of a run that is rendered in charts and tables, or not shown."""
 
 
 def render(runs: list[Json]) -> str:
-    """Return the HTML page of the runs, as `collect_run` returns them."""
+    """Return the HTML page of runs, as returned by `collect_run`."""
     import jinja2
     import vl_convert
     from markupsafe import Markup
@@ -26,7 +26,7 @@ def render(runs: list[Json]) -> str:
         group = list(members)
         charts = draw_charts(group)
         for chart in charts if number else ():
-            chart["id"] += f"-{number}"  # ids are unique on the page
+            chart["id"] += f"-{number}"  # ids must be unique on the page
         results = [{"name": run["name"], "text": result(run)} for run in group]
         groups.append({"task": task, "verdict": verdict(group), "results": results, "charts": charts})
     different = [
@@ -41,7 +41,7 @@ def render(runs: list[Json]) -> str:
         ],
         "charts": [{"id": chart["id"], "spec": chart["spec"]} for group in groups for chart in group["charts"]],
     }
-    # "</script" would end the script element, and "<!--" would begin a comment in it.
+    # "</script" would end the script element, and "<!--" would start a comment in it.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     bundle = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
     template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"), autoescape=True)

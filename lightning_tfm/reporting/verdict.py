@@ -1,4 +1,4 @@
-"""The result of a run in one sentence, and the comparison of runs of the same task."""
+"""Results of runs in sentences, and comparison of runs of the same task."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def result(run: Json) -> str:
 
 
 def verdict(runs: Sequence[Json]) -> str:
-    """Return which of several runs of one task is best, and on how many examples the best two differ.
+    """Describe which of several runs of one task is best, and on how many examples the best two differ.
 
     Args:
-        runs: the runs, as `collect_run` returns them.
+        runs: the runs, as returned by `collect_run`.
 
     Returns:
-        Sentences; empty if fewer than two runs have the same headline metric.
+        Sentences; empty if fewer than two runs were tested, or if their headline metrics or splits differ.
     """
     names = {run["headline"][0] for run in runs if run["headline"]}
     tested = [run for run in runs if run["headline"]]
@@ -46,7 +46,7 @@ def verdict(runs: Sequence[Json]) -> str:
 
 
 def _paired(best: Json, second: Json) -> str:
-    """Return how two runs differ on the examples that both were tested on, with a sign test."""
+    """Describe how two runs differ on the examples on which both were tested, with a sign test."""
     from scipy.stats import binomtest
 
     shared = best["outcomes"].keys() & second["outcomes"].keys()

@@ -13,7 +13,7 @@ from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_s
 class SubwordTokenizer(Tokenizer):
     """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), for any text.
 
-    Its ids are the ids of the model plus NUM_SPECIAL.
+    The ids are the ids of the Hugging Face tokenizer plus NUM_SPECIAL.
 
     Args:
         model: a Hugging Face tokenizer as JSON, the content of a `tokenizer.json`.
@@ -25,7 +25,7 @@ class SubwordTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Model
 
         self.model = Model.from_str(model)
-        self.model.no_truncation()  # a loaded tokenizer may be configured for the inputs of one model
+        self.model.no_truncation()  # a loaded tokenizer may be configured for a specific model
         self.model.no_padding()
         self.vocab_size = NUM_SPECIAL + self.model.get_vocab_size()
 
@@ -40,7 +40,7 @@ class SubwordTokenizer(Tokenizer):
         return [id + NUM_SPECIAL for id in self.model.encode(text, add_special_tokens=False).ids]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several sources on all cores."""
+        """Encode several sources in parallel on all cores."""
         encodings = self.model.encode_batch(texts, add_special_tokens=False)
         return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
 
@@ -58,7 +58,7 @@ def read_tokenizer(path: Path) -> SubwordTokenizer:
     """Load the tokenizer of a Hugging Face tokenizer.json.
 
     Raises:
-        UserError: if the file cannot be read as one.
+        UserError: if the file cannot be read, or is not a tokenizer.json.
     """
     try:
         return SubwordTokenizer(path.read_text(encoding="utf-8"))

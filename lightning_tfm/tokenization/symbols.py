@@ -1,4 +1,4 @@
-"""Tokenizer of characters or of words between separators."""
+"""Tokenizer of characters, or of strings between separators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class SymbolTokenizer(Tokenizer):
 
     Args:
         symbols: the distinct symbols, in the order of their ids; the first has id 3. UNKNOWN, as the first symbol,
-            stands for all symbols outside the vocabulary; without it, they raise an error.
-        separator: separator of the symbols of a text: `""` for characters, `" "` for words.
-        target_separator: separator of the symbols of a target; None for `separator`.
+            represents all symbols outside the vocabulary; without it, these raise UserError.
+        separator: separator of the symbols in a text: `""` for characters, `" "` for words.
+        target_separator: separator of the symbols in a target; None for `separator`.
         feature_separator: separator of the features that may follow a source after a tab and become symbols in
             brackets; None if there are no features.
 
     Raises:
-        ValueError: if symbols are not distinct.
+        ValueError: if the symbols are not distinct.
     """
 
     def __init__(

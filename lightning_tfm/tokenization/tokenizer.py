@@ -1,4 +1,4 @@
-"""Base class of tokenizers, and the special ids."""
+"""Base class of tokenizers, and special ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAD, BOS, EOS = 0, 1, 2
 """Ids of padding, beginning of sequence and end of sequence, the same in every vocabulary."""
 
 NUM_SPECIAL = 3
-"""Number of special ids; the ids of symbols follow them."""
+"""Number of special ids, which precede the ids of symbols."""
 
 Ids = list[int] | list[tuple[int, ...]]
 """Ids of a text: one id per token, or a tuple per token for tokenizers with several ids per token."""
@@ -26,8 +26,8 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: number of ids, including PAD, BOS and EOS.
         ids_per_token: number of ids per token of a source.
-        unknown_id: id of all symbols outside the vocabulary; None if they raise an error or do not exist.
-        is_word_based: whether targets consist of words, so that word-level metrics (BLEU) are meaningful.
+        unknown_id: id of all symbols outside the vocabulary; None if these raise UserError or do not exist.
+        is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
     """
 
     vocab_size: int
@@ -37,7 +37,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def split(self, text: str) -> list[str]:
-        """Split a source into the symbols that its ids stand for, including symbols outside the vocabulary."""
+        """Split a source into the symbols represented by its ids, including symbols outside the vocabulary."""
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
@@ -54,14 +54,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint, from which `tokenizer_from_dict` restores the tokenizer."""
+        """Return the tokenizer as plain values for a checkpoint, see `tokenizer_from_dict`."""
 
     def word_indices(self, text: str) -> list[int] | None:
-        """Return the index of the word that each token of a text belongs to; None if tokens are not parts of words."""
+        """Return the word index of each token of a text; None if tokens are not parts of words."""
         return None
 
     def split_target(self, text: str) -> list[str]:
-        """Split a target into the symbols that its ids stand for."""
+        """Split a target into the symbols represented by its ids."""
         return self.split(text)
 
     def encode_target(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Functions that train a tokenizer on texts and restore it from a checkpoint."""
+"""Training of tokenizers on texts, and restoring from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning_tfm.tokenization.words import WordTokenizer
 
 
 def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on texts; its vocabulary holds the most frequent tokens.
+    """Train a tokenizer on texts, whose vocabulary contains the most frequent tokens.
 
     Args:
         texts: the texts.
-        tokens: "character", "word" (between spaces) or "subword".
+        tokens: "character", "word" (separated by spaces) or "subword".
         vocab_size: maximum number of ids.
 
     Raises:
@@ -32,26 +32,26 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
-    """Train a tokenizer of lower-case words on texts; its vocabulary holds the most frequent words.
+    """Train a tokenizer of lower-case words on texts, whose vocabulary contains the most frequent words.
 
     Args:
         texts: the texts.
-        vocab_size: maximum number of ids, n-grams not included.
+        vocab_size: maximum number of ids, excluding n-grams.
         num_ngrams: number of additional ids for n-grams.
 
     Raises:
-        UserError: if vocab_size is below its minimum.
+        UserError: if vocab_size is below the minimum.
     """
     split = WordTokenizer(()).split
     return WordTokenizer(build_vocab((word for text in texts for word in split(text)), vocab_size), num_ngrams)
 
 
 def build_vocab(symbols: Iterable[str], vocab_size: int) -> list[str]:
-    """Return the most frequent symbols in descending order, as many as fit beside PAD, BOS, EOS and UNKNOWN.
+    """Return the most frequent symbols in descending order of frequency.
 
     Args:
         symbols: all occurrences of symbols.
-        vocab_size: maximum number of ids, including these four.
+        vocab_size: maximum number of ids, including PAD, BOS, EOS and UNKNOWN.
 
     Raises:
         UserError: if no symbol fits.
@@ -68,7 +68,7 @@ def build_vocab(symbols: Iterable[str], vocab_size: int) -> list[str]:
 
 
 def _train_subwords(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-pair encoding, which merges the most frequent pairs until there are vocab_size ids."""
+    """Train a byte-pair encoding, which merges the most frequent pairs up to vocab_size ids."""
     from tokenizers import Tokenizer as Model
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -93,6 +93,6 @@ TYPES: dict[str, type[Tokenizer]] = {"symbols": SymbolTokenizer, "words": WordTo
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer described by the values of `Tokenizer.to_dict`."""
+    """Construct a tokenizer from the values returned by `Tokenizer.to_dict`."""
     settings = {name: value for name, value in values.items() if name != "type"}
     return TYPES[values["type"]](**settings)

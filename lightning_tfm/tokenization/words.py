@@ -16,16 +16,16 @@ from lightning_tfm.tokenization.tokenizer import PAD, UNKNOWN, UNKNOWN_ID, Ids, 
 class WordTokenizer(Tokenizer):
     """Tokenizer of lower-case words and punctuation marks, for inputs only.
 
-    Combining marks, and the joiners of Indic and Persian words and of emoji, belong to the character before them, so
-    that words of all scripts stay whole.
+    Combining marks, and the joiners of Indic and Persian words and of emoji, are part of the preceding character, which
+    keeps words of all scripts whole.
 
-    With n-grams, a word has several ids, whether or not the vocabulary contains it: its own, and those of its first
-    MAX_NGRAMS character n-grams of the lengths NGRAMS, padded with PAD. An unknown word thus shares n-grams with known
-    words, as `unwatchable` shares `watch` (Bojanowski et al. 2017, 3.2).
+    With n-grams, each word, known or unknown, has several ids: its own, and the ids of its first MAX_NGRAMS character
+    n-grams of the lengths NGRAMS, padded with PAD. Unknown words thus share n-grams with known words, such as `watch`
+    in `unwatchable` (Bojanowski et al. 2017, 3.2).
 
     Args:
         words: the vocabulary; other words are unknown.
-        num_ngrams: number of ids that n-grams share by their hashes; 0 for no n-grams.
+        num_ngrams: number of ids to which n-grams are hashed; 0 disables n-grams.
     """
 
     unknown_id, is_word_based = UNKNOWN_ID, True
@@ -54,7 +54,7 @@ class WordTokenizer(Tokenizer):
         return [self._spelled[word] for word in words]
 
     def _spell(self, word: str) -> tuple[int, ...]:
-        """Return the ids of a word and of its n-grams, with `<` and `>` around the word."""
+        """Return the ids of a word and of the n-grams of the word enclosed in `<` and `>`."""
         marked = f"<{word}>"
         ngrams = [marked[i : i + n] for n in self.NGRAMS for i in range(len(marked) - n + 1)][: self.MAX_NGRAMS]
         ids = [self._first_ngram + zlib.crc32(ngram.encode()) % self.num_ngrams for ngram in ngrams]
@@ -69,10 +69,10 @@ class WordTokenizer(Tokenizer):
 
 @functools.cache
 def _word_pattern() -> re.Pattern[str]:
-    r"""Return the pattern of a word or of another symbol.
+    r"""Return the pattern of a word or any other symbol.
 
     Python's `\w` excludes Unicode marks (categories Mn, Mc and Me). These, ZERO WIDTH NON-JOINER, ZERO WIDTH JOINER
-    and the skin tones of emoji extend the character before them.
+    and the skin tones of emoji extend the preceding character.
     """
     planes = itertools.chain(range(0x300, 0x20000), range(0xE0000, 0xE1000))  # no other code points are marks
     marks = [code for code in planes if unicodedata.category(chr(code)).startswith("M")]
