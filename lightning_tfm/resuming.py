@@ -111,11 +111,10 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     """
     folder = Path(logger.log_dir)
     lock = lock_run(folder)
-    if resumed is not None and not resumed.extends:
-        if (folder / SUMMARY).is_file():
-            raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
-    else:
+    if resumed is None or resumed.extends:
         check_empty(folder)
+    elif (folder / SUMMARY).is_file():
+        raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
     if resumed is not None and resumed.extends:
         copy_history(resumed.run, folder)
     reopen_metrics(logger, step)

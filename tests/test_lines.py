@@ -210,6 +210,20 @@ def test_input_is_read_in_chunks():
     assert len(read) == CHUNK_SIZE
 
 
+def interrupt_prediction(monkeypatch, number):
+    """Let the call of `predict` with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
+    predict, calls = TaskModule.predict, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return predict(*arguments)
+
+    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    return calls
+
+
 @pytest.mark.parametrize("options", [[], ["--temperature", "1"]])
 def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, tmp_path, monkeypatch, capsys):
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
@@ -217,15 +231,7 @@ def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, 
     (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "", letters[-1]]))
     command = ["generate", checkpoint, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
     assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
-    predict, calls = TaskModule.predict, []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return predict(*arguments)
-
-    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    calls = interrupt_prediction(monkeypatch, 3)
     assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
     assert not (tmp_path / "parts").exists()
     with (tmp_path / "parts.part").open("a") as file:  # written after the last complete chunk
@@ -257,15 +263,7 @@ def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch
     """The lines of an interrupted command may not come again."""
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     command = ["generate", checkpoint, "--output", tmp_path / "output"]
-    predict, calls = TaskModule.predict, []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return predict(*arguments)
-
-    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    interrupt_prediction(monkeypatch, 2)
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
     assert in_process(monkeypatch, *command) == 130
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"b\n")))
