@@ -34,6 +34,7 @@ from filelock import FileLock
 from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import SIGNALS
+from lightning_tfm.tokenization import train_tokenizer
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
@@ -379,6 +380,19 @@ def write_task(name, folder):
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def write_gpt2(folder, shift=-55.0):
+    """Write a small GPT-2 of Hugging Face with a tokenizer, its logits shifted by a constant; return the folder."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    with torch.no_grad():  # the softmax ignores a shift of all logits, which the real GPT-2 has, too
+        model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0, 1
+        model.transformer.wte.weight[:, 0] = shift
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(train_tokenizer([TEXT], "subword", 290).to_dict()["model"])
+    return folder
 
 
 def made_once(name, make, tmp_path_factory):

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from nbclient import NotebookClient
 
+from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.__main__ import COMMANDS
-from lightning_tfm.catalog import read_experiment
-from runs import run
+from lightning_tfm.catalog import list_experiments, read_experiment
+from runs import EXPERIMENTS, run, write_gpt2
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)]
+SITE = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *SITE]
 NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 BLOCK = re.compile(r"^( *)```(\S*)( \S+)?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 sys.path.insert(0, str(DOCS / "_ext"))
 
 from generated import LIGHTNING_COMMANDS, command_parser, commands, results  # noqa: E402
-
-MY_PACKAGE = """
-from lightning_tfm.networks import GPT
-
-
-class MyNetwork(GPT):
-    pass
-"""
 
 
 def name_of(path):
@@ -50,87 +47,135 @@ def blocks(path, *languages):
 
 
 def shell_lines(path):
-    """Yield the lines of a page that are typed into a shell."""
-    shown = blocks(path, "", "console", "{code-block} console")
-    for line in "\n".join(shown).replace("\\\n", " ").splitlines():
-        yield line.removeprefix("$ ").strip()
+    """Return the lines of a page that are typed into a shell."""
+    shown = "\n".join(blocks(path, "", "console", "{code-block} console")).replace("\\\n", " ")
+    lines = [line for line in shown.splitlines() if line.startswith("$ ") or "$ " not in shown]
+    return [line.removeprefix("$ ").strip() for line in lines if line]
 
 
-def command_lines(path):
-    """Yield the arguments of each `lightning-tfm` line of a page."""
-    for line in shell_lines(path):
-        if line.startswith("lightning-tfm "):
-            yield shlex.split(line, comments=True)[1:]
+def write_files(path, folder):
+    """Write the files that a page shows: its code blocks with a caption, which is the name of the file."""
+    for code in blocks(path, "{code-block} python", "{code-block} yaml"):
+        if code.startswith(":caption: "):
+            name, _, content = code.removeprefix(":caption: ").partition("\n")
+            (folder / name).write_text(content)
 
 
 CODE = [path for path in PAGES if blocks(path, "python")]
-LINES = [
-    pytest.param(arguments, id=f"{name_of(path)}-{number}")
-    for path in [*PAGES, *NOTEBOOKS]
-    for number, arguments in enumerate(command_lines(path))
-]
+COMMANDED = [path for path in PAGES if shell_lines(path)]
 
 
 def test_pages_show_code_and_commands():
     assert {"README.md", "docs/getting_started.md", "docs/guides/own_data.md"} <= set(map(name_of, CODE))
-    assert len(LINES) > 30
-    assert {line.values[0][0] for line in LINES} >= set(COMMANDS) - {"validate", "list", "export", "completion"}
+    lines = [line.split() for path in COMMANDED for line in shell_lines(path)]
+    shown = {words[1] for words in lines if words[0] == "lightning-tfm"}
+    assert shown >= set(COMMANDS) - {"list", "completion"}
 
 
 @pytest.mark.parametrize("path", CODE, ids=name_of)
 @pytest.mark.run
 def test_the_code_of_a_page_runs(path, tmp_path):
-    """Run the blocks as one program, in order. Code in a `{code-block}` is not run."""
+    """Run the blocks as one program, in order."""
+    write_files(path, tmp_path)
     program = tmp_path / "page.py"
     program.write_text("\n\n".join(blocks(path, "python")))
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", LINES)
-@pytest.mark.run
-def test_a_command_of_a_page_is_accepted(arguments, tmp_path):
-    command, *rest = arguments
-    assert command in COMMANDS
-    if command not in LIGHTNING_COMMANDS:
-        parser = command_parser(command)
-        parse = parser.parse_intermixed_args if command in ("generate", "score") else parser.parse_args
-        parse(rest)  # raises UserError for an option that it does not know
+SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 32, "d_classifier": 8, "max_length": 32}
+GPT2 = {"num_layers": 1, "max_length": 16}  # as `write_gpt2` makes it
+SMALL_DATA = {
+    "Copy": {"train_size": 300, "val_size": 30, "test_size": 30, "longer_size": 30},
+    "Date": {"train_size": 300, "val_size": 30, "test_size": 30},
+    "ToyTranslation": {"train_size": 300, "val_size": 30, "test_size": 30},
+    "ParallelText": {split: [f"{split}.de", f"{split}.en"] for split in ("train", "val", "test")}
+    | {"vocab_size": 300, "batch_tokens": 400},
+    "Text": {"path": "book.txt", "max_length": 32},
+    "Sentiment": {"train": ["reviews.tsv"]},
+}
+
+
+def make_small(config):
+    """Reduce the network, the steps and the data of an experiment."""
+    config["trainer"] |= {"accelerator": "cpu", "max_steps": 4, "val_check_interval": 2, "accumulate_grad_batches": 1}
+    model, data = config["model"]["init_args"], config["data"]
+    network = model["network"]["init_args"]
+    positions = {} if data["class_path"] == "Text" else {"max_length": network.get("max_length")}
+    network |= {name: size for name, size in (SMALL | positions).items() if name in network}
+    data["init_args"] |= SMALL_DATA.get(data["class_path"], {})
+    if "pretrained" in model:
+        network |= GPT2
+        data["init_args"]["max_length"] = GPT2["max_length"]
+    return config
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with all experiments, made small, and the files that the pages assume."""
+    (tmp_path / "experiments").mkdir()
+    claims = {}
+    for experiment in list_experiments(EXPERIMENTS):
+        config = yaml.safe_load(experiment.text)
+        (tmp_path / f"experiments/{experiment.path.name}").write_text(yaml.safe_dump(make_small(config)))
+        if experiment.claims:  # any exact match is in the prediction interval of these two
+            claim = {"test/exact_match": {11: 0.0, 12: 1.0}, "training": {"seconds": 1, "machine": "any"}}
+            claims[experiment.name] = claim
+    (tmp_path / "experiments/claims.yaml").write_text(yaml.safe_dump(claims))
+    for split, number in (("train", 200), ("val", 30), ("test", 31)):
+        german, english = zip(*sentences(number, seed=number), strict=True)
+        write_lines(tmp_path / f"{split}.de", german)
+        write_lines(tmp_path / f"{split}.en", english)
+        write_lines(tmp_path / f"{split}.tsv", [f"{word}\t{' '.join(word.upper())}" for word in ("cat", *german)])
+    (tmp_path / "book.txt").write_text(f"{TEXT}ROMEO: to be or not to be.{TEXT}")
+    write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
+    write_gpt2(tmp_path / "gpt2")
+    (tmp_path / "docs/images").mkdir(parents=True)
+    shutil.copy(DOCS / "gallery.py", tmp_path / "docs")
+    return tmp_path
+
+
+STEPS = {"20000": "8", "2000": "4", "1500": "4", "200": "2"}
+"""Numbers of steps on the pages, and those of the tests."""
+
+NOT_RUN = ("make ", ". .venv/bin/activate", "pip install ", "wandb ", "python experiments/dashboard.py ")
+"""Commands that install packages, run the tests themselves or need a W&B account.
+
+`.ci/run` installs the project and runs the tests. test_wandb.py tests the sweeps and the dashboard.
+"""
+
+
+def run_line(line, folder):
+    """Run a line of a page in a folder, with fewer steps."""
+    line = re.sub(r"\b\d+\b", lambda number: STEPS.get(number[0], number[0]), line)
+    words = shlex.split(line, comments=True)
+    if words[0] != "lightning-tfm" or "--trainer.devices" in words:  # the launcher of Lightning starts a program
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path, "WANDB_MODE": "disabled"}
+        done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (line, done.stderr)
         return
-    if command in ("test", "validate") and not rest[0].startswith("-"):  # a checkpoint, which the folder lacks
-        path = Path(rest[0])
-        rest = ["--config", path.parts[1] if path.parts[0] == "runs" else "polarity_classifier", *rest[1:]]
-    for name in ("mine.yaml", "config.yaml"):
-        (tmp_path / name).write_text("seed_everything: 2\n")
-    (tmp_path / "my_package.py").write_text(MY_PACKAGE)
-    child = run(command, *rest, *(["--print_config"] if "--help" not in rest else []), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    words = [found for word in words for found in (sorted(folder.glob(word)) if word.endswith("*.ckpt") else [word])]
+    child = run(*words[1:], cwd=folder)
+    assert child.wait() == 0, (line, child.err.read_text())
 
 
-def small(arguments):
-    """Return the arguments of a command, with few steps and pairs for `fit`."""
-    if arguments[0] != "fit":
-        return arguments
-    steps = 4
-    if "--trainer.max_steps" in arguments:  # a run that is extended
-        place, steps = arguments.index("--trainer.max_steps"), 6
-        arguments = [*arguments[:place], *arguments[place + 2 :]]
-    sizes = [f"--data.{name}_size={size}" for name, size in (("train", 300), ("val", 30), ("test", 30))]
-    return [*arguments, f"--trainer.max_steps={steps}", "--trainer.val_check_interval=2", *sizes]
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/guides/runs.md"])
+@pytest.mark.parametrize("path", COMMANDED, ids=name_of)
 @pytest.mark.run
-def test_the_commands_of_a_page_run_one_after_another_in_one_folder(name, tmp_path):
-    ran = []
-    for line in shell_lines(ROOT / name):
-        if line.startswith("lightning-tfm "):
-            child = run(*small(shlex.split(line, comments=True)[1:]), cwd=tmp_path)
-            assert child.wait() == 0, (line, child.err.read_text())
-            ran.append(line)
-        elif line.startswith(("echo ", "printf ")):  # others install the project
-            subprocess.run(line, shell=True, cwd=tmp_path, check=True)
-    assert len(ran) >= 3
+def test_the_commands_of_a_page_run_one_after_another_in_one_folder(path, folder):
+    write_files(path, folder)
+    for yaml_file in folder.glob("*.yaml"):
+        yaml_file.write_text(yaml.safe_dump(make_small(yaml.safe_load(yaml_file.read_text()))))
+    for line in shell_lines(path):
+        if not line.startswith(NOT_RUN):
+            run_line(line, folder)
+
+
+def test_the_targets_of_make_that_pages_name_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in PAGES:
+        named = re.findall(r"(?:`|^\$? ?)make ([a-z-]+)", path.read_text(), re.MULTILINE)
+        assert set(named) <= targets, path
 
 
 def test_an_unknown_option_is_rejected(tmp_path):
@@ -141,7 +186,7 @@ def test_an_unknown_option_is_rejected(tmp_path):
 
 def test_every_page_is_in_the_table_of_contents():
     listed = re.findall(r"^[a-z_]+(?:/[a-z_]+)?$", (DOCS / "index.md").read_text(), re.MULTILINE)
-    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in [*PAGES[1:], *NOTEBOOKS]]
+    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in [*SITE, *NOTEBOOKS]]
     assert sorted([*listed, "index"]) == sorted(pages)
 
 
@@ -203,10 +248,12 @@ def test_a_stored_notebook_is_small_and_clean(path):
 
 @pytest.mark.run
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path, monkeypatch):
+def test_a_notebook_and_its_commands_run(path, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    for line in shell_lines(path):
+        run_line(line, folder)
 
 
 @pytest.mark.run

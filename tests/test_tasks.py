@@ -24,7 +24,19 @@ from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, EncoderClassifier
 from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
-from runs import TASKS, assert_same_files, contents, equal, in_process, run, start, start_two, trained_run, write_task
+from runs import (
+    TASKS,
+    assert_same_files,
+    contents,
+    equal,
+    in_process,
+    run,
+    start,
+    start_two,
+    trained_run,
+    write_gpt2,
+    write_task,
+)
 
 
 @pytest.fixture(params=TASKS)
@@ -597,18 +609,7 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
 @pytest.fixture(params=[-55.0])
 def gpt2_folder(tmp_path, request):
     """Save a small GPT-2 of Hugging Face with a tokenizer; the parameter shifts its logits."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer = train_tokenizer([TEXT], "subword", 290)
-    config = GPT2Config(vocab_size=287, n_positions=16, n_embd=16, n_layer=1, n_head=2)
-    folder = tmp_path / "gpt2"
-    model = GPT2LMHeadModel(config)
-    with torch.no_grad():  # the softmax ignores a shift of all logits, which the real GPT-2 has, too
-        model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0, 1
-        model.transformer.wte.weight[:, 0] = request.param
-    model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(tokenizer.to_dict()["model"])
-    return folder
+    return write_gpt2(tmp_path / "gpt2", request.param)
 
 
 @pytest.mark.parametrize("gpt2_folder", [0.0, -55.0, -300.0, 55.0], indirect=True)
