@@ -63,11 +63,13 @@ from lightning_tfm.trainer_settings import (
 )
 from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, search_current_folder, trusted_packages
 
-CKPT_PATH_HELP = (
-    "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run of the "
-    "experiment"
-)
-"""Help of `--ckpt_path`."""
+CKPT_PATH_HELP = {
+    "fit": "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run "
+    "of the experiment",
+    "validate": "checkpoint to evaluate: a file, or the folder of a run",
+    "test": "checkpoint to evaluate: a file, or the folder of a run",
+}
+"""Help of `--ckpt_path`, by command."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -154,7 +156,7 @@ class TfmCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
         for action in parser._actions:
             if action.dest == "ckpt_path":
-                action.help = CKPT_PATH_HELP
+                action.help = CKPT_PATH_HELP[subcommand]
             elif action.dest.removeprefix("trainer.") in HIDDEN:
                 action.help = SUPPRESS
             elif action.help:

@@ -55,7 +55,7 @@ CLASSES = {
         "TQDMProgressBar",
         "Timer",
     ),
-    "lightning.pytorch.loggers": ("CSVLogger", "TensorBoardLogger"),
+    "lightning.pytorch.loggers": ("CSVLogger",),
     "lightning.pytorch.plugins": (
         "DoublePrecision",
         "FSDPPrecision",

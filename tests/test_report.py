@@ -407,11 +407,45 @@ def test_an_input_is_shown_with_its_output(two_runs, tmp_path):
     module = load(two_runs[1] / "checkpoints/best.ckpt")
     answers = [answer.text for answer in module.predict(["3 1 2", "2"])]
     assert run["inputs"] == [
-        {"input": text, "output": output} for text, output in zip(("3 1 2", "2"), answers, strict=True)
+        {"input": text, "output": output, "note": None} for text, output in zip(("3 1 2", "2"), answers, strict=True)
     ]
     assert [example["title"].startswith("your input: ") for example in run["attention"][:3]] == [True, True, False]
-    with pytest.raises(UserError, match="--input must be a text that the model can read, but '9 x' cannot be: "):
+    with pytest.raises(UserError, match="--input must be a text that a model can read, but '9 x' cannot be: "):
         report([str(two_runs[1]), "--input", "9 x", "--output", str(tmp_path / "other.html")])
+
+
+def test_a_run_that_cannot_read_an_input_is_shown_with_the_reason(two_runs, tmp_path):
+    without = tmp_path / "without_checkpoint"
+    shutil.copytree(two_runs[1], without, ignore=shutil.ignore_patterns("checkpoints"))
+    (without / "summary.json").unlink()
+    path = tmp_path / "page.html"
+    assert report([str(two_runs[1]), str(without), "--input", "2", "--input", "9 x", "--output", str(path)]) == 0
+    first, second = ([row["note"] for row in run["inputs"]] for run in embedded(path)["runs"])
+    assert first[0] is None
+    assert "x" in first[1]
+    assert second == ["no checkpoint can be loaded"] * 2
+
+
+def test_the_attention_of_a_later_test_is_that_of_its_checkpoint(two_runs, tmp_path):
+    test = tmp_path / "test_0"
+    shutil.copytree(two_runs[1], test, ignore=shutil.ignore_patterns("checkpoints"))
+    summary = json.loads((test / "summary.json").read_text())
+    (test / "summary.json").write_text(json.dumps(summary | {"checkpoint": str(two_runs[1] / "checkpoints/best.ckpt")}))
+    assert report([str(test), str(two_runs[1]), "--output", str(tmp_path / "page.html")]) == 0
+    of_test, of_run = embedded(tmp_path / "page.html")["runs"]
+    assert of_test["attention"] == of_run["attention"] != []
+
+
+@pytest.mark.browser
+def test_axes_label_whole_steps_only(two_runs, tmp_path, browser):
+    short = tmp_path / "short"
+    shutil.copytree(two_runs[1], short)
+    (short / "metrics.csv").write_text("step,val/loss\n1,2.5\n3,1.5\n")
+    assert report([str(short), "--output", str(tmp_path / "page.html")]) == 0
+    open_page(browser, tmp_path / "page.html")
+    script = "return [...document.querySelectorAll('#curves .role-axis-label text')].map(label => label.textContent)"
+    labels = [label for label in browser.execute_script(script) if label]
+    assert labels[:3] == ["1", "2", "3"]
 
 
 def test_a_confusion_matrix_is_shown(tmp_path_factory, tmp_path):

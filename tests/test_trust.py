@@ -339,7 +339,7 @@ COMMON_OPTIONS = [
     ["--trainer.callbacks+=lightning_tfm.callbacks.Compile"],
     ["--trainer.callbacks+=Compile"],
     ["--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"],
-    ["--trainer.logger+={class_path: lightning.pytorch.loggers.TensorBoardLogger, init_args: {save_dir: some/where}}"],
+    ["--trainer.logger+={class_path: lightning_tfm.loggers.TensorBoardLogger, init_args: {save_dir: some/where}}"],
     ["--trainer.logger={class_path: CSVLogger, init_args: {save_dir: some/where, name: mine}}"],
     ["--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val/loss}}"],
     ["--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateMonitor"],
@@ -367,7 +367,6 @@ REQUIRED = {
     "GradientAccumulationScheduler": {"scheduling": {0: 1}},
     "MixedPrecision": {"precision": "bf16-mixed", "device": "cpu"},
     "OnExceptionCheckpoint": {"dirpath": "some/where"},
-    "TensorBoardLogger": {"save_dir": "some/where"},
 }
 """Settings without a default, by class."""
 

@@ -37,6 +37,9 @@ def report(arguments: list[str]) -> int:
         collect_run(folder, name, points, options.trust_package, options.input)
         for folder, name in zip(folders, names, strict=True)
     ]
+    notes = [row["note"] for run in runs for row in run["inputs"]]
+    if notes and all(notes):
+        raise UserError(f"--input must be a text that a model can read, but {options.input[0]!r} cannot be: {notes[0]}")
     text, halved = render(runs), 0
     while len(text.encode()) > MAX_PAGE_SIZE:
         if not any(run["predictions"] or run["attention"] for run in runs):

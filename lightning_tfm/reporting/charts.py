@@ -85,7 +85,10 @@ def _curves(runs: Sequence[Json]) -> Json | None:
     names = _by_interest(runs, {point["metric"] for point in points})
     metric = _choice(names, "metric")
     curves = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("step:Q", axis=altair.Axis(format=",d", tickMinStep=1)),
+        # tickMinStep alone does not prevent ticks between whole steps
+        x=altair.X(
+            "step:Q", axis=altair.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, ',d')")
+        ),
         y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
         color=_color(runs),
         tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],

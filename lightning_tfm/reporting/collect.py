@@ -65,17 +65,17 @@ def collect_run(
         inputs: texts whose outputs and attention are shown first.
 
     Raises:
-        UserError: if a file of the run is damaged, a text has no output, or there are texts but no loadable checkpoint.
+        UserError: if a file of the run is damaged.
     """
     settings = read_yaml(folder / "config.yaml", "RUN")
     predictions = _predictions(folder / "predictions.jsonl")
-    module = _load(folder, trust_packages) if inputs or predictions or (folder / EXAMPLES_FILE).is_file() else None
-    if inputs and module is None:
-        raise UserError(f"--input needs a run with a checkpoint that can be loaded, but {str(folder)!r} has none")
-    curves, non_finite = _curves(folder / "metrics.csv", points)
     summary = _summary(folder / "summary.json")
+    shows_attention = inputs or predictions or (folder / EXAMPLES_FILE).is_file()
+    module = _load(folder, summary, trust_packages) if shows_attention else None
+    curves, non_finite = _curves(folder / "metrics.csv", points)
     part = "val" if "val" in summary else "test"
-    own = [] if module is None else [_own_example(module, text) for text in inputs]
+    examples = [_own_example(module, text) for text in inputs]
+    own = [example for example in examples if "note" not in example]
     return {
         "name": name,
         "task": _task(settings),
@@ -92,7 +92,10 @@ def collect_run(
         "outcomes": _outcomes(predictions, part),
         "confusion": _confusion(predictions),
         "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
-        "inputs": [{"input": example["source"], "output": example["output"]} for example in own],
+        "inputs": [
+            {"input": text, "output": example.get("output"), "note": example.get("note")}
+            for text, example in zip(inputs, examples, strict=True)
+        ],
         "attention": []
         if module is None
         else list(_attention(module, own, predictions, _examples(folder / EXAMPLES_FILE))),
@@ -276,9 +279,10 @@ def _confusion(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
-    """Load the model of a run; return None, and print a message, if it cannot be loaded."""
+def _load(folder: Path, summary: Json, trust_packages: Sequence[str]) -> TaskModule | None:
+    """Load the model of a run, or that of a later test; return None, and print a message, if it cannot be loaded."""
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+    checkpoints += [Path(summary["checkpoint"])] if summary.get("checkpoint") else []
     checkpoint = next(filter(Path.is_file, checkpoints), None)
     if checkpoint is None:
         return None
@@ -289,11 +293,13 @@ def _load(folder: Path, trust_packages: Sequence[str]) -> TaskModule | None:
         return None
 
 
-def _own_example(module: TaskModule, text: str) -> Json:
-    """Return a text of the user with its output, as an attention example."""
+def _own_example(module: TaskModule | None, text: str) -> Json:
+    """Return a text of the user with its output, as an attention example, or with a note if there is no output."""
+    if module is None:
+        return {"source": text, "note": "no checkpoint can be loaded"}
     (answer,) = module.predict([text])
     if answer.outputs is None or answer.text is None:
-        raise UserError(f"--input must be a text that the model can read, but {text!r} cannot be: {answer.note}")
+        return {"source": text, "note": answer.note}
     probability = "" if (value := answer.outputs[0].probability) is None else f" ({value:.4f})"
     return module.example(text, answer.text) | {"output": f"{answer.text}{probability}"}
 
