@@ -2,7 +2,8 @@
 
     python experiments/dashboard.py --entity TEAM --project lightning_tfm
 
-Saves both in W&B, which asks for an account, and prints their addresses. Needs `pip install wandb-workspaces`.
+Saves both in W&B, which asks for an account, and prints their addresses. Requires
+`pip install 'lightning_tfm[dashboard]'`.
 """
 
 from __future__ import annotations

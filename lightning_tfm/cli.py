@@ -34,7 +34,7 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt
+from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
@@ -66,10 +66,18 @@ from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, search
 CKPT_PATH_HELP = {
     "fit": "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run "
     "of the experiment",
-    "validate": "checkpoint to evaluate: a file, or the folder of a run",
-    "test": "checkpoint to evaluate: a file, or the folder of a run",
+    "validate": "checkpoint to evaluate: a file, or `last` for the newest one of the experiment",
+    "test": "checkpoint to evaluate: a file, or `last` for the newest one of the experiment",
 }
 """Help of `--ckpt_path`, by command."""
+
+HELP = {
+    "trainer.max_steps": "number of optimizer steps of the run",
+    "trainer.val_check_interval": "number of training batches between validations",
+    "print_config": "print all settings after applying the other arguments, and exit",
+    "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
+}
+"""Help of options of Lightning and jsonargparse whose own help does not apply here."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -155,12 +163,13 @@ class TfmCLI(LightningCLI):
         """Hide arguments, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
         for action in parser._actions:
-            if action.dest == "ckpt_path":
-                action.help = CKPT_PATH_HELP[subcommand]
-            elif action.dest.removeprefix("trainer.") in HIDDEN:
+            if action.dest.removeprefix("trainer.") in HIDDEN:
                 action.help = SUPPRESS
-            elif action.help:
-                action.help = re.sub(r":\w+:`~?(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", action.help)
+            elif replaced := (HELP | {"ckpt_path": CKPT_PATH_HELP[subcommand]}).get(action.dest):
+                action.help = replaced
+            elif action.help:  # a role with `~` shows the last part of its target
+                text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"\1", action.help)
+                action.help = re.sub(r":\w+:`(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", text)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -215,6 +224,10 @@ class TfmCLI(LightningCLI):
         config.ckpt_path = str(self.resumed.checkpoint)
         self.changed = changed_settings(self.resumed.checkpoint, self._settings())
         check_changes(self.resumed.run, self.changed)
+        path = self.resumed.checkpoint
+        rank_zero_print(
+            f"extending the run of {path} in a new folder" if self.resumed.extends else f"resuming from {path}"
+        )
         if not self.resumed.extends:
             continue_run(config.trainer.logger, self.resumed.run)
 
@@ -335,6 +348,7 @@ class TfmCLI(LightningCLI):
         return True
 
     def after_validate(self) -> None:
+        """Print the metrics, as after a test."""
         if self.trainer.is_global_zero and self.trainer.fast_dev_run:
             print("dry run passed: evaluated one batch; nothing was written")
         elif self.trainer.is_global_zero:

@@ -17,6 +17,13 @@ CLOSE = 0.5
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 """Syntax of a class in a configuration."""
 
+INSTEAD = {
+    "StochasticWeightAveraging": "lightning_tfm.callbacks.WeightAveraging",
+    "TensorBoardLogger": "lightning_tfm.loggers.TensorBoardLogger",
+    "WandbLogger": "lightning_tfm.loggers.WandbLogger",
+}
+"""Classes of this package to use instead of classes of Lightning."""
+
 MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",
     r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder; name a file in it",
@@ -104,6 +111,8 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
     missing = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", reason)
     if missing and missing[1] in sys.modules:
         return _no_attribute(*missing.groups())
+    if setting == "trainer.logger" and (name := next((name for name in INSTEAD if name in str(error)), None)):
+        return f"trainer.logger must name a class by its import path; try {INSTEAD[name]}"
     return f"{setting}: {_mismatch(str(error)) or reason}" if settings else reason
 
 
@@ -154,6 +163,8 @@ def untrusted(path: str, owner: str) -> str:
         owner: the setting or the checkpoint that contains the name.
     """
     module, _, name = path.rpartition(".")
+    if name in INSTEAD:
+        return f"{owner or 'a configuration'} must not name {path!r}; try {INSTEAD[name]}"
     misspelt = module in sys.modules and name not in vars(sys.modules[module])
     if misspelt and difflib.get_close_matches(name, _classes_of(module), n=1, cutoff=CLOSE):
         return _no_attribute(module, name)

@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
@@ -48,9 +49,8 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         attention: the weights of the layer with their labels; the gold alignment is outlined.
         title: a title above the name of the layer.
 
-    The darkest color is the largest weight of the layer, since weights over long texts are small.
-
     Note:
+        The darkest color is a weight of 1, or the largest weight of the layer if that is below 0.5, as over long texts.
         Only the panels at the left and at the bottom are labeled, and the layout is computed from the number of
         characters in the labels, since drawing and measuring all labels would take seconds per figure.
     """
@@ -72,12 +72,13 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         return figure.add_axes((x / width, y / height, across / width, up / height))
 
     largest = attention.weights.max().item()
+    darkest = 1.0 if largest >= 0.5 else largest
     with rc_context(STYLE):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
             y = bottom + (rows - 1 - row) * (T * CELL + 1.2 * GAP)
             axes = add_axes(left + column * (S * CELL + GAP), y, S * CELL, T * CELL)
-            image = axes.imshow(weights, vmin=0, vmax=largest, cmap=HEAT, aspect="auto")
+            image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
             axes.tick_params(length=0, labelsize=7)
             axes.spines[:].set_visible(True)
             at_bottom = head + columns >= heads
@@ -88,7 +89,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
             for key, query in attention.gold:
                 axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
         bar = add_axes(left + columns * (S * CELL + GAP), bottom, 0.12, min(rows * T * CELL, 1.5))
-        figure.colorbar(image, cax=bar, label="weight", ticks=[0, largest / 2, largest], format="%.2f")
+        figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
         across, up = columns * (S * CELL + GAP) - GAP, height - top - bottom
         figure.supxlabel("attended symbol", x=(left + across / 2) / width, y=0.04 / height, va="bottom", fontsize=8)
         label = "predicted symbol" if attention.predicts else "symbol"

@@ -177,9 +177,7 @@ def _no_checkpoint(folder: Path) -> str:
 
 
 def _resumption(path: Path) -> Resumption:
-    found = Resumption(path, extends=(path.parents[1] / SUMMARY).is_file())
-    rank_zero_print(f"extending the run of {path} in a new folder" if found.extends else f"resuming from {path}")
-    return found
+    return Resumption(path, extends=(path.parents[1] / SUMMARY).is_file())
 
 
 def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -238,4 +236,4 @@ def _is_below(name: str, groups: Iterable[str]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -55,7 +55,7 @@ def check_settings(config: Namespace) -> None:
     if config.trainer.overfit_batches:
         raise UserError(
             f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
-            "to overfit a few examples, lower data.init_args.train_size"
+            "to overfit a few examples, lower data.train_size"
         )
     for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
         if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:

@@ -1,8 +1,10 @@
-"""The layers of the package: which module may import which."""
+"""The layers of the package, that is, which module may import which, and the documentation of its methods."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,10 @@ LAYERS = [
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
 
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def imported(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -54,7 +60,7 @@ def layer_of(name):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_import_only_from_lower_layers(path):
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    name = module_of(path)
     if name == "lightning_tfm":
         return  # it exports names of all layers
     for other in imported(path):
@@ -72,3 +78,16 @@ def test_modules_import_only_from_lower_layers(path):
 def test_every_module_belongs_to_a_layer():
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts[:2]).removesuffix(".__init__") for path in FILES}
     assert all(layer_of(name) is not None for name in names if name.startswith("lightning_tfm."))
+
+
+def test_every_public_method_is_documented_or_overrides_another():
+    """Check what ruff cannot, since it does not know the base classes."""
+    for path in FILES:
+        module = import_module(module_of(path))
+        classes = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
+        for cls in classes:
+            methods = {name: method for name, method in vars(cls).items() if inspect.isfunction(method)}
+            for name, method in methods.items():
+                if not (cls.__name__.startswith("_") or name.startswith("_") or method.__doc__):
+                    overridden = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
+                    assert overridden, f"{module.__name__}.{cls.__qualname__}.{name}"

@@ -9,10 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
+import wandb.cli.cli
 import yaml
 from nbclient import NotebookClient
 
@@ -54,11 +56,19 @@ def shell_lines(path):
 
 
 def write_files(path, folder):
-    """Write the files that a page shows: its code blocks with a caption, which is the name of the file."""
+    """Write the files that a page shows, whose names are the captions of code blocks; return their paths."""
+    written = []
     for code in blocks(path, "{code-block} python", "{code-block} yaml"):
         if code.startswith(":caption: "):
             name, _, content = code.removeprefix(":caption: ").partition("\n")
-            (folder / name).write_text(content)
+            written.append(folder / name)
+            written[-1].write_text(content)
+    return written
+
+
+def listed_pages():
+    """Return the pages in the order of the table of contents, without the suffix."""
+    return re.findall(r"^[a-z_]+(?:/[a-z_]+)?$", (DOCS / "index.md").read_text(), re.MULTILINE)
 
 
 CODE = [path for path in PAGES if blocks(path, "python")]
@@ -160,15 +170,29 @@ def run_line(line, folder):
     assert child.wait() == 0, (line, child.err.read_text())
 
 
-@pytest.mark.parametrize("path", COMMANDED, ids=name_of)
 @pytest.mark.run
-def test_the_commands_of_a_page_run_one_after_another_in_one_folder(path, folder):
-    write_files(path, folder)
-    for yaml_file in folder.glob("*.yaml"):
-        yaml_file.write_text(yaml.safe_dump(make_small(yaml.safe_load(yaml_file.read_text()))))
-    for line in shell_lines(path):
-        if not line.startswith(NOT_RUN):
-            run_line(line, folder)
+def test_the_commands_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_contents(folder):
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in SITE}
+    ordered = [pages[name] for name in listed_pages() if name in pages]
+    for path in [ROOT / "README.md", DOCS / "index.md", *ordered]:
+        for shown in write_files(path, folder):
+            if shown.suffix == ".yaml":
+                shown.write_text(yaml.safe_dump(make_small(yaml.safe_load(shown.read_text()))))
+        for line in shell_lines(path):
+            if not line.startswith(NOT_RUN):
+                run_line(line, folder)
+
+
+def test_commands_that_are_not_run_exist():
+    lines = {line for path in COMMANDED for line in shell_lines(path) if line.startswith(NOT_RUN)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for words in map(shlex.split, lines):
+        if words[0] == "wandb":
+            assert words[1] in wandb.cli.cli.cli.commands
+        elif words[0] == "pip" and words[2].startswith("lightning_tfm"):
+            assert re.fullmatch(r"lightning_tfm\[(\w+)\]", words[2])[1] in project["optional-dependencies"]
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file()
 
 
 def test_the_targets_of_make_that_pages_name_exist():
@@ -185,9 +209,8 @@ def test_an_unknown_option_is_rejected(tmp_path):
 
 
 def test_every_page_is_in_the_table_of_contents():
-    listed = re.findall(r"^[a-z_]+(?:/[a-z_]+)?$", (DOCS / "index.md").read_text(), re.MULTILINE)
     pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in [*SITE, *NOTEBOOKS]]
-    assert sorted([*listed, "index"]) == sorted(pages)
+    assert sorted([*listed_pages(), "index"]) == sorted(pages)
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=name_of)
@@ -244,6 +267,17 @@ def test_a_stored_notebook_is_small_and_clean(path):
     assert all(output.get("name") != "stderr" and output.output_type != "error" for output in outputs)
     text = json.dumps([output for output in outputs if "image/png" not in output.get("data", {})])
     assert not re.search(r"/(home|root|tmp|work|Users)/|Warning", text)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_prose_of_a_notebook_passes_the_linters(path, tmp_path):
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    prose = tmp_path / "prose.md"
+    prose.write_text("\n\n".join(cells))
+    for command in (["codespell", "--toml", ROOT / "pyproject.toml"], ["proselint", "check"]):
+        script = Path(sys.executable).with_name(command[0])
+        done = subprocess.run([script, *command[1:], prose], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.run

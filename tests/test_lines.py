@@ -104,9 +104,9 @@ def test_a_text_is_scored_in_windows(length):
 
 def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
     module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
-    with pytest.raises(UserError, match="must be a Seq2SeqModule or a LanguageModel to score lines, but is a Classif"):
+    with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
         module.score(["good"])
-    with pytest.raises(UserError, match="must be a Seq2SeqModule to align lines, but is a Classifier"):
+    with pytest.raises(UserError, match="the task of the model must align lines, but Classifier does not"):
         module.align("good", "pos")
     with pytest.raises(UserError, match="scores must not be set for a Classifier"):
         module.predict(["good"], DecodingOptions(scores=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_tfm.catalog import list_experiments
+from lightning_tfm.catalog import format_value, list_experiments
 
 pytestmark = pytest.mark.run
 
@@ -60,7 +60,8 @@ def test_the_wheel_lists_the_experiments_with_claim_and_training_time(site, tmp_
     for experiment in list_experiments(ROOT / "experiments"):
         (line,) = [line for line in printed.splitlines() if f" {experiment.name} " in line]
         if experiment.claims:
-            assert experiment.claims[0].metric in line
+            claim = experiment.claims[0]
+            assert f"{claim.metric} {format_value(claim.value)}" in line
             assert f"{experiment.seconds:,.0f} s" in line
 
 

@@ -45,15 +45,6 @@ TRAINER_SETTINGS = (
 """Settings of the Trainer that the reference shows."""
 
 
-HELP = {
-    "trainer.max_steps": "number of optimizer steps of the run",
-    "trainer.val_check_interval": "number of training batches between validations",
-    "print_config": "print all settings after applying the other arguments, and exit",
-    "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
-}
-"""Help of options of Lightning and jsonargparse that differs here."""
-
-
 class _ParserFoundError(Exception):
     """Carries a parser out of LightningCLI, which builds it only to parse arguments."""
 
@@ -119,7 +110,7 @@ def _name(action: Action) -> str:
 
 def _help(action: Action) -> str:
     """Return the help of an argument, with its default unless the help names it."""
-    text = " ".join((HELP.get(action.dest) or action.help or "").split()).replace("``", "`").replace("<", "&lt;")
+    text = " ".join((action.help or "").split()).replace("``", "`").replace("<", "&lt;")
     if action.dest.startswith("trainer."):  # Lightning's help has several sentences, and the defaults of Lightning
         text = re.sub(r":class:(?=`)", "", re.sub(r"\s*Default: .*", "", text))
         first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)

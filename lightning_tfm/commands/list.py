@@ -31,7 +31,7 @@ def list_(arguments: list[str]) -> int:
         for experiment in experiments.values()
     ]
     console, table = Console(highlight=False), Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    rest = console.width - 4
+    rest = console.width - 6  # without the margins
     for name, cells in zip(("experiment", "result", "training"), zip(*rows, strict=True), strict=True):
         width = max(map(len, (name, *cells)))
         table.add_column(name, width=width)

@@ -37,9 +37,12 @@ def report(arguments: list[str]) -> int:
         collect_run(folder, name, points, options.trust_package, options.input)
         for folder, name in zip(folders, names, strict=True)
     ]
-    notes = [row["note"] for run in runs for row in run["inputs"]]
-    if notes and all(notes):
-        raise UserError(f"--input must be a text that a model can read, but {options.input[0]!r} cannot be: {notes[0]}")
+    rows = [(run["name"], row) for run in runs for row in run["inputs"]]
+    if rows and all(row["note"] for _, row in rows):
+        raise UserError(f"--input must be a text for which a run has an output: {rows[0][1]['note']}")
+    for name, row in rows:
+        if row["note"]:
+            rank_zero_print(f"no output of {name} for {row['input']!r}: {row['note']}")
     text, halved = render(runs), 0
     while len(text.encode()) > MAX_PAGE_SIZE:
         if not any(run["predictions"] or run["attention"] for run in runs):

@@ -95,9 +95,7 @@ class LineModule(LightningModule, ABC):
             UserError: if the task does not define a log probability of a line.
         """
         if not self.gives_scores:
-            raise UserError(
-                f"the model must be a Seq2SeqModule or a LanguageModel to score lines, but is a {type(self).__name__}"
-            )
+            raise UserError(f"the task of the model must score lines, but {type(self).__name__} does not")
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
             found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
@@ -135,7 +133,7 @@ class LineModule(LightningModule, ABC):
         Raises:
             UserError: if the task does not have pairs of a source and a target.
         """
-        raise UserError(f"the model must be a Seq2SeqModule to align lines, but is a {type(self).__name__}")
+        raise UserError(f"the task of the model must align lines, but {type(self).__name__} does not")
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         """Return a line and its output as the content of an AttentionExample."""

@@ -282,7 +282,8 @@ def _confusion(predictions: list[Json]) -> list[Json]:
 def _load(folder: Path, summary: Json, trust_packages: Sequence[str]) -> TaskModule | None:
     """Load the model of a run, or that of a later test; return None, and print a message, if it cannot be loaded."""
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
-    checkpoints += [Path(summary["checkpoint"])] if summary.get("checkpoint") else []
+    if tested := summary.get("checkpoint"):  # by a later test, in the folder where its command ran
+        checkpoints += [Path(tested), folder.parent.joinpath(*Path(tested).parts[-3:])]
     checkpoint = next(filter(Path.is_file, checkpoints), None)
     if checkpoint is None:
         return None
