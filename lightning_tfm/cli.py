@@ -360,6 +360,7 @@ class TfmCLI(LightningCLI):
     after_test = after_validate
 
     def after_fit(self) -> None:
+        """Test the best checkpoint."""
         if self.trainer.fast_dev_run:
             if self.trainer.is_global_zero:
                 print("dry run passed: trained and validated on one batch; nothing was written")

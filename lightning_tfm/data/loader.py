@@ -54,6 +54,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 break
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position in the stream, and the settings and the data that it depends on."""
         fingerprint = {"fingerprint of the training data": self.dataset.fingerprint}
         return {"position": self.position, **self.sampler.settings, **fingerprint}
 
