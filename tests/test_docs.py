@@ -145,8 +145,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-STEPS = {"20000": "8", "2000": "4", "1500": "4", "200": "2"}
-"""Numbers of steps on the pages, and those of the tests."""
+SMALLER = {"20000": "8", "2000": "4", "1500": "4", "200": "2", "31..35": "31..32"}
+"""Numbers of steps and seeds on the pages, and those of the tests."""
 
 NOT_RUN = ("make ", ". .venv/bin/activate", "pip install ", "wandb ", "python experiments/dashboard.py ")
 """Commands that install packages, run the tests themselves or need a W&B account.
@@ -157,7 +157,7 @@ NOT_RUN = ("make ", ". .venv/bin/activate", "pip install ", "wandb ", "python ex
 
 def run_line(line, folder):
     """Run a line of a page in a folder, with fewer steps."""
-    line = re.sub(r"\b\d+\b", lambda number: STEPS.get(number[0], number[0]), line)
+    line = re.sub(r"\b\d+(\.\.\d+)?\b", lambda number: SMALLER.get(number[0], number[0]), line)
     words = shlex.split(line, comments=True)
     if words[0] != "lightning-tfm" or "--trainer.devices" in words:  # the launcher of Lightning starts a program
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
