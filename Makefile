@@ -26,10 +26,12 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -m ""
 
-# Measure the line coverage of all tests, including their child processes.
+# Measure the line coverage of all tests, including their child processes, except two tests in which coverage itself fails:
+# it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
 coverage: install
 	$(BIN)/python -m pytest -m "" --cov --cov-report=term-missing:skip-covered \
-		--deselect tests/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept # coverage cannot write its data, either
+		--deselect tests/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
+		--deselect tests/test_resuming.py::test_two_signals_at_once_print_no_traceback
 
 # Test the claims of all experiments with seeds 21 to 23.
 reproduce: install

@@ -88,12 +88,12 @@ def table(rows: list[Row]) -> Table:
 def markdown(results: dict[str, Any]) -> str:
     """Return the text of RESULTS.md from the content of results.json."""
     rows = [Row(**row) for row in results["rows"]]
-    asked = [row for row in rows if row.held is not None]
+    targets = [row for row in rows if row.held is not None]
     lines = [
         "# Results",
         "",
-        f"The rows of `make bench`, with torch {results['versions']['torch']}: {sum(row.held for row in asked)} of "
-        f"{len(asked)} targets met. Each row shows the machine and the commit at which it was measured. Figures are "
+        f"The rows of `make bench`, with torch {results['versions']['torch']}: {sum(row.held for row in targets)} of "
+        f"{len(targets)} targets met. Each row shows the machine and the commit at which it was measured. Figures are "
         f"medians of {ROUNDS} rounds with their 90 % intervals; rows of a time to a goal show the expected time. "
         'An empty cell under "checked" means that nothing was compared between the sides. [README.md](README.md) '
         "describes the method and explains each missed target.",
@@ -193,8 +193,8 @@ def main() -> None:
     console, rows, measured_on, commit = Console(stderr=True), [], machine(), state()
     chosen = [names[name] for name in options.names or names]
     begun = time.monotonic()
-    told, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
-    columns = SpinnerColumn(), told, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
+    description, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
+    columns = SpinnerColumn(), description, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
     settings = {"refresh_per_second": 1, "speed_estimate_period": 86_400}  # refreshing takes time from the benchmarks
     with Progress(*columns, console=console, disable=not console.is_terminal, **settings) as progress:
         bar = progress.add_task("", total=len(chosen), last="")

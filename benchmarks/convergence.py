@@ -253,8 +253,8 @@ def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
     with started(Side(build_yoyodyne), warm=False) as (_, whole):
         for number, seed in enumerate(YOYODYNE_SEEDS):
             settings = f"--model.init_args.label_smoothing={SMOOTHING}"
-            ask = partial(run, "date_attention_lstm", seed, "val", settings, steps=steps, data=dates_of(seed))
-            pairs.append(in_turn(number, ask, whole))
+            train = partial(run, "date_attention_lstm", seed, "val", settings, steps=steps, data=dates_of(seed))
+            pairs.append(in_turn(number, train, whole))
     ours, theirs = zip(*pairs, strict=True)
     count = sum(block.amount >= goal for block in theirs)
     note = f"{steps} steps, label smoothing {SMOOTHING}{_missed(ours, goal)}; of the peer's trainings {count} of "
@@ -299,19 +299,19 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
     with started(side, warm=not full) as (_, work):
         for number, seed in enumerate(SEEDS):
             data = dates_of(seed) if full else None  # the recorded run has its own seed
-            ask = partial(run, "date_attention_lstm", seed, "test", steps=steps, data=data)
+            train = partial(run, "date_attention_lstm", seed, "test", steps=steps, data=data)
             if full:
-                pairs.append(in_turn(number, ask, work))
+                pairs.append(in_turn(number, train, work))
             else:
                 before = [work() for _ in range(3)]
-                pairs.append((ask(), scaled([*before, *(work() for _ in range(3))])))
+                pairs.append((train(), scaled([*before, *(work() for _ in range(3))])))
     ours, theirs = zip(*pairs, strict=True)
     reached = [block.amount for block in theirs]
-    told = f"the peer's end at {min(reached):.2f} to {max(reached):.2f}"
+    peer_note = f"the peer's end at {min(reached):.2f} to {max(reached):.2f}"
     if not full:
         whole = recorded_tutorial()
-        told = f"the peer's recorded run ({whole['processor']}) took {whole['seconds']:.0f} s and ended at "
-        told += f"{whole['exact_match']:.2f}"
+        peer_note = f"the peer's recorded run ({whole['processor']}) took {whole['seconds']:.0f} s and ended at "
+        peer_note += f"{whole['exact_match']:.2f}"
     yield until_row(
         f"dates until {goal} on test / tutorial",
         "≥ 40 x",
@@ -319,7 +319,7 @@ def dates_against_tutorial(full: bool) -> Iterator[Row]:
         peer=[block.seconds for block in theirs],
         extrapolated="" if full else "recorded run, scaled",
         checked=SAME_DATA if full else "",
-        note=f"{steps} steps{_missed(ours, goal)}; {told}",
+        note=f"{steps} steps{_missed(ours, goal)}; {peer_note}",
     )
 
 
@@ -368,8 +368,8 @@ def build_nano(steps: int) -> Built:
 
         seconds = timed(training).seconds * NANO_STEPS / steps
         with torch.no_grad():
-            parts = zip(inputs.split(64), targets.split(64), strict=True)
-            losses = [F.cross_entropy(network(x).mT, y, ignore_index=PAD, reduction="sum") for x, y in parts]
+            batches = zip(inputs.split(64), targets.split(64), strict=True)
+            losses = [F.cross_entropy(network(x).mT, y, ignore_index=PAD, reduction="sum") for x, y in batches]
         return Block((sum(losses) / (targets != PAD).sum()).item(), seconds)
 
     return Built({"fingerprint": data.fingerprint}, work)
@@ -399,7 +399,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
         assert facts["fingerprint"] == data.fingerprint, "the sides train on different data"
         pairs = [in_turn(number, partial(ours, seed), nano) for number, seed in enumerate(SEEDS)]
     reached, theirs = ([block.amount for block in side] for side in zip(*pairs, strict=True))
-    note = f"losses over the whole validation part {min(reached):.3f} to {max(reached):.3f}"
+    note = f"losses over the whole validation split {min(reached):.3f} to {max(reached):.3f}"
     note += f"; the peer's {min(theirs):.3f} to {max(theirs):.3f}" if full else ""
     yield until_row(
         name,

@@ -67,8 +67,8 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
         return len(steps)
 
     with torch.no_grad():  # all predictions in one forward pass
-        answers = chosen(theirs(sequence[:, :-1])[:, -SAMPLED:])
-    return Built({"tokens": answers}, lambda: timed(recomputed))
+        predicted = chosen(theirs(sequence[:, :-1])[:, -SAMPLED:])
+    return Built({"tokens": predicted}, lambda: timed(recomputed))
 
 
 def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ def key_value_cache(full: bool) -> Iterator[Row]:
         )
 
 
-def build_date_answers(side: str, dates: int) -> Built:
+def build_date_outputs(side: str, dates: int) -> Built:
     """Build greedy decoding of dates with a model trained for half a minute.
 
     Args:
@@ -115,43 +115,43 @@ def build_date_answers(side: str, dates: int) -> Built:
     network.eval()
     length = data.max_target_length
     order = test.source_lengths.argsort(stable=True)
-    asked = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
+    sample = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
 
     @torch.inference_mode()
-    def answers(batches: tuple[Tensor, ...]) -> Tensor:
-        parts = []
+    def decoded(batches: tuple[Tensor, ...]) -> Tensor:
+        padded = []
         for rows in batches:
-            part = decode(network.decode_step, network.encode(test[rows].source), length)
-            parts.append(torch.nn.functional.pad(part, (0, length - part.size(1)), value=PAD))
-        return torch.cat(parts)
+            ids = decode(network.decode_step, network.encode(test[rows].source), length)
+            padded.append(torch.nn.functional.pad(ids, (0, length - ids.size(1)), value=PAD))
+        return torch.cat(padded)
 
-    batches = order.split(500) if side == "ours" else asked.split(1)
-    given = answers(batches)
+    batches = order.split(500) if side == "ours" else sample.split(1)
+    outputs = decoded(batches)
     if side == "ours":
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        given = given[place[asked]]
-    right = (given == test[asked].target_out).all(1).float().mean().item()
+        outputs = outputs[place[sample]]
+    right = (outputs == test[sample].target_out).all(1).float().mean().item()
     return Built(
-        {"answers": given, "right": right},
-        lambda: timed(lambda: len(answers(batches))),
+        {"outputs": outputs, "right": right},
+        lambda: timed(lambda: len(decoded(batches))),
     )
 
 
-def same_answers(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
-    assert ours["answers"].equal(peer["answers"]), "the sides gave other answers"
-    assert ours["right"] > 0.9, f"only {ours['right']} of the answers are right"
-    return f"the same answers to {len(ours['answers']):,} dates"
+    assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
+    assert ours["right"] > 0.9, f"only {ours['right']} of the outputs are correct"
+    return f"the same outputs for {len(ours['outputs']):,} dates"
 
 
 def batched_dates(full: bool) -> Iterator[Row]:
     """Measure greedy decoding of 10,000 dates in batches of 500 against one by one."""
     dates = 10_000 if full else 500
     rounds, checked = compare(
-        Side(build_date_answers, {"side": "ours", "dates": dates}),
-        Side(build_date_answers, {"side": "one by one", "dates": dates}),
-        same_answers,
+        Side(build_date_outputs, {"side": "ours", "dates": dates}),
+        Side(build_date_outputs, {"side": "one by one", "dates": dates}),
+        same_outputs,
     )
     name, sample = "10,000 dates, batches of 500 / one by one", "" if full else f"{dates} of 10,000"
-    note = "" if full else "the dates that are answered one by one are of all lengths"
+    note = "" if full else "the dates that are decoded one by one are of all lengths"
     yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)

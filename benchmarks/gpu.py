@@ -247,7 +247,7 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
     arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 5000, "every": 250}
     with started(Side(build_shakespeare, arguments)) as (_, work):
         blocks = [work() for _ in range(ROUNDS)]
-    note = "of training, without validations; compiled by the run before; the whole validation part: losses "
+    note = "of training, without validations; compiled by the run before; the whole validation split: losses "
     note += f"{', '.join(f'{block.amount:.3f}' for block in blocks)}"
     reached = [block.amount <= goal for block in blocks]
     yield until_row(name, target, [block.seconds for block in blocks], reached, note=note)

@@ -75,14 +75,14 @@ class ParallelText(PairDataModule):
         seed: int = 0,
         header: bool | None = None,
     ) -> None:
-        parts = {"train": train, "val": val} | ({"test": test} if test else {})
-        self.parts = {split: read_pairs(files, encoding, split, header) for split, files in parts.items()}
+        names = {"train": train, "val": val} | ({"test": test} if test else {})
+        self.splits = {split: read_pairs(files, encoding, split, header) for split, files in names.items()}
         if tokenizer == "word":  # decoded texts have single spaces, so references must, too
-            self.parts = {
+            self.splits = {
                 split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
-                for split, pairs in self.parts.items()
+                for split, pairs in self.splits.items()
             }
-        trained = train_tokenizer(itertools.chain.from_iterable(self.parts["train"]), tokenizer, vocab_size)
+        trained = train_tokenizer(itertools.chain.from_iterable(self.splits["train"]), tokenizer, vocab_size)
         longest = max(max_source_length, max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
             raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")
@@ -100,7 +100,7 @@ class ParallelText(PairDataModule):
         )
 
     def pairs(self, split: str) -> list[Pair]:
-        return [Pair(source, target) for source, target in self.parts[split]]
+        return [Pair(source, target) for source, target in self.splits[split]]
 
     def check_processes(self, world_size: int) -> None:
         """Check the batch size as the base class does; with `batch_tokens`, `training_batches` checks it instead."""

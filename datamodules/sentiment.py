@@ -46,7 +46,7 @@ FILES = {
 """Downloadable files: 50,000 reviews of the Internet Movie Database (Maas et al. 2011), and 10,662 sentences of film
 reviews (Pang & Lee 2005), in Latin-1."""
 
-PARTS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 
 class Sentiment(LabeledDataModule):
@@ -112,75 +112,75 @@ class Sentiment(LabeledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        parts = read_labeled(train, encoding, "train", header)
-        if len({text.target for text in parts["train"]}) > max(2, len(parts["train"]) / 2):
+        splits = read_labeled(train, encoding, "train", header)
+        if len({text.target for text in splits["train"]}) > max(2, len(splits["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
-                f"{parts['train'][0].target[:40]!r}; in a table, column 1 is the label"
+                f"{splits['train'][0].target[:40]!r}; in a table, column 1 is the label"
             )
         shares = {"test": test_fraction, "val": val_fraction}
-        drawn = {split for split in shares if shares[split] and split not in parts}
-        parts |= split_by_hash(parts["train"], drawn, val_fraction, test_fraction)
+        drawn = {split for split in shares if shares[split] and split not in splits}
+        splits |= split_by_hash(splits["train"], drawn, val_fraction, test_fraction)
         for split, names in (("test", test), ("val", val)):
             if names:
                 if split in drawn:
                     rank_zero_print(
-                        f"{len(parts[split])} texts of train are held out by {split}_fraction; set it to 0 to train "
+                        f"{len(splits[split])} texts of train are held out by {split}_fraction; set it to 0 to train "
                         "on them"
                     )
-                elif split in parts:
+                elif split in splits:
                     rank_zero_print(
-                        f"{len(parts[split])} texts in {split}/ of train are left out because {split} names other data"
+                        f"{len(splits[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                parts |= read_labeled(names, encoding, split, header)
-            if split not in parts:
+                splits |= read_labeled(names, encoding, split, header)
+            if split not in splits:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
-        labels = sorted({text.target for text in parts["train"]})
+        labels = sorted({text.target for text in splits["train"]})
         for split in ("val", "test"):
-            for text in parts[split]:
+            for text in splits[split]:
                 if text.target not in labels:
                     raise UserError(
                         f"each label must occur in the training split ({', '.join(labels)}), but that of "
                         f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or add such training texts"
                     )
-        texts = (text.source for text in parts["train"])
+        texts = (text.source for text in splits["train"])
         if tokenizer == "word":
             trained: Tokenizer = train_word_tokenizer(texts, vocab_size, num_ngrams)
         else:
             trained = train_tokenizer(texts, tokenizer, vocab_size)
-        self.parts = parts
+        self.splits = splits
         super().__init__(trained, labels, max_length, truncate, batch_size, eval_batch_size, num_workers, seed)
 
     def pairs(self, split: str) -> list[Pair]:
-        return self.parts[split]
+        return self.splits[split]
 
 
 def split_by_hash(
-    texts: list[Pair], splits: Set[str], val_fraction: float, test_fraction: float
+    texts: list[Pair], drawn: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
     """Split texts by hash into "train" and the given splits, see `Sentiment`.
 
     Args:
         texts: all texts.
-        splits: the splits to draw, a subset of "val" and "test".
+        drawn: the splits to draw, a subset of "val" and "test".
         val_fraction: the fraction of all texts for "val".
         test_fraction: the fraction of all texts for "test".
 
     Raises:
         UserError: if a split would be empty.
     """
-    parts: dict[str, list[Pair]] = {split: [] for split in ("train", *splits)}
+    splits: dict[str, list[Pair]] = {split: [] for split in ("train", *drawn)}
     for text in texts:
         u = stable_hash(f"test {text.source}") / 2**64
         split = "test" if u < test_fraction else "val" if u < test_fraction + val_fraction else "train"
-        parts[split if split in splits else "train"].append(text)
-    for split in sorted(splits):
-        if not parts[split] or not parts["train"]:
+        splits[split if split in drawn else "train"].append(text)
+    for split in sorted(drawn):
+        if not splits[split] or not splits["train"]:
             raise UserError(
-                f"{split}_fraction must leave texts on both sides, but of {len(texts)} it takes {len(parts[split])}; "
+                f"{split}_fraction must leave texts on both sides, but of {len(texts)} it takes {len(splits[split])}; "
                 f"try another fraction, or set {split} to other data and the fraction to 0"
             )
-    return parts
+    return splits
 
 
 def read_labeled(names: list[str], encoding: str, split: str, header: bool | None = None) -> dict[str, list[Pair]]:
@@ -198,10 +198,10 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and Path(names[0]).is_dir():
-        return by_part(_of_folder(Path(names[0]), encoding), names[0], split)
+        return by_split(_of_folder(Path(names[0]), encoding), names[0], split)
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
-        return by_part(_of_archive(paths[0], encoding), names[0], split)
+        return by_split(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
         table = read_table(paths[0], encoding, header)
         if len(table.rows[0]) != 2:
@@ -230,7 +230,7 @@ def _stripped(path: Path, rows: list[list[str]], first: int = 1) -> list[Pair]:
     return texts
 
 
-def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
+def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
     """Return the texts of each split, labeled by folder, and log the number of excluded files by reason.
 
     Args:
@@ -247,28 +247,28 @@ def by_part(files: dict[PurePosixPath, Callable[[], str] | None], name: str, spl
     for path, read in files.items():
         if read is None:
             left_out["links are not followed"].append(path)
-        elif path.parent.name == "unsup" and (path.parent.parent.name or own_name) in PARTS:
+        elif path.parent.name == "unsup" and (path.parent.parent.name or own_name) in SPLITS:
             left_out["they have no label"].append(path)  # as in IMDB
         else:
             texts[path] = read
-    part_of = label_folders({path.parent for path in texts}, name, split)
-    if split not in part_of.values():  # such as val data whose only split is named train/
-        part_of = {folder: split if part == "train" else part for folder, part in part_of.items()}
-    if split not in part_of.values():
-        present = ", ".join(sorted({*part_of.values()}))
+    split_of = label_folders({path.parent for path in texts}, name, split)
+    if split not in split_of.values():  # such as val data whose only split is named train/
+        split_of = {folder: split if other == "train" else other for folder, other in split_of.items()}
+    if split not in split_of.values():
+        present = ", ".join(sorted({*split_of.values()}))
         raise UserError(f"{name!r} must have a folder {split}, but has {present} alone; rename it, or name other data")
-    parts: dict[str, list[Pair]] = defaultdict(list)
+    splits: dict[str, list[Pair]] = defaultdict(list)
     for path, read in texts.items():
-        part = part_of.get(path.parent)
-        if part is None:
+        own_split = split_of.get(path.parent)
+        if own_split is None:
             left_out["they are not in a label's folder"].append(path)
-        elif split not in ("train", part):
+        elif split not in ("train", own_split):
             left_out[f"they are not for {split}"].append(path)
         else:
-            parts[part].append(Pair(read().strip(), normalize_text(path.parent.name)))
+            splits[own_split].append(Pair(read().strip(), normalize_text(path.parent.name)))
     for reason, paths in left_out.items():
         rank_zero_print(f"{len(paths)} files of {name!r} are left out because {reason}, such as {str(paths[0])!r}")
-    return dict(parts)
+    return dict(splits)
 
 
 def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
@@ -284,15 +284,15 @@ def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[Pu
     """
     above = {outer for folder in folders for outer in folder.parents}
     labels = sorted(folders - above - {PurePosixPath()}, key=lambda folder: (folder.parent, folder))
-    elsewhere = [folder for folder in labels if folder.parent.name not in PARTS]
+    elsewhere = [folder for folder in labels if folder.parent.name not in SPLITS]
     if len(elsewhere) < len(labels):
         if elsewhere:
             raise UserError(
-                f"{name!r} must have its texts in folders of labels inside {', '.join(PARTS)}, but has some in "
+                f"{name!r} must have its texts in folders of labels inside {', '.join(SPLITS)}, but has some in "
                 f"{str(elsewhere[0])!r}; rename or remove it"
             )
         return {folder: folder.parent.name for folder in labels}
-    if all(folder.name in PARTS for folder in labels):
+    if all(folder.name in SPLITS for folder in labels):
         raise UserError(
             f"{name!r} must hold folders named by their labels, such as pos/ and neg/, with a text in each file, but "
             f"has {' and '.join(repr(str(folder)) for folder in labels) or 'none'}"

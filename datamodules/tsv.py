@@ -56,14 +56,14 @@ class Tsv(PairDataModule):
         seed: int = 0,
         header: bool | None = None,
     ) -> None:
-        parts = {"train": train, "val": val} | ({"test": test} if test else {})
+        names = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
         tables = {
-            split: read_columns(resolve_path(name, {}), encoding, columns, header) for split, name in parts.items()
+            split: read_columns(resolve_path(name, {}), encoding, columns, header) for split, name in names.items()
         }
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
-        self.parts = {
+        self.splits = {
             split: [
                 # Decoded targets have single separators, so references must, too.
                 Pair("\t".join([row[0], *row[2:]]), target_separator.join(splitter.split_target(row[1])))
@@ -73,7 +73,7 @@ class Tsv(PairDataModule):
         }
         symbols = [
             symbol
-            for pair in self.parts["train"]
+            for pair in self.splits["train"]
             for symbol in splitter.split(pair.source) + splitter.split_target(pair.target)
         ]
         super().__init__(
@@ -89,7 +89,7 @@ class Tsv(PairDataModule):
         )
 
     def pairs(self, split: str) -> list[Pair]:
-        return self.parts[split]
+        return self.splits[split]
 
 
 def read_columns(

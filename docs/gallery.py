@@ -1,6 +1,7 @@
-"""Makes the pictures in docs/images from trained models: `python docs/gallery.py`, where the runs of gallery.md lie.
+"""Pictures in docs/images, drawn from trained models.
 
-The screenshot of the report needs Chromium; without it, the others are made.
+`python docs/gallery.py` draws them in the folder where the commands of gallery.md were run. The screenshot of the
+report requires Chromium; without it, only the other pictures are drawn.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ def curves(runs: list[Path]) -> None:
 
 
 def screenshot(run: Path) -> None:
-    """Show two parts of a report in Chromium, side by side: results and curves, predictions and attention."""
+    """Show two regions of a report in Chromium, side by side: results and curves, predictions and attention."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("the screenshot of the report needs Chromium, but there is none; the other pictures are made")
+        sys.exit("the screenshot of the report requires Chromium, which is not installed; the other pictures are drawn")
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "report.html", Path(folder) / "report.png"
         report([str(run), "--output", str(page)])
@@ -80,16 +81,16 @@ def screenshot(run: Path) -> None:
         command = [chromium, *options, "--virtual-time-budget=10000", f"--screenshot={picture}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         with Image.open(picture) as whole:
-            parts = [whole.crop((0, top, 1000, top + HEIGHT)) for top in TOPS]
+            regions = [whole.crop((0, top, 1000, top + HEIGHT)) for top in TOPS]
     shown = Image.new("RGB", (2000, HEIGHT), "white")
-    for number, part in enumerate(parts):
-        shown.paste(part, (1000 * number, 0))
+    for number, region in enumerate(regions):
+        shown.paste(region, (1000 * number, 0))
     shown = shown.resize((1400, HEIGHT * 7 // 10), Image.Resampling.LANCZOS)
     shown.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / "report.png", optimize=True)
 
 
 def main() -> None:
-    """Make all pictures."""
+    """Draw all pictures."""
     attention(LSTM, date_pair(date(1979, 5, 3), "Thursday, May 3, 1979"), "attention", "attention_date.png")
     sentence = next(pair for pair in ToyTranslation().stream("test", seed=1) if len(pair.source.split()) == 7)
     attention(TRANSFORMER, sentence, "decoder.1.cross_attention", "attention_transformer.png")

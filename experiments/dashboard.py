@@ -1,4 +1,4 @@
-"""Dashboards as code: a W&B workspace that shows runs at a glance, and a report that compares the nine experiments.
+"""Dashboards of W&B: a workspace with an overview of runs, and a report that compares the nine experiments.
 
     python experiments/dashboard.py --entity TEAM --project lightning_tfm
 
@@ -35,11 +35,11 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         wr.LinePlot(title="gradient norm", x=STEP, y=["train/gradient_norm"], log_y=True),
         wr.LinePlot(title="tokens a second", x=STEP, y=["tokens_per_second"]),
     ]
-    looking = [
+    attention = [
         wr.LinePlot(title=score, x=STEP, metric_regex=rf"val/alignment/.*/{score}")
-        for score in ("accuracy", "error_rate", "entropy")
+        for score in ("accuracy", "aer", "entropy")
     ]
-    looking.append(wr.MediaBrowser(media_keys=["test/attention"]))
+    attention.append(wr.MediaBrowser(media_keys=["test/attention"]))
     wrong = [wr.WeavePanelSummaryTable(table_name="val/predictions"), wr.BarPlot(metrics=["test/exact_match"])]
     return ws.Workspace(
         entity=entity,
@@ -47,7 +47,7 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         name="lightning_tfm",
         sections=[
             ws.Section(name="Is it learning?", panels=learning, is_open=True),
-            ws.Section(name="Where does it look?", panels=looking, is_open=True),
+            ws.Section(name="Where does it attend?", panels=attention, is_open=True),
             ws.Section(name="What does it get wrong?", panels=wrong, is_open=True),
         ],
     )
@@ -60,8 +60,8 @@ def report(entity: str, project: str) -> wr.Report:
         entity: user or team in W&B.
         project: the project in W&B.
     """
-    told = "The runs of the nine experiments, three models for each of three tasks."
-    blocks = [wr.P(told), wr.TableOfContents()]
+    introduction = "The runs of the nine experiments, three models for each of three tasks."
+    blocks = [wr.P(introduction), wr.TableOfContents()]
     for task in TASKS:
         names = [f"{task}_{model}" for model in MODELS]
         runs = [wr.Runset(entity, project, name, filters=[expr.Metric("Group") == name]) for name in names]
@@ -83,10 +83,10 @@ def main() -> None:
     parser.add_argument("--project", default="lightning_tfm")
     options = parser.parse_args()
     try:
-        for made in (workspace(options.entity, options.project), report(options.entity, options.project)):
-            made.save()
-            print(made.url)
-    except (UsageError, CommError) as error:  # not logged in, or the server does not answer
+        for view in (workspace(options.entity, options.project), report(options.entity, options.project)):
+            view.save()
+            print(view.url)
+    except (UsageError, CommError) as error:  # not logged in, or the server does not respond
         parser.error(f"W&B cannot save it: {error}")
 
 

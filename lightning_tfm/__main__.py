@@ -7,7 +7,7 @@ import signal
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -82,7 +82,11 @@ def main() -> None:
         sys.exit(141)
     except Interrupted as interrupted:
         ignore_signals()  # an impatient second Ctrl-C would print a traceback
-        sys.exit(_print_resume_command(interrupted))
+        if not is_main_process():
+            sys.exit(0)
+        with suppress(OSError):  # the terminal was closed
+            _print_resume_command(interrupted)
+        sys.exit(128 + interrupted.signum)
     except KeyboardInterrupt:
         ignore_signals()
         sys.exit(130)
@@ -111,10 +115,8 @@ def _starting() -> Iterator[None]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _print_resume_command(interrupted: Interrupted) -> int:
-    """Print the command that resumes after a signal, and return the exit status."""
-    if not is_main_process():
-        return 0
+def _print_resume_command(interrupted: Interrupted) -> None:
+    """Print the command that resumes after a signal."""
     command = sys.argv[1:]
     if interrupted.ckpt_path is not None:
         command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
@@ -125,7 +127,6 @@ def _print_resume_command(interrupted: Interrupted) -> int:
         f"  lightning-tfm {' '.join(map(shell_quote, command))}",
         file=sys.stderr,
     )
-    return 128 + interrupted.signum
 
 
 def _without_option(arguments: list[str], option: str) -> list[str]:

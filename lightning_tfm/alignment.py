@@ -54,7 +54,7 @@ class AlignmentScore(Metric):
     target symbol has no link.
 
     - `accuracy`: the fraction of target symbols with gold links that are linked to one of their gold symbols.
-    - `error_rate`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
+    - `aer`: the alignment error rate 1 - (|A n S| + |A n P|) / (|A| + |S|) (Och & Ney 2003), for links A, gold
       links P and sure gold links S. A gold link is sure if it is the only one of its target symbol. Otherwise, any of
       the gold links is correct, such as to any letter of May for 05. Target symbols without gold links, such as the
       hyphens of a date, should have no link.
@@ -110,6 +110,6 @@ class AlignmentScore(Metric):
         """Return the scores by name, each with one value per head (H)."""
         return {
             "accuracy": self.correct / self.linked.clamp(min=1),
-            "error_rate": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
+            "aer": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
             "entropy": self.entropies / self.symbols,
         }

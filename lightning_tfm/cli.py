@@ -39,8 +39,8 @@ from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.pairing import check_pair
-from lightning_tfm.modules.task import check_strategy
+from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
+from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.parsing_errors import format_error
 from lightning_tfm.resuming import (
     Resumption,
@@ -55,7 +55,6 @@ from lightning_tfm.run_folder import RunFolder, check_empty
 from lightning_tfm.trainer_settings import (
     HIDDEN,
     as_list,
-    check_callbacks,
     check_settings,
     continue_run,
     defaults,
@@ -201,8 +200,7 @@ class TfmCLI(LightningCLI):
         config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
         path = config.ckpt_path
         if path is not None and Path(path).is_file():
-            if subcommand == "fit":
-                self.changed = changed_settings(Path(path), self._settings())
+            self.changed = changed_settings(Path(path), self._settings())
         elif path is not None and not has_loggers:
             raise UserError(
                 f"--ckpt_path must be a file if trainer.logger is false, but is {path!r}; name a checkpoint"
@@ -215,15 +213,19 @@ class TfmCLI(LightningCLI):
         logger = config.trainer.logger[0].init_args
         folder = Path(logger.save_dir, str(logger.name))
         if self.config.subcommand != "fit":
-            config.ckpt_path = str(newest_checkpoint(folder)) if config.ckpt_path == "last" else config.ckpt_path
+            if config.ckpt_path == "last":
+                config.ckpt_path = str(newest_checkpoint(folder))
+                self.changed = changed_settings(Path(config.ckpt_path), self._settings())
             return
-        self.resumed = find_run(config.ckpt_path, folder, config.trainer.max_steps)
+        schedule = config.model.init_args.get("lr_schedule")  # a module of the user may have none
+        scheduled = schedule is not None and LRSchedule(**schedule.as_dict()).needs_max_steps
+        self.resumed = find_run(config.ckpt_path, folder, None if scheduled else config.trainer.max_steps)
         if self.resumed is None:
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
         self.changed = changed_settings(self.resumed.checkpoint, self._settings())
-        check_changes(self.resumed.run, self.changed)
+        check_changes(self.resumed.run, self.changed, scheduled)
         path = self.resumed.checkpoint
         rank_zero_print(
             f"extending the run of {path} in a new folder" if self.resumed.extends else f"resuming from {path}"

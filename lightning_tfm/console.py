@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.callbacks.predictions import is_per_category
-from lightning_tfm.callbacks.summary import evaluated_part, results
+from lightning_tfm.callbacks.summary import evaluated_split, results
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
@@ -24,7 +24,7 @@ from lightning_tfm.modules.prediction import Prediction
 MAX_SOURCE_LENGTH = 100
 """Maximum length of a source in the summary, in characters."""
 
-ANSWERS = 3
+MAX_PREDICTIONS = 3
 """Maximum number of correct predictions and of wrong predictions in the summary."""
 
 
@@ -35,20 +35,20 @@ def print_results(trainer: Trainer) -> None:
         trainer: the trainer, after a test or a validation.
     """
     console = Console(highlight=False, soft_wrap=True)
-    for part, metrics in results(trainer).items():
-        table = Table(part, Column("", justify="right"), box=box.SIMPLE_HEAD)
+    for split, metrics in results(trainer).items():
+        table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
         for name, value in metrics.items():
-            if not is_per_category(f"{part}/{name}"):  # shown by the report
+            if not is_per_category(f"{split}/{name}"):  # shown by the report
                 table.add_row(name, f"{value:.4f}")
         console.print(table)
     lines = _tested(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
-    for line in [line for line in lines if line["correct"]][:ANSWERS]:
+    for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
         console.print(Text.assemble("correct  ", _short(line["source"]), " → ", (line["prediction"], "green")))
-    for line in wrong[:ANSWERS]:
-        answer = (line["prediction"], "red")
+    for line in wrong[:MAX_PREDICTIONS]:
+        prediction = (line["prediction"], "red")
         console.print(
-            Text.assemble("wrong    ", _short(line["source"]), " → ", answer, f" (expected {line['target']})")
+            Text.assemble("wrong    ", _short(line["source"]), " → ", prediction, f" (expected {line['target']})")
         )
 
 
@@ -82,7 +82,7 @@ def print_upload_command(trainer: Trainer) -> None:
 def _tested(trainer: Trainer) -> list[Prediction]:
     """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
-    return [line for name, _, line in tested if name == evaluated_part(trainer)]
+    return [line for name, _, line in tested if name == evaluated_split(trainer)]
 
 
 def _short(text: str) -> str:

@@ -91,7 +91,7 @@ class DecodingOptions:
 
     Args:
         beam_size: the number of beams; 1 disables beam search.
-        n_best: the number of outputs for each line, at most beam_size.
+        n_best: the maximum number of different outputs for each line, at most beam_size.
         temperature: the sampling temperature; 0 for greedy decoding, None for the default of the task.
         top_k: sample only among the k most probable tokens.
         top_p: sample only among the most probable tokens with this total probability.
@@ -142,9 +142,13 @@ class DecodingOptions:
         Raises:
             UserError: if such an option is set.
         """
-        for field in fields(self):
-            if field.name not in (*used, "seed") and getattr(self, field.name) != field.default:
-                raise UserError(f"{field.name} must not be set for a {task}, which does not use it; leave it out")
+        supported = f"supports only {', '.join(used)}" if used else "has no decoding options"
+        for field in reversed(fields(self)):  # n_best before beam_size, whose default in generate is n_best
+            value = getattr(self, field.name)
+            if field.name not in (*used, "seed") and value != field.default:
+                raise UserError(
+                    f"{field.name} must not be set for a {task}, which {supported}, but is {value}; leave it out"
+                )
 
     def sample_fn(self, generator: torch.Generator, default_temperature: float = 0.0) -> SampleFn:
         """Return the function that selects the next tokens.

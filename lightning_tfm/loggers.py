@@ -37,7 +37,7 @@ FINISH_TIMEOUT = 60.0
 class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     """Lightning's WandbLogger, except that W&B never prompts the user and that its failures do not affect training.
 
-    The run is online if the user is logged in and the server answers, otherwise offline; WANDB_MODE may be offline or
+    The run is online if the user is logged in and the server responds, otherwise offline; WANDB_MODE may be offline or
     disabled. If W&B fails, a warning is printed, and W&B is disabled for the rest of the run.
 
     Args:
@@ -91,11 +91,11 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
             return "offline" if self._offline else None
         # Check the server first, since the login takes seconds without a server.
-        answers = _answers(f"{settings.base_url}/graphql")
+        is_reachable = _is_reachable(f"{settings.base_url}/graphql")
         with redirect_stdout(StringIO()):
-            if answers and wandb.login(prompt=False, verify=False):
+            if is_reachable and wandb.login(prompt=False, verify=False):
                 return "online"
-        if not answers:
+        if not is_reachable:
             _warn(f"cannot be reached at {settings.base_url}, so the run is offline")
         return "offline"
 
@@ -263,27 +263,27 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
 
 
-def _answers(address: str) -> bool:
-    """Return whether a server answers within `CONNECT_TIMEOUT` with JSON, or with an HTTP error below 500."""
-    answers = []
+def _is_reachable(address: str) -> bool:
+    """Return whether a server responds within `CONNECT_TIMEOUT` with JSON, or with an HTTP error below 500."""
+    statuses = []
 
-    def ask() -> None:
+    def request_viewer() -> None:
         try:
             request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
             try:
                 with urlopen(request, timeout=CONNECT_TIMEOUT) as response:
                     json.load(response)  # unlike the login page of a public Wi-Fi network
-                answers.append(200)
+                statuses.append(200)
             except HTTPError as error:
-                answers.append(error.code)
-        except Exception:  # no answer, or not from W&B
+                statuses.append(error.code)
+        except Exception:  # no response, or not from W&B
             return
 
-    # Use a thread, since DNS look-ups have no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
+    # Use a thread, since a DNS lookup has no timeout.
+    thread = threading.Thread(target=request_viewer, daemon=True)
     thread.start()
     thread.join(CONNECT_TIMEOUT)
-    return bool(answers) and answers[0] < 500
+    return bool(statuses) and statuses[0] < 500
 
 
 def _warn(text: str) -> None:

@@ -74,14 +74,15 @@ def newest_checkpoint(folder: Path) -> Path:
     return path
 
 
-def find_run(ckpt_path: str, folder: Path, max_steps: int) -> Resumption | None:
+def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption | None:
     """Return the checkpoint from which `fit` resumes a run.
 
     Args:
         ckpt_path: the folder of a run, or `last` for the newest unfinished run or, if there is none, the newest run
             that finished after fewer steps.
         folder: the folder of the experiment, which contains a folder for each run.
-        max_steps: the number of steps to train.
+        max_steps: the number of steps to train; None if the learning rate depends on it, so that a finished run cannot
+            be extended.
 
     Returns:
         The checkpoint; None if `ckpt_path` is neither, or if no run has saved a checkpoint.
@@ -121,7 +122,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     return lock
 
 
-def _last_run(folder: Path, max_steps: int) -> Resumption | None:
+def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
     """Return the newest unfinished run of an experiment or, to extend it, the newest that finished with fewer steps."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
     unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
@@ -134,20 +135,25 @@ def _last_run(folder: Path, max_steps: int) -> Resumption | None:
         raise UserError(_no_checkpoint(folder))
     if runs:
         raise UserError(
-            f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; raise "
-            f"trainer.max_steps ({max_steps}) to extend the newest one, or start a new run without --ckpt_path"
+            f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; "
+            f"{_extension(max_steps, 'the newest one')}start a new run without --ckpt_path"
         )
     rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
     return None
 
 
-def _named_run(run: Path, max_steps: int) -> Resumption:
+def _extension(max_steps: int | None, run: str) -> str:
+    """Return the advice to extend a finished run; empty if its learning rate depends on the number of steps."""
+    return "" if max_steps is None else f"raise trainer.max_steps ({max_steps}) to extend {run}, or "
+
+
+def _named_run(run: Path, max_steps: int | None) -> Resumption:
     """Return the checkpoint from which the run in a folder is resumed."""
     run = run if len(run.parts) >= 3 else Path(os.path.abspath(run))  # its parents name the experiment
     if _has_finished(run, max_steps):
         raise UserError(
-            f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; raise trainer.max_steps "
-            f"({max_steps}) to extend it, unless it has stopped early"
+            f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; "
+            f"{_extension(max_steps, 'it, unless it has stopped early')}start a new run without --ckpt_path"
         )
     path = _newest_undamaged(run.glob("checkpoints/*"))
     if path is None:
@@ -155,13 +161,13 @@ def _named_run(run: Path, max_steps: int) -> Resumption:
     return _resumption(path)
 
 
-def _has_finished(run: Path, max_steps: int) -> bool:
-    """Return whether a run has finished, after `max_steps` steps or more, or by early stopping."""
+def _has_finished(run: Path, max_steps: int | None) -> bool:
+    """Return whether a run has finished, after `max_steps` steps or more, or by early stopping; None for any steps."""
     path = run / SUMMARY
     if not path.is_file():
         return False
     summary = read_json(path)
-    return bool(summary["steps"] >= max_steps or summary.get("stopped_early"))
+    return bool(max_steps is None or summary["steps"] >= max_steps or summary.get("stopped_early"))
 
 
 def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
@@ -198,13 +204,24 @@ def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tu
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
-def check_changes(run: Path, changed: dict[str, tuple[Any, Any]]) -> None:
+def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_steps: bool) -> None:
     """Check that a run can be resumed with the changes returned by `changed_settings`.
+
+    Args:
+        run: the folder of the run.
+        changed: the changes.
+        keeps_max_steps: whether `trainer.max_steps` must be unchanged, since the learning rate depends on it.
 
     Raises:
         UserError: if a changed setting is not in RECORDED.
     """
     for name, (old, new) in changed.items():
+        if name == "trainer.max_steps" and keeps_max_steps:
+            raise UserError(
+                f"trainer.max_steps must match the run {str(run)!r} ({old}) to resume it, since the learning rate "
+                f"depends on it, but is {new}; restore it, or start a new run without --ckpt_path "
+                "(model.init_args.lr_schedule.decay: inverse_sqrt allows an extension)"
+            )
         if not _is_below(name, RECORDED):
             raise UserError(
                 f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "

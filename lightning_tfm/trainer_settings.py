@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning import Callback
-from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from lightning_tfm.callbacks import AttentionLogger, Predictions, Provenance, Summary, Telemetry
 from lightning_tfm.callbacks.provenance import wandb_run
@@ -67,19 +64,6 @@ def check_settings(config: Namespace) -> None:
                 f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
                 f"trainer.max_steps, but is {value}; set trainer.max_steps"
             )
-
-
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Check that all callbacks are supported.
-
-    Raises:
-        UserError: if one is not.
-    """
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-        raise UserError(
-            "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
-            "epochs; try lightning_tfm.callbacks.WeightAveraging"
-        )
 
 
 def loggers_of_run(logger: Any, name: str) -> list[Namespace]:

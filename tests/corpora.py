@@ -40,10 +40,10 @@ TEXT = "\n".join(german for german, _ in sentences(160, seed=1))[:3001]
 """About 3,000 characters of German."""
 
 
-def write_label_folders(folder, texts, part=""):
+def write_label_folders(folder, texts, split=""):
     """Write each labeled text to a file in the folder of its label."""
     for number, (label, text) in enumerate(texts):
-        path = folder / part / label / f"{number}_7.txt"
+        path = folder / split / label / f"{number}_7.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

@@ -6,6 +6,7 @@ The processes are forked from a server that has imported the package, so that ea
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import multiprocessing
@@ -32,6 +33,7 @@ import yaml
 from filelock import FileLock
 
 from corpora import TEXT, reviews, sentences, write_lines
+from lightning_tfm import networks
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import SIGNALS
 from lightning_tfm.tokenization import train_tokenizer
@@ -184,9 +186,9 @@ def _inject(fault):
 
 def _services():
     """Return the processes of W&B that serve this one."""
-    asked = f"--pid\0{os.getpid()}\0".encode()
+    parent = f"--pid\0{os.getpid()}\0".encode()
     commands = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
-    services = [pid for pid, path in commands.items() if b"wandb-core" in (text := _text(path)) and asked in text]
+    services = [pid for pid, path in commands.items() if b"wandb-core" in (text := _text(path)) and parent in text]
     assert services
     return services
 
@@ -323,6 +325,12 @@ TASKS = {
     ),
 }
 """The module, the network and the size of the network of each task."""
+
+
+def network_names(base):
+    """Return the names of all networks of a base class, as listed in error messages."""
+    classes = {name: getattr(networks, name) for name in networks.__all__}
+    return " or ".join(name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls))
 
 
 def write_task(name, folder):

@@ -36,13 +36,13 @@ def scores_by_definition(weights, pairs, split):
             source, target = split(pair.source), split(pair.target)
             for j in range(len(target)):
                 own = weights[row, head, j].tolist()
-                looked = max(range(len(own)), key=own.__getitem__)
+                attended = max(range(len(own)), key=own.__getitem__)
                 entropies.append(-sum(w * math.log(w) for w in own if w > 0))
-                if looked < len(source):
-                    found.add((row, looked, j))
+                if attended < len(source):
+                    found.add((row, attended, j))
                 sources = {i for i, other in pair.alignment if other == j}
                 linked += bool(sources)
-                accurate += looked in sources
+                accurate += attended in sources
                 possible |= {(row, i, j) for i in sources}
                 sure |= {(row, i, j) for i in sources if len(sources) == 1}
         error = 1 - (len(found & sure) + len(found & possible)) / (len(found) + len(sure))
@@ -71,7 +71,7 @@ def test_alignment_scores_equal_their_definitions(make_data):
     ours = score.compute()
     for head, (accuracy, error, entropy) in enumerate(expected):
         assert ours["accuracy"][head].item() == pytest.approx(accuracy)
-        assert ours["error_rate"][head].item() == pytest.approx(error)
+        assert ours["aer"][head].item() == pytest.approx(error)
         assert ours["entropy"][head].item() == pytest.approx(entropy, rel=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_perfect_attention_scores_perfectly():
     score.update(weights.unsqueeze(1), gold, batch)
     assert {name: value.item() for name, value in score.compute().items()} == {
         "accuracy": 1.0,
-        "error_rate": 0.0,
+        "aer": 0.0,
         "entropy": 0.0,
     }
     uniform = AlignmentScore(1)
@@ -103,7 +103,7 @@ def test_attending_to_eos_links_with_nothing():
     score = AlignmentScore(1)
     score.update(weights, gold_links(pairs, batch), batch)
     assert score.compute()["accuracy"].item() == 0
-    assert score.compute()["error_rate"].item() == 1
+    assert score.compute()["aer"].item() == 1
     assert score.found.item() == 0
 
 
@@ -155,24 +155,24 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
     tokenizer = SymbolTokenizer("abcdefgh")
     pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
     found = attention(network, tokenizer, pair)
-    assert any(look.gold for look in found)
-    for look in found:
-        heads, T, S = look.weights.shape
-        assert (len(look.queries), len(look.keys)) == (T, S), look.layer
-        for column, row in look.gold:
-            assert (look.keys[column], look.queries[row]) in (("b", "b"), ("a", "a"))
-        figure = draw_attention(look)
+    assert any(attention_map.gold for attention_map in found)
+    for attention_map in found:
+        heads, T, S = attention_map.weights.shape
+        assert (len(attention_map.queries), len(attention_map.keys)) == (T, S), attention_map.layer
+        for column, row in attention_map.gold:
+            assert (attention_map.keys[column], attention_map.queries[row]) in (("b", "b"), ("a", "a"))
+        figure = draw_attention(attention_map)
         *panels, bar = figure.axes
         assert len(panels) == heads
         assert bar.get_ylabel() == "weight"
-        assert [label.get_text() for label in panels[0].get_yticklabels()] == look.queries
-        assert [label.get_text() for label in panels[-1].get_xticklabels()] == look.keys
+        assert [label.get_text() for label in panels[0].get_yticklabels()] == attention_map.queries
+        assert [label.get_text() for label in panels[-1].get_xticklabels()] == attention_map.keys
         assert figure.get_supxlabel() == "attended symbol"
-        assert figure.get_supylabel() == ("predicted symbol" if look.predicts else "symbol")
-        if look.predicts:  # the last row predicts the end
-            assert look.queries[-1] == "EOS"
-        for panel, weights in zip(panels, look.weights, strict=True):
-            assert len(panel.patches) == len(look.gold)
+        assert figure.get_supylabel() == ("predicted symbol" if attention_map.predicts else "symbol")
+        if attention_map.predicts:  # the last row predicts the end
+            assert attention_map.queries[-1] == "EOS"
+        for panel, weights in zip(panels, attention_map.weights, strict=True):
+            assert len(panel.patches) == len(attention_map.gold)
             torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
 
 
@@ -182,8 +182,10 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     """Check that the title overlaps neither the panels nor the edges of the figure."""
     title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
     symbols = ["Sofa"] * size
-    look = AttentionMap("decoder.0.cross_attention", torch.ones(heads, size, size) / size, symbols, symbols, [])
-    figure = draw_attention(look, title)
+    attention_map = AttentionMap(
+        "decoder.0.cross_attention", torch.ones(heads, size, size) / size, symbols, symbols, []
+    )
+    figure = draw_attention(attention_map, title)
     figure.draw_without_rendering()
     box = figure._suptitle.get_window_extent()
     assert box.x0 >= 0
@@ -198,12 +200,12 @@ def test_cropping_a_long_joint_sequence_keeps_the_target():
     source, target = "abcdefgh" * 7, "hgfedcba"
     pair = Pair(source, target, tuple((7 - i, i) for i in range(8)))
     network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=80)
-    (look,) = attention(network, tokenizer, pair)
-    shown = look.cropped()
+    (attention_map,) = attention(network, tokenizer, pair)
+    shown = attention_map.cropped()
     assert shown.queries == [*target, "EOS"]
     assert len(shown.gold) == 8
     assert all(shown.keys[column] == shown.queries[row] for column, row in shown.gold)
-    assert shown.weights.equal(look.weights[:, -9:, :64])
+    assert shown.weights.equal(attention_map.weights[:, -9:, :64])
 
 
 def test_positions_are_drawn():

@@ -156,8 +156,8 @@ def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
     monkeypatch.setattr(matplotlib.axes.Axes, "set_yticks", lambda axes, ticks, names, **_: labels.extend(names))
     rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
     plot(rows, tmp_path / "plot.png")
-    asked = [row for row in rows if row.target.endswith("x") and row.target[0] == "\N{GREATER-THAN OR EQUAL TO}"]
-    shown = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in asked if row.ratio]
+    ratios = [row for row in rows if row.target.endswith("x") and row.target[0] == "\N{GREATER-THAN OR EQUAL TO}"]
+    shown = [f"{row.name} ({row.extrapolated})" if row.extrapolated else row.name for row in ratios if row.ratio]
     assert labels == shown[::-1]
 
 
@@ -183,8 +183,8 @@ def test_rows_note_shortened_work_of_the_peer(monkeypatch):
 
 def test_only_these_benchmarks_are_shortened(monkeypatch):
     for benchmark in BENCHMARKS:
-        asks = any(instruction.argval == "full" for instruction in dis.get_instructions(benchmark))
-        assert asks == (benchmark in SHORTENED), benchmark.__name__
+        reads_full = any(instruction.argval == "full" for instruction in dis.get_instructions(benchmark))
+        assert reads_full == (benchmark in SHORTENED), benchmark.__name__
     for benchmark in SHORTENED:
         short, whole = (measured_as(benchmark, full, monkeypatch) for full in (False, True))
         assert short[1] != whole[1], "the full run measures more work"
@@ -227,7 +227,7 @@ def test_same_data_is_claimed_only_if_it_is_checked(monkeypatch):
 
 
 def test_shakespeare_is_scored_on_the_last_tenth(monkeypatch):
-    """This is the split of nanoGPT, independent of the test part of the experiment."""
+    """This is the split of nanoGPT, independent of the test split of the experiment."""
     _, _, trainings = measured_as(convergence.shakespeare, False, monkeypatch)
     assert all("--data.init_args.test_fraction=0" in arguments for arguments, _ in trainings)
     command = []
@@ -525,7 +525,7 @@ def test_gpu_rows_are_marked_unmeasured_without_a_gpu(monkeypatch):
         (framework.same_loss, {"loss": torch.tensor(1.0)}, {"loss": torch.tensor(1.01)}),
         (framework.same_rows, {"parameters": 1, "rows": 128}, {"rows": 64}),
         (decoding.same_tokens, {"tokens": torch.arange(20)}, {"tokens": torch.arange(20).flip(0)}),
-        (decoding.same_answers, {"answers": torch.ones(2), "right": 1.0}, {"answers": torch.zeros(2)}),
+        (decoding.same_outputs, {"outputs": torch.ones(2), "right": 1.0}, {"outputs": torch.zeros(2)}),
         (gpu.same_training, {"parameters": 1, "losses": [1.0]}, {"losses": [1.1]}),
     ],
 )

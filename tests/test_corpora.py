@@ -54,8 +54,8 @@ def corpus(tmp_path):
 
 
 def parallel(corpus, endings=("de", "en"), **settings):
-    parts = {split: [str(corpus / f"{split}.{ending}") for ending in endings] for split in ("train", "val")}
-    return ParallelText(**{"vocab_size": 300, "batch_size": 16} | parts | settings)
+    files = {split: [str(corpus / f"{split}.{ending}") for ending in endings] for split in ("train", "val")}
+    return ParallelText(**{"vocab_size": 300, "batch_size": 16} | files | settings)
 
 
 @pytest.mark.parametrize("tokens", ["character", "word", "subword"])
@@ -176,8 +176,8 @@ def test_streams_do_not_depend_on_the_start_or_the_world_size(make):
         assert whole[start:] == [rows.tolist() for rows in itertools.islice(stream, 50 - start)]
         assert make().samples_seen(start) == sum(map(len, whole[:start]))
     for number in (2, 3):
-        parts = [itertools.islice(make(rank=rank, world_size=number), 50) for rank in range(number)]
-        for batch, *shares in zip(whole, *parts, strict=True):
+        streams = [itertools.islice(make(rank=rank, world_size=number), 50) for rank in range(number)]
+        for batch, *shares in zip(whole, *streams, strict=True):
             assert sorted(batch) == sorted(row for share in shares for row in share.tolist())
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
             assert all(map(len, shares))
@@ -275,7 +275,7 @@ def test_training_windows_are_complete_and_start_anywhere(tmp_path):
 
 @pytest.mark.parametrize("val_fraction", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("test_fraction", [0.0, 0.05, 0.1, 0.3])
-def test_validation_part_is_the_end_of_the_text(val_fraction, test_fraction, tmp_path):
+def test_validation_split_is_the_end_of_the_text(val_fraction, test_fraction, tmp_path):
     texts = Text(text_file(tmp_path), val_fraction=val_fraction, test_fraction=test_fraction).texts
     assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_fraction)) :]
     if test_fraction:
@@ -291,14 +291,14 @@ def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
     data = Text(str(tmp_path / "books"), max_length=8, batch_size=2, test_fraction=0.1)
-    parts = (data.texts[split] for split in ("train", "test", "val"))
-    assert "".join(parts) == "first\n" * 40 + "\n" + "second\n" * 40
+    splits = (data.texts[split] for split in ("train", "test", "val"))
+    assert "".join(splits) == "first\n" * 40 + "\n" + "second\n" * 40
     data.setup("fit")
     assert set(data.fingerprint) == {"train", "val", "test"}
     assert data.fingerprint["test"] != data.fingerprint["val"]
 
 
-def test_language_model_loss_covers_the_whole_validation_part(tmp_path):
+def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     """Compare the loss with the sum over single windows; the loss per character divides by the characters per token."""
     from lightning import Trainer
 
@@ -333,11 +333,11 @@ def test_language_model_loss_covers_the_whole_validation_part(tmp_path):
 # Labeled texts
 
 
-def write_archive(path, texts, part="", others=()):
+def write_archive(path, texts, split="", others=()):
     with tarfile.open(path, "w:gz") as tar:
         for number, (label, text) in enumerate(texts):
             content = text.encode()
-            member = tarfile.TarInfo(f"aclImdb/{part}/{label}/{number}_7.txt")
+            member = tarfile.TarInfo(f"aclImdb/{split}/{label}/{number}_7.txt")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
         for member in others:
@@ -369,8 +369,8 @@ def test_labeled_texts_are_equal_from_folders_archives_tables_and_files(tmp_path
     write_archive(tmp_path / "archive.tar.gz", texts)
     write_lines(tmp_path / "table.tsv", map("\t".join, texts))
     for label in ("neg", "pos"):
-        write_lines(tmp_path / f"part.{label}", [text for other, text in texts if other == label])
-    names = [["folder"], ["archive.tar.gz"], ["table.tsv"], ["part.pos", "part.neg"]]
+        write_lines(tmp_path / f"texts.{label}", [text for other, text in texts if other == label])
+    names = [["folder"], ["archive.tar.gz"], ["table.tsv"], ["texts.pos", "texts.neg"]]
     fingerprints = set()
     for some in names:
         data = sentiment([str(tmp_path / name) for name in some])
@@ -396,13 +396,13 @@ def in_folders(names, number=40):
 
 
 LAYOUTS = {
-    "labels named as parts": (
+    "labels named as splits": (
         in_folders(["neg", "test", "train", "unsup", "val"]),
         {"neg", "test", "train", "unsup", "val"},
         {},
     ),
     "labels in a folder": (in_folders(["reviews/test", "reviews/pos"]), {"pos", "test"}, {}),
-    "labels named as parts, in parts": (in_folders(["train/test", "train/val", "test/val"]), {"test", "val"}, {}),
+    "labels named as splits, in splits": (in_folders(["train/test", "train/val", "test/val"]), {"test", "val"}, {}),
     "IMDB": (
         [
             *("README", "imdb.vocab", "train/urls_pos.txt", "train/labeledBow.feat"),
@@ -423,19 +423,19 @@ LAYOUTS = {
     ),
 }
 REFUSED_LAYOUTS = {
-    "parts and labels side by side": (
+    "splits and labels side by side": (
         in_folders(["train/neg", "train/pos", "neg"]),
         "inside train, val, test, but has some in '(.*/)?neg'; rename",
     ),
-    "a part without labels": (
+    "a split without labels": (
         in_folders(["train/neg", "train/pos", "test"]),
         "inside train, val, test, but has some in '(.*/)?test'; rename",
     ),
-    "parts without labels": (
+    "splits without labels": (
         in_folders(["train", "test"]),
         "must hold folders named by their labels, .* but has '(.*/)?test' and '(.*/)?train'",
     ),
-    "no training part": (
+    "no training split": (
         in_folders(["test/neg", "test/pos", "val/neg"]),
         "must have a folder train, but has test, val alone",
     ),
@@ -483,9 +483,9 @@ def test_ambiguous_layouts_are_refused(names, message, form, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["folder", ".", "top"])
-def test_texts_of_other_parts_are_counted(form, tmp_path, capsys):
+def test_texts_of_other_splits_are_counted(form, tmp_path, capsys):
     table = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews()))]
-    folders = [f"{part}/{label}" for part in ("test", "train", "val") for label in ("neg", "pos")]
+    folders = [f"{split}/{label}" for split in ("test", "train", "val") for label in ("neg", "pos")]
     data = str(lay_out(form, in_folders(folders), tmp_path))
     assert len(sentiment(table, test=[data], test_fraction=0).pairs("test")) == 80
     assert "160 files of " in (err := capsys.readouterr().err)
@@ -521,7 +521,7 @@ def test_links_that_are_not_followed_are_counted(tmp_path, capsys):
         assert "because links are not followed, such as " in err
 
 
-def test_only_the_test_part_of_a_test_archive_is_tested(tmp_path):
+def test_only_the_test_split_of_a_test_archive_is_tested(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200, seed=2)))]
     _, archive = write_imdb(tmp_path, reviews(60), reviews(30, seed=1))
     assert texts_in(sentiment(train, test=[str(archive)]), ["test"]) == sorted(reviews(30, seed=1))
@@ -531,8 +531,8 @@ def test_splits_are_disjoint_for_any_seed(tmp_path):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(400)))]
     data = [sentiment(train, seed=seed) for seed in (0, 1)]
     assert texts_in(data[0], ["test"]) == texts_in(data[1], ["test"])
-    parts = [{pair.source for pair in data[0].pairs(split)} for split in ("train", "val", "test")]
-    assert all(not ours & theirs for ours, theirs in itertools.combinations(parts, 2))
+    splits = [{pair.source for pair in data[0].pairs(split)} for split in ("train", "val", "test")]
+    assert all(not ours & theirs for ours, theirs in itertools.combinations(splits, 2))
     assert all(40 < len(data[0].pairs(split)) < 130 for split in ("val", "test"))
 
 
@@ -547,13 +547,13 @@ def test_split_fractions_are_relative_to_all_texts(val_fraction, test_fraction, 
     data, other_seed = (
         sentiment(train, val_fraction=val_fraction, test_fraction=test_fraction, seed=seed) for seed in (0, 1)
     )
-    parts = {split: [pair.source for pair in data.pairs(split)] for split in ("train", "val", "test")}
-    assert sorted(itertools.chain.from_iterable(parts.values())) == sorted(text for _, text in NUMBERED)
+    splits = {split: [pair.source for pair in data.pairs(split)] for split in ("train", "val", "test")}
+    assert sorted(itertools.chain.from_iterable(splits.values())) == sorted(text for _, text in NUMBERED)
     shares = {"train": 1 - val_fraction - test_fraction, "val": val_fraction, "test": test_fraction}
     for split, share in shares.items():
-        assert len(parts[split]) / 2_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2_000) ** 0.5), split
-        assert parts[split] == [pair.source for pair in other_seed.pairs(split)]
-    for ours, theirs in itertools.combinations(parts.values(), 2):
+        assert len(splits[split]) / 2_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 2_000) ** 0.5), split
+        assert splits[split] == [pair.source for pair in other_seed.pairs(split)]
+    for ours, theirs in itertools.combinations(splits.values(), 2):
         assert not {*ours} & {*theirs}
 
 
@@ -596,7 +596,7 @@ def test_text_files_may_have_any_name_except_a_hidden_one(tmp_path):
         assert texts_in(sentiment([str(tmp_path / name)])) == sorted(texts), name
 
 
-def test_a_folder_with_only_a_test_part_can_be_tested(tmp_path, capsys):
+def test_a_folder_with_only_a_test_split_can_be_tested(tmp_path, capsys):
     train = [write_lines(tmp_path / "table.tsv", map("\t".join, reviews(200)))]
     write_label_folders(tmp_path / "folder", reviews(30, seed=1), "test")
     data = sentiment(train, test=[str(tmp_path / "folder")])
@@ -607,7 +607,7 @@ def test_a_folder_with_only_a_test_part_can_be_tested(tmp_path, capsys):
     )
 
 
-def test_the_test_part_of_an_archive_is_tested(tmp_path):
+def test_the_test_split_of_an_archive_is_tested(tmp_path):
     for path in write_imdb(tmp_path, reviews(60), reviews(30, seed=1)):
         data = sentiment([str(path)])
         assert data.labels == ["neg", "pos"]
@@ -900,17 +900,17 @@ BAD_DATA = {
     "no file": (lambda p: Text(str(p / "none")), "there is no file '.*none', nor is it one of tinyshakespeare"),
     "a text that is shorter than the context": (
         lambda p: Text(text_file(p, "short text"), max_length=64).setup("fit"),
-        "the train part of the text must have at least 129 tokens with max_length 64, but has 9; try max_length 4",
+        "the train split of the text must have at least 129 tokens with max_length 64, but has 9; try max_length 4",
     ),
     "more windows in a batch than there are": (
         lambda p: (
             (data := Text(text_file(p), max_length=64, batch_size=100)).setup("fit") or data.training_batches(0, 1)
         ),
-        "batch_size must be at most the 41 windows of the training part, but is 100",
+        "batch_size must be at most the 41 windows of the training split, but is 100",
     ),
-    "a validation part that is shorter than the context": (
+    "a validation split that is shorter than the context": (
         lambda p: Text(text_file(p), val_fraction=0.01, max_length=64).setup("fit"),
-        "the val part of the text must have at least 65 tokens with max_length 64, but has 30; try max_length 14",
+        "the val split of the text must have at least 65 tokens with max_length 64, but has 30; try max_length 14",
     ),
     "an empty vocabulary": (
         lambda p: Text(text_file(p), vocab_size=4),

@@ -88,7 +88,7 @@ def test_fingerprints_distinguish_data(make_data):
 
 @pytest.mark.run
 def test_data_do_not_depend_on_process_time_zone_locale_or_date():
-    answers = []
+    fingerprints = []
     for zone, hash_seed, language, year in (
         ("Pacific/Kiritimati", "1", "C", "1999"),
         ("America/Los_Angeles", "2", "de_DE.UTF-8", "2031"),
@@ -97,9 +97,9 @@ def test_data_do_not_depend_on_process_time_zone_locale_or_date():
         run = subprocess.run(
             [sys.executable, "-c", FINGERPRINTS, year], env=environment, capture_output=True, text=True, check=True
         )
-        answers.append(json.loads(run.stdout))
-    assert answers[0] == answers[1]
-    assert len(answers[0]) == 3
+        fingerprints.append(json.loads(run.stdout))
+    assert fingerprints[0] == fingerprints[1]
+    assert len(fingerprints[0]) == 3
 
 
 def test_targets_are_shifted_once_and_batches_padded_on_the_right(make_data):
@@ -181,11 +181,13 @@ def test_resuming_with_another_stream_is_refused(settings, message):
 def test_processes_share_the_same_global_batches(world_size):
     lengths = torch.randint(1, 20, (100,))
     whole = LengthGroupedSampler(lengths, 16, seed=3)
-    parts = [LengthGroupedSampler(lengths, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)]
+    samplers = [
+        LengthGroupedSampler(lengths, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     for start in (0, 4, 6):
-        for stream in (whole, *parts):
+        for stream in (whole, *samplers):
             stream.start = start
-        for batch, *shares in itertools.islice(zip(whole, *parts, strict=True), 18):
+        for batch, *shares in itertools.islice(zip(whole, *samplers, strict=True), 18):
             assert sorted(batch.tolist()) == sorted(torch.cat(shares).tolist())
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -218,10 +220,10 @@ def test_evaluation_visits_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
     samplers = [EvaluationSampler(lengths, batch_size, rank, world_size) for rank in range(world_size)]
     batches = [list(sampler) for sampler in samplers]
-    assert sorted(row for part in batches for batch in part for row in batch.tolist()) == list(range(size))
+    assert sorted(row for share in batches for batch in share for row in batch.tolist()) == list(range(size))
     most_rows = math.ceil(size / world_size)
-    assert {len(part) for part in batches} == {min(size // world_size, math.ceil(most_rows / batch_size))}
-    assert all(1 <= len(batch) <= batch_size + 1 for part in batches for batch in part)
+    assert {len(share) for share in batches} == {min(size // world_size, math.ceil(most_rows / batch_size))}
+    assert all(1 <= len(batch) <= batch_size + 1 for share in batches for batch in share)
 
 
 def test_lists_of_all_processes_are_concatenated(monkeypatch):
@@ -229,8 +231,8 @@ def test_lists_of_all_processes_are_concatenated(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
 
-    def gather(parts, lines):
-        parts[:] = [lines, [3]]
+    def gather(gathered, lines):
+        gathered[:] = [lines, [3]]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert all_gather_list([1, 2]) == [1, 2, 3]

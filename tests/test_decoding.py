@@ -111,22 +111,22 @@ def test_beam_search_rows_are_independent():
 
 def test_greedy_takes_the_likeliest_symbol_until_eos():
     tables = [random_table(seed) for seed in range(12)]
-    answers = decode(table_step(tables), start(12), 7)
+    outputs = decode(table_step(tables), start(12), 7)
     for row, table in enumerate(tables):
         expected, number = [], BOS
         while len(expected) < 7 and EOS not in expected:
             expected.append(max((EOS, *SYMBOLS), key=table(number).tolist().__getitem__))
             number = number * VOCAB_SIZE + expected[-1]
-        assert without_padding(answers[row]) == tuple(expected)
-        assert answers[row, len(expected) :].eq(PAD).all()
+        assert without_padding(outputs[row]) == tuple(expected)
+        assert outputs[row, len(expected) :].eq(PAD).all()
 
 
 def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
     tables = [random_table(seed) for seed in range(12)]
     tokens, _ = beam_search(table_step(tables), start(12), 7, beam_size=1, length_penalty=0.0)
-    # Without a length penalty, an answer that ended early can beat the open greedy path, but never lose to it.
-    for row, answer in enumerate(decode(table_step(tables), start(12), 7)):
-        greedy_score = score(tables[row], without_padding(answer), 0.0)
+    # Without a length penalty, an output that ended early can beat the open greedy path, but never lose to it.
+    for row, output in enumerate(decode(table_step(tables), start(12), 7)):
+        greedy_score = score(tables[row], without_padding(output), 0.0)
         assert score(tables[row], without_padding(tokens[row, 0]), 0.0) >= greedy_score - 1e-5
 
 
@@ -145,9 +145,9 @@ def test_decoding_stops_when_every_row_has_ended(search):
         logits[written >= target] = torch.tensor([-30.0, -30.0, 0.0, -30.0, -30.0, -30.0])
         return logits, (target, written + 1)
 
-    answers = search(step, (lengths, torch.zeros(3, dtype=torch.long)), 50)
+    outputs = search(step, (lengths, torch.zeros(3, dtype=torch.long)), 50)
     assert steps == 5
-    assert [without_padding(row) for row in answers] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
+    assert [without_padding(row) for row in outputs] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_decoding_does_not_depend_on_the_batch(network, batch):
     beams, _ = beam_search(network.decode_step, network.encode(source), 8, beam_size=3)
     for row in range(len(source)):
         alone = source[row : row + 1, : (source[row] != PAD).sum()]
-        answer = decode(network.decode_step, network.encode(alone), 8)
-        assert without_padding(answer[0]) == without_padding(together[row])
+        output = decode(network.decode_step, network.encode(alone), 8)
+        assert without_padding(output[0]) == without_padding(together[row])
         beam, _ = beam_search(network.decode_step, network.encode(alone), 8, beam_size=3)
         assert without_padding(beam[0, 0]) == without_padding(beams[row, 0])
 

@@ -18,18 +18,18 @@ SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT under any path, or the requested range of it; fails by the next of the server's `faults`."""
+    """Handler that serves CONTENT under any path, or the requested range; fails by the next of the `faults`."""
 
     def do_GET(self):
-        self.server.asked.append((self.path, self.headers.get("Range")))
+        self.server.requests.append((self.path, self.headers.get("Range")))
         fault = self.server.faults.pop(0) if self.server.faults else None
         if fault == "missing":
             self.send_error(404)
             return
         content = CONTENT[::-1] if fault == "another file" else CONTENT
         begin = 0
-        if (asked := self.headers.get("Range")) and fault != "no ranges":
-            begin = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
+        if (requested := self.headers.get("Range")) and fault != "no ranges":
+            begin = int(re.fullmatch(r"bytes=(\d+)-", requested)[1])
         if begin >= len(content):
             self.send_error(416)
             return
@@ -49,7 +49,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LIGHTNING_TFM_DATA", raising=False)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.faults = [], []
+    server.requests, server.faults = [], []
     server.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
     thread.start()
@@ -71,7 +71,7 @@ def test_a_file_is_downloaded_once(server, tmp_path):
     for _ in range(2):
         path = download("folder/file.txt", file(server))
         assert path.read_bytes() == CONTENT
-    assert server.asked == [("/origin/file.txt", None)]
+    assert server.requests == [("/origin/file.txt", None)]
     assert cached(tmp_path) == [path]
     assert resolve_path("folder/file.txt", {"folder/file.txt": file(server)}) == path
 
@@ -87,7 +87,7 @@ def test_an_interrupted_download_is_resumed(server, tmp_path):
     assert part.name == "file.txt.part"
     assert 0 < part.stat().st_size <= len(CONTENT) // 2
     assert download("file.txt", file(server)).read_bytes() == CONTENT
-    assert server.asked[1][1].startswith("bytes=")
+    assert server.requests[1][1].startswith("bytes=")
     assert [path.name for path in cached(tmp_path)] == ["file.txt"]
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_file_in_the_cache_is_downloaded_again(server):
     path = download("file.txt", file(server))
     path.write_bytes(CONTENT[:-1])
     assert download("file.txt", file(server)).read_bytes() == CONTENT
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_a_partial_download_longer_than_the_file_is_discarded(server, tmp_path):
@@ -127,7 +127,7 @@ def test_a_partial_download_of_another_file_is_discarded(server, tmp_path):
     (folder / "file.txt").unlink()
     (folder / "file.txt.part").write_bytes(b"x" * 1000)
     assert download("file.txt", file(server)).read_bytes() == CONTENT
-    assert [asked for _, asked in server.asked] == [None, "bytes=1000-", None]
+    assert [requested for _, requested in server.requests] == [None, "bytes=1000-", None]
 
 
 def test_the_error_is_reported_if_a_partial_download_is_kept(server, tmp_path):
@@ -136,7 +136,7 @@ def test_the_error_is_reported_if_a_partial_download_is_kept(server, tmp_path):
         download("file.txt", file(server))
     with pytest.raises(UserError, match="Not Found"):
         download("file.txt", file(server))
-    with pytest.raises(UserError, match="the server does not answer"):
+    with pytest.raises(UserError, match="the server does not respond"):
         download("file.txt", Download("http://127.0.0.1:9/file.txt", SUM))
 
 
@@ -155,7 +155,7 @@ def test_a_file_missing_on_the_server_is_reported(server, tmp_path):
 
 def test_an_unreachable_server_is_reported(server, tmp_path):
     nobody = Download("http://127.0.0.1:9/file.txt", SUM)
-    with pytest.raises(UserError, match=r"the server does not answer. LIGHTNING_TFM_DATA may name a mirror"):
+    with pytest.raises(UserError, match=r"the server does not respond. LIGHTNING_TFM_DATA may name a mirror"):
         download("file.txt", nobody)
     assert cached(tmp_path) == []
 
@@ -163,7 +163,7 @@ def test_an_unreachable_server_is_reported(server, tmp_path):
 def test_a_mirror_may_be_a_url(server, monkeypatch):
     monkeypatch.setenv("LIGHTNING_TFM_DATA", f"{server.address}/mirror/")
     assert download("folder/file.txt", Download("http://127.0.0.1:9/file.txt", SUM)).read_bytes() == CONTENT
-    assert server.asked == [("/mirror/folder/file.txt", None)]
+    assert server.requests == [("/mirror/folder/file.txt", None)]
 
 
 def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_mirror_may_be_a_folder(server, tmp_path, monkeypatch):
     (tmp_path / "folder/file.txt").unlink()
     (tmp_path / "file.txt").write_bytes(CONTENT)  # its name upstream
     assert download("folder/file.txt", file(server)) == tmp_path / "file.txt"
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_an_unknown_file_name_is_refused(server):

@@ -29,7 +29,7 @@ from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
-from runs import fit, in_process, in_terminal, made_once, run, start, start_two, trained_run
+from runs import fit, in_process, in_terminal, made_once, network_names, run, start, start_two, trained_run
 
 TAB = "\t"
 
@@ -211,20 +211,20 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
     assert max(map(len, bars)) < columns, "a longer line would break"
     for shown in ("validation, batch 0/3 |", "test, batch 0/6 |", "drawing the attention of example 0/4 |"):
         assert any(line.startswith(shown) for line in bars), shown
-    last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best val/loss \d\.\d{4}"
+    last = r"step 60/60 \|.*\| 00:00 left, loss \d\.\d{4}, best \d\.\d{4} val/loss"
     assert any(re.fullmatch(last, line) for line in bars), bars
     assert "starting ..." in printed
     assert "generating train" in printed
     config = yaml.safe_load(next(tmp_path.glob("runs/*/version_0/config.yaml")).read_text())
     assert config["trainer"]["enable_progress_bar"] is None, "the setting does not depend on the terminal"
     assert "Epoch" not in printed
-    (tmp_path / "asked").write_text("May 3, 1979\n" * 600)
-    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
+    (tmp_path / "input").write_text("May 3, 1979\n" * 600)
+    files = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
     status, printed = in_terminal([script, "generate", checkpoint, *files], tmp_path, environment)
     assert status == 0, printed
     assert "processing" in printed
     assert "/600" in printed
-    assert (tmp_path / "answers").read_text() == "1979-05-03\n" * 600
+    assert (tmp_path / "output").read_text() == "1979-05-03\n" * 600
 
 
 @pytest.mark.run
@@ -270,8 +270,8 @@ def test_a_run_records_its_provenance(run_folder):
     assert start["hardware"]["cores"] >= start["hardware"]["threads"] >= 1
     assert start["hardware"]["processor"]
     repository = Path(__file__).parent.parent
-    asked = subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True)
-    assert start["framework"]["commit"] == (asked.stdout.strip() if asked.returncode == 0 else None)
+    head = subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert start["framework"]["commit"] == (head.stdout.strip() if head.returncode == 0 else None)
     assert start["git"] == {"commit": None, "dirty": None}, "the working directory is in no repository"
     assert not (run_folder / "uncommitted_0.diff").exists()
 
@@ -337,20 +337,20 @@ def test_an_offline_wandb_test_prints_the_command_that_uploads_it(checkpoint, mo
     assert list(tmp_path.glob(command[2]))
 
 
-ASKED = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
-ANSWERED = ["1979-05-03", "1999-12-31", "2000-02-29", "2011-10-07"]
+INPUTS = ["Thursday, May 3, 1979", "31/12/1999", "Feb 29, 2000", "7 October 2011"]
+OUTPUTS = ["1979-05-03", "1999-12-31", "2000-02-29", "2011-10-07"]
 
 
 @pytest.mark.parametrize(
     "options", [[], ["--beam-size", "4"], ["--temperature", "0.1", "--top-k", "3", "--top-p", "0.9"]]
 )
-def test_generate_answers_typed_dates(options, checkpoint, monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", checkpoint, *ASKED, *options) == 0
+def test_generate_normalizes_typed_dates(options, checkpoint, monkeypatch, capsys):
+    assert in_process(monkeypatch, "generate", checkpoint, *INPUTS, *options) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines() == ANSWERED
+    assert out.splitlines() == OUTPUTS
     assert err == ""
-    assert in_process(monkeypatch, "generate", checkpoint, *options, ASKED[0]) == 0
-    assert capsys.readouterr().out.splitlines() == ANSWERED[:1]
+    assert in_process(monkeypatch, "generate", checkpoint, *options, INPUTS[0]) == 0
+    assert capsys.readouterr().out.splitlines() == OUTPUTS[:1]
 
 
 @pytest.mark.parametrize(
@@ -410,45 +410,45 @@ def test_a_mistake_prints_one_line_to_standard_error(tmp_path):
 
 @pytest.mark.run
 def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
-    (tmp_path / "asked").write_text("31/12/1999\n" * 20_000)
+    (tmp_path / "input").write_text("31/12/1999\n" * 20_000)
     script = Path(sys.executable).with_name("lightning-tfm")
-    command = f"{script} generate {checkpoint} --input asked | head -n 1"
+    command = f"{script} generate {checkpoint} --input input | head -n 1"
     run = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert (run.stdout, run.stderr) == ("1999-12-31\n", "")
 
 
 def test_a_very_long_line_does_not_affect_the_others(checkpoint, monkeypatch, capsys, tmp_path):
-    lines = [ASKED[0], "1/" * 20_000, ASKED[1]]
-    (tmp_path / "asked").write_text("\n".join(lines))
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 0
-    answers = capsys.readouterr().out.splitlines()
-    assert len(answers) == 3
-    assert [answers[0], answers[2]] == ANSWERED[:2]
+    lines = [INPUTS[0], "1/" * 20_000, INPUTS[1]]
+    (tmp_path / "input").write_text("\n".join(lines))
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 0
+    outputs = capsys.readouterr().out.splitlines()
+    assert len(outputs) == 3
+    assert [outputs[0], outputs[2]] == OUTPUTS[:2]
 
 
 def test_generate_reports_lines_that_are_not_utf8(checkpoint, monkeypatch, capsys, tmp_path):
-    (tmp_path / "asked").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
+    (tmp_path / "input").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
     out, err = capsys.readouterr()
     assert out.splitlines() == ["1999-12-31", "", "2000-02-29"]
     assert "line 2: it is not valid UTF-8" in err
 
 
 def test_generate_reads_lines_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
-    """Surrounding blanks are stripped, and only line feeds end a line, so that answers stay aligned."""
-    (tmp_path / "asked").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
+    """Surrounding blanks are stripped, and only line feeds end a line, so that outputs stay aligned."""
+    (tmp_path / "input").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
     out, err = capsys.readouterr()
     assert out.split("\n") == ["1999-12-31", "2000-02-29", "", "2000-02-29", ""]
     assert r"line 3: the vocabulary has no character '\r' (position 6" in err
 
 
 @pytest.mark.run
-def test_generate_loses_no_answer_in_an_ascii_terminal(tmp_path_factory, tmp_path):
+def test_generate_loses_no_output_in_an_ascii_terminal(tmp_path_factory, tmp_path):
     checkpoint = trained_run("translation_transformer", tmp_path_factory) / "checkpoints/best.ckpt"
     command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint, "--max-tokens", "9", "--temperature", "9"]
-    asked = [*command, *["der Hund"] * 40]
-    run = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
+    repeated = [*command, *["der Hund"] * 40]
+    run = subprocess.run(repeated, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split(b"\n")) == 40 + 1
     assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some sampled bytes are not ASCII"
@@ -456,7 +456,7 @@ def test_generate_loses_no_answer_in_an_ascii_terminal(tmp_path_factory, tmp_pat
 
 @pytest.mark.run
 def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
-    text = "\n".join([ASKED[0], "", "3 Mäy 1979", ASKED[1], "   ", "x" * 3]) + "\n"
+    text = "\n".join([INPUTS[0], "", "3 Mäy 1979", INPUTS[1], "   ", "x" * 3]) + "\n"
     run = subprocess.run(
         [sys.executable, "-m", "lightning_tfm", "generate", checkpoint],
         input=text,
@@ -466,7 +466,7 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
         encoding="utf-8",
     )
     assert run.returncode == 1
-    assert run.stdout.splitlines() == [ANSWERED[0], "", "", ANSWERED[1], "", ""]
+    assert run.stdout.splitlines() == [OUTPUTS[0], "", "", OUTPUTS[1], "", ""]
     assert run.stderr.splitlines() == [
         "lightning-tfm: line 2: the text is empty",
         "lightning-tfm: line 3: the vocabulary has no character 'ä' (position 4 of '3 Mäy 1979')",
@@ -476,14 +476,14 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
 
 
 def test_generate_reads_and_writes_files(checkpoint, monkeypatch, tmp_path, capsys):
-    """Answers of several batches are in the order of the lines."""
+    """Outputs of several batches are in the order of the lines."""
     lines = [f"{day:02}/{month:02}/{year}" for year in range(1990, 2010) for month in (1, 11) for day in range(10, 28)]
-    (tmp_path / "asked").write_text("\n".join(lines))
-    options = ["--input", tmp_path / "asked", "--output", tmp_path / "answered"]
+    (tmp_path / "input").write_text("\n".join(lines))
+    options = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
     assert in_process(monkeypatch, "generate", checkpoint, *options) == 0
-    answers = (tmp_path / "answered").read_text().splitlines()
-    assert len(answers) == len(lines) == 720
-    right = sum(answer.split("-")[::-1] == line.split("/") for answer, line in zip(answers, lines, strict=True))
+    outputs = (tmp_path / "output").read_text().splitlines()
+    assert len(outputs) == len(lines) == 720
+    right = sum(output.split("-")[::-1] == line.split("/") for output, line in zip(outputs, lines, strict=True))
     assert right / len(lines) > 0.9
     assert capsys.readouterr().out == ""
 
@@ -732,7 +732,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         ),
         (
             ["fit", "--config", COPY, "--model.init_args.network=GTP"],
-            "must be GPT or AttentionLSTM or LinearTransformer or Transformer, but is GTP",
+            f"must be {network_names(networks.Seq2SeqNetwork)}, but is GTP",
         ),
         (
             ["fit", "--config", COPY, "--trainer.callbacks+={class_path: [a]}"],
@@ -937,9 +937,9 @@ def test_the_table_of_a_profiler_is_shown(tmp_path):
 
 
 def test_generate_refuses_a_binary_file(checkpoint, monkeypatch, tmp_path, capsys):
-    (tmp_path / "asked").write_bytes(bytes(range(256)))
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 2
-    assert re.search("--input must be a text file, but '.*asked' is binary", capsys.readouterr().err)
+    (tmp_path / "input").write_bytes(bytes(range(256)))
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 2
+    assert re.search("--input must be a text file, but '.*input' is binary", capsys.readouterr().err)
 
 
 def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, monkeypatch, capsys):

@@ -8,6 +8,7 @@ from functools import partial
 
 import lightning
 import pytest
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 
 import lightning_tfm
@@ -72,13 +73,13 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
     (metrics,) = trainer.test(module, data, verbose=False)
     assert metrics["test/val/loss" if data.test_sets == ("val",) else "test/loss"] > 0
     line = LINES.get(name, "Thursday, May 3, 1979")
-    (answer,) = module.predict([line])
+    (prediction,) = module.predict([line])
     path = trainer.checkpoint_callback.best_model_path
     assert verify_checksum(path)
-    assert lightning_tfm.load(path).predict([line]) == [answer]
+    assert lightning_tfm.load(path).predict([line]) == [prediction]
     capsys.readouterr()
     assert in_process(monkeypatch, "generate", path, line) == 0
-    assert capsys.readouterr().out.startswith(answer.text)
+    assert capsys.readouterr().out.startswith(prediction.text)
 
 
 def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
@@ -160,12 +161,32 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
 
 def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
     data = Copy(**SIZES)
-    with pytest.raises(UserError, match="Classifier learns from texts with labels, but Copy holds pairs of source"):
+    with pytest.raises(
+        UserError, match=r"data of Copy, but Classifier learns from texts with labels; try .*Seq2SeqModule"
+    ):
         Classifier.from_data(data, None)
-    with pytest.raises(UserError, match="Seq2SeqModule learns from pairs of source and target, but Text holds a text"):
+    with pytest.raises(UserError, match=r"must learn from a text, .* try .*LanguageModel, .*MaskedLanguageModel"):
         Seq2SeqModule.from_data(text(tmp_path), None)
     with pytest.raises(UserError, match="EncoderClassifier needs texts with labels, but Copy has none"):
         EncoderClassifier.from_data(data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_epochs": -1}, "trainer.max_steps must be at least 1, .* but is -1"),
+        (
+            {"max_steps": 2, "callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]},
+            "must not contain StochasticWeightAveraging",
+        ),
+    ],
+)
+def test_settings_that_the_command_refuses_are_refused_in_python(settings, message, tmp_path):
+    data = Copy(**SIZES)
+    module = Seq2SeqModule.from_data(data, AttentionLSTM.from_data(data, d_model=8))
+    trainer = lightning.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, **settings)
+    with pytest.raises(UserError, match=message):
+        trainer.fit(module, data)
 
 
 def test_a_folder_is_refused_with_the_checkpoint_in_it(reference):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from argparse import Namespace
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.commands.generate import _attention_table
 from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
@@ -49,11 +52,11 @@ def log_probability(module, source, target):
 def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
     module = load(checkpoint)
     options = DecodingOptions(beam_size=4, n_best=3, scores=True)
-    for source, answer in zip(sources, module.predict(sources, options), strict=True):
-        texts = [output.text for output in answer.outputs]
+    for source, prediction in zip(sources, module.predict(sources, options), strict=True):
+        texts = [output.text for output in prediction.outputs]
         assert 1 <= len(texts) <= 3
         assert texts[0] == module.predict([source], DecodingOptions(beam_size=4))[0].text
-        for output in answer.outputs:
+        for output in prediction.outputs:
             assert output.log_probability < 0
             whole = len(module.tokenizer.encode_target(output.text)) < module.max_target_length  # it was not cut off
             if (
@@ -61,6 +64,23 @@ def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
             ):  # subwords can spell a text in several ways
                 expected = log_probability(module, source, output.text)
                 assert output.log_probability == pytest.approx(expected, abs=1e-3)
+
+
+def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkeypatch):
+    """Different tokens may have the same text."""
+    module = load(checkpoint)
+    options = DecodingOptions(beam_size=4, n_best=4, scores=True)
+    before = module.predict(sources, options)
+    decode = module.tokenizer.decode
+    monkeypatch.setattr(module.tokenizer, "decode", lambda ids: str(len(decode(ids)) % 2))
+    after = module.predict(sources, options)
+    for all_outputs, (outputs, _) in zip(before, after, strict=True):
+        best = {}
+        for output in all_outputs.outputs:
+            best.setdefault(str(len(output.text) % 2), pytest.approx(output.log_probability, abs=1e-4))
+        assert {output.text: output.log_probability for output in outputs} == best
+        assert len(outputs) == len(best)
+    assert sum(len(prediction.outputs) for prediction in after) < sum(len(prediction.outputs) for prediction in before)
 
 
 def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, capsys):
@@ -118,8 +138,8 @@ def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
 def test_alignments_follow_the_attention(checkpoint, sources):
     """Without a gold alignment, of the mean over the heads of the middle layer."""
     module = load(checkpoint)
-    for source, answer in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
-        (output,) = answer.outputs
+    for source, prediction in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
+        (output,) = prediction.outputs
         found = [
             shown
             for shown in module.attention({"source": source, "target": output.text, "alignment": None})
@@ -146,10 +166,10 @@ def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
         return logits.index_fill(-1, torch.tensor(EOS), float("-inf")), state
 
     monkeypatch.setattr(module.network, "decode_step", endless)
-    for source, answer in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
-        assert len(module.tokenizer.split_target(answer.text)) >= module.max_target_length - 1
-        assert answer.outputs[0].alignment
-        content = {"source": source, "target": answer.text, "alignment": None}
+    for source, prediction in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
+        assert len(module.tokenizer.split_target(prediction.text)) >= module.max_target_length - 1
+        assert prediction.outputs[0].alignment
+        content = {"source": source, "target": prediction.text, "alignment": None}
         for shown in module.attention(content):
             assert shown.weights.shape[1:] == (len(shown.queries), len(shown.keys))
 
@@ -157,20 +177,30 @@ def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
 def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
     module = load(reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt")
     layer, head = module.alignment_head
-    (answer,) = module.predict(["3 1 2"], DecodingOptions(alignments=True))
-    attention = module.attention({"source": "3 1 2", "target": answer.text, "alignment": None})
+    (prediction,) = module.predict(["3 1 2"], DecodingOptions(alignments=True))
+    attention = module.attention({"source": "3 1 2", "target": prediction.text, "alignment": None})
     (shown,) = [shown for shown in attention if shown.layer == layer]
     links = [(i, j) for j, i in enumerate(shown.weights[head, :-1, :3].argmax(-1).tolist())]
-    assert answer.outputs[0].alignment == tuple(sorted(links))
+    assert prediction.outputs[0].alignment == tuple(sorted(links))
 
 
 def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
     checkpoint = reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt"
     assert in_process(monkeypatch, "generate", checkpoint, "3 1 2", "--show-attention") == 0
-    output, header, *rows = capsys.readouterr().out.splitlines()
+    output, header, *rows, scale = capsys.readouterr().out.splitlines()
     assert header.split() == ["3", "1", "2"]
     assert [row[0] for row in rows] == output.split()
     assert {cell for row in rows for cell in row[1:]} <= set(" ░▒▓█")
+    assert "█" in "".join(rows)
+    assert re.fullmatch(r"\(█ is a weight of [01]\.\d\d\)", scale)
+
+
+def test_weights_shown_as_text_are_relative_to_the_largest():
+    weights = torch.tensor([[[0.10, 0.05, 0.01], [0.05, 0.03, 0.10]]])
+    table = _attention_table(AttentionMap("layer", weights, ["x", "y"], ["a", "b", "c"], []))
+    assert table.splitlines() == ["  a b c", "x █ ▒", "y ▒ ░ █", "(█ is a weight of 0.10)"]
+    none = _attention_table(AttentionMap("layer", torch.zeros(1, 0, 3), [], ["a", "b", "c"], []))
+    assert none.splitlines()[0] == " a b c"
 
 
 # Formats
@@ -194,12 +224,12 @@ def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch,
 # Long inputs
 
 
-def test_answers_do_not_depend_on_the_lines_beside_them(checkpoint, sources):
-    """Lines are sorted by length, and answered in their order."""
+def test_outputs_do_not_depend_on_the_lines_beside_them(checkpoint, sources):
+    """Lines are sorted by length, and their outputs are in the order of the lines."""
     module = load(checkpoint)
     lines = [*sources, sources[0], *sources[::-1]]
     alone = [module.predict([line])[0].text for line in lines]
-    assert [answer.text for answer in module.predict(lines)] == alone
+    assert [prediction.text for prediction in module.predict(lines)] == alone
 
 
 def test_input_is_read_in_chunks():
@@ -302,5 +332,5 @@ def test_the_label_of_a_text_is_written_with_its_probability(tmp_path_factory, m
 def test_a_classifier_warns_of_a_long_text(tmp_path_factory):
     module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
     length = module.longest_source + 1
-    (answer,) = module.predict(["good " * length])
-    assert f"it has {length} tokens, more than any training text" in answer.note
+    (prediction,) = module.predict(["good " * length])
+    assert f"it has {length} tokens, more than any training text" in prediction.note

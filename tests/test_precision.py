@@ -32,7 +32,7 @@ from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import Mean, token_nll
 from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
-from lightning_tfm.modules.task import check_strategy
+from lightning_tfm.modules.compatibility import check_strategy
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tokenization import EOS, PAD
@@ -128,13 +128,13 @@ def expected_metrics(task, recorder, data, module):
     if task == "classifier":
         labels = torch.cat([batch.label for batch in recorder.batches])
         log_probs = torch.cat(log_probs)
-        answers, f1 = log_probs.argmax(-1), []
+        predicted, f1 = log_probs.argmax(-1), []
         for label in range(len(module.labels)):
-            both = ((answers == label) & (labels == label)).sum().item()
-            f1.append(2 * both / ((answers == label).sum().item() + (labels == label).sum().item()))
+            both = ((predicted == label) & (labels == label)).sum().item()
+            f1.append(2 * both / ((predicted == label).sum().item() + (labels == label).sum().item()))
         return {
             "loss": -log_probs.gather(1, labels.unsqueeze(1)).mean().item(),
-            "accuracy": (answers == labels).double().mean().item(),
+            "accuracy": (predicted == labels).double().mean().item(),
             "f1": sum(f1) / len(f1),
         }
     if task == "masked_language_model":
@@ -161,16 +161,16 @@ def expected_metrics(task, recorder, data, module):
         per_token = data.datasets["val"].characters_per_token
         return {"loss": loss, "perplexity": math.exp(loss), "loss_per_character": loss / per_token}
     decode = data.tokenizer.decode
-    answers = [line["prediction"] for outputs in recorder.outputs for line in outputs["predictions"]]
+    predictions = [line["prediction"] for outputs in recorder.outputs for line in outputs["predictions"]]
     targets = [decode(ids) for batch in recorder.batches for ids in batch.target_out.tolist()]
-    assert 0 < sum(map(str.__eq__, answers, targets)) < len(targets), "exact match must be neither 0 nor 1"
+    assert 0 < sum(map(str.__eq__, predictions, targets)) < len(targets), "exact match must be neither 0 nor 1"
     return {
         "loss": loss,
         "perplexity": math.exp(loss),
         "token_accuracy": right / tokens,
-        "exact_match": sum(map(str.__eq__, answers, targets)) / len(targets),
-        "bleu": sacrebleu.corpus_bleu(answers, [targets], force=True).score,
-        "chrf": sacrebleu.corpus_chrf(answers, [targets]).score,
+        "exact_match": sum(map(str.__eq__, predictions, targets)) / len(targets),
+        "bleu": sacrebleu.corpus_bleu(predictions, [targets], force=True).score,
+        "chrf": sacrebleu.corpus_chrf(predictions, [targets]).score,
     }
 
 

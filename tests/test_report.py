@@ -18,7 +18,10 @@ from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
+from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import duration
+from lightning_tfm.reporting.verdict import verdict
+from lightning_tfm.style import PALETTE
 from runs import folder, trained_run
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
@@ -96,7 +99,8 @@ def test_a_report_shows_the_files_of_its_runs(html, two_runs):
         module = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
             found = {
-                look.layer: look for look in module.attention(Pair(example["source"], example["target"])._asdict())
+                attention_map.layer: attention_map
+                for attention_map in module.attention(Pair(example["source"], example["target"])._asdict())
             }
             assert {layer["name"] for layer in example["layers"]} == set(found)
             for layer in example["layers"]:
@@ -125,8 +129,10 @@ def test_invalid_paths_are_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("{}")
     with pytest.raises(UserError, match="RUN must name each run once"):
         report([str(tmp_path), f"{tmp_path}/"])
-    with pytest.raises(UserError, match="--output must lie in a folder that exists"):
-        report([str(tmp_path), "--output", str(tmp_path / "no" / "page.html")])
+    for missing in ("no/page.html", "no/"):
+        with pytest.raises(UserError, match=r"--output must lie in a folder that exists, but '.*no' does not; create"):
+            report([str(tmp_path), "--output", f"{tmp_path}/{missing}"])
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.fixture
@@ -392,6 +398,58 @@ def test_the_best_run_is_named(two_runs, tmp_path):
     )
 
 
+def run_with_result(name, value, checkpoint=None):
+    """Return the content of a run that the verdict reads."""
+    outcomes = {("source", 0): name == "a"}
+    return {
+        "name": name,
+        "split": "test",
+        "headline": ("exact_match", value),
+        "checkpoint": checkpoint,
+        "outcomes": outcomes,
+    }
+
+
+def test_all_runs_that_are_equal_are_named():
+    runs = [run_with_result("a", 0.5), run_with_result("b", 0.5), run_with_result("c", 0.5), run_with_result("d", 0.25)]
+    assert verdict(runs[:2]).startswith("a and b are equal in exact match: 0.5000. Of 1 shared examples")
+    assert verdict(runs) == "a, b and c are equal in exact match: 0.5000."
+
+
+def test_a_checkpoint_is_not_compared_with_itself():
+    runs = [
+        run_with_result("a", 0.5, "a.ckpt"),
+        run_with_result("test_0", 0.5, "a.ckpt"),
+        run_with_result("b", 0.25, "b.ckpt"),
+    ]
+    assert verdict(runs[:2]) == ""
+    assert verdict(runs).startswith("a has the best exact match: 0.5000, 0.2500 above b.")
+
+
+@pytest.mark.parametrize("number", [2, 2 * len(PALETTE) + 1])
+def test_all_runs_of_a_chart_are_distinguishable(number):
+    import vl_convert
+
+    category = {"split": "test", "category": "any", "exact match": 0.5, "loss": "1.0", "pairs": 2}
+    runs = [
+        {
+            "name": f"run_{n}",
+            "curves": {"val/loss": [(1, n), (2, n)]},
+            "non_finite": {},
+            "categories": [category],
+            "confusion": [],
+        }
+        for n in range(number)
+    ]
+    for chart, mark in zip(draw_charts(runs), ("line mark", "bar"), strict=True):
+        paths = re.findall("<path[^>]*>", vl_convert.vegalite_to_svg(chart["spec"] | {"width": 400}))
+        marks = [path for path in paths if f'aria-roledescription="{mark}"' in path]
+        symbols = [path for path in paths if "aria-" not in path and 'stroke-width="1.5"' in path]
+        for shown in (marks, symbols):
+            styles = {tuple(re.findall(' (fill|stroke|stroke-dasharray)="(.*?)"', path)) for path in shown}
+            assert len(styles) == len(shown) == number
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0 s"), (119, "119 s"), (125, "2 min 5 s"), (7_100, "118 min 20 s"), (7_500, "2 h 5 min")],
@@ -405,9 +463,9 @@ def test_an_input_is_shown_with_its_output(two_runs, tmp_path):
     assert report([str(two_runs[1]), "--input", "3 1 2", "--input", "2", "--output", str(path)]) == 0
     (run,) = embedded(path)["runs"]
     module = load(two_runs[1] / "checkpoints/best.ckpt")
-    answers = [answer.text for answer in module.predict(["3 1 2", "2"])]
+    outputs = [prediction.text for prediction in module.predict(["3 1 2", "2"])]
     assert run["inputs"] == [
-        {"input": text, "output": output, "note": None} for text, output in zip(("3 1 2", "2"), answers, strict=True)
+        {"input": text, "output": output, "note": None} for text, output in zip(("3 1 2", "2"), outputs, strict=True)
     ]
     assert [example["title"].startswith("your input: ") for example in run["attention"][:3]] == [True, True, False]
     with pytest.raises(UserError, match=r"--input must be a text for which a run has an output: .*x"):
@@ -434,6 +492,9 @@ def test_the_attention_of_a_later_test_is_that_of_its_checkpoint(two_runs, tmp_p
     assert report([str(test), str(two_runs[1]), "--output", str(tmp_path / "page.html")]) == 0
     of_test, of_run = embedded(tmp_path / "page.html")["runs"]
     assert of_test["attention"] == of_run["attention"] != []
+    assert of_test["facts"]["tested checkpoint"] == str(two_runs[1] / "checkpoints/best.ckpt")
+    assert "tested checkpoint" not in of_run["facts"]
+    assert "equal in exact match" not in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.browser
@@ -461,8 +522,9 @@ def test_a_confusion_matrix_is_shown(tmp_path_factory, tmp_path):
     }
 
 
-def test_the_output_may_be_a_folder_and_is_not_overwritten_unless_asked(two_runs, tmp_path):
-    assert report([str(two_runs[0]), "--output", str(tmp_path)]) == 0
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_output_may_be_a_folder_and_is_not_overwritten_unless_requested(end, two_runs, tmp_path):
+    assert report([str(two_runs[0]), "--output", f"{tmp_path}{end}"]) == 0
     page = tmp_path / "report.html"
     page.write_text("mine")
     with pytest.raises(UserError, match=r"--output must be a new file, but '.*report.html' exists; .* --overwrite"):

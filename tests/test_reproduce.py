@@ -297,7 +297,7 @@ def test_claims_use_generated_or_pinned_data(path):
 
 
 @pytest.mark.parametrize("experiment", list_experiments(EXPERIMENTS), ids=lambda experiment: experiment.name)
-def test_corpora_are_tested_on_another_part_than_they_are_validated_on(experiment):
+def test_corpora_are_tested_on_another_split_than_they_are_validated_on(experiment):
     """Settings are chosen on the validation data."""
     data = yaml.safe_load(experiment.path.read_text())["data"]
     settings = data["init_args"]

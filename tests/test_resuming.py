@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
+import pty
 import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -196,9 +199,12 @@ def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
         message = capsys.readouterr().err.splitlines()[-1]
         assert f"{name} must match the run 'runs/copy_gpt/version_0' ({old}) to resume it, but is {value};" in message
         assert contents(tmp_path) == before
-    assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **arguments, **{"trainer.max_steps": 120})) == 2
-    assert "trainer.max_steps must match the checkpoint" in capsys.readouterr().err, "the schedule depends on it"
-    assert contents(tmp_path) == before
+    for option in ([], ["--dry-run"]):
+        longer = fit("gpt", "--ckpt_path=last", *option, **arguments, **{"trainer.max_steps": 120})
+        assert in_process(monkeypatch, *longer) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "trainer.max_steps must match the run 'runs/copy_gpt/version_0' (60) to resume it, since the" in line
+        assert contents(tmp_path) == before
 
 
 @pytest.mark.run
@@ -398,6 +404,36 @@ def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
     assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
     assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
     assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.run
+def test_a_repeated_sighup_of_a_terminal_that_was_closed_is_one(tmp_path):
+    """The kernel and the shell both send one, and the messages cannot be written."""
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).with_name("lightning-tfm"), *map(str, fit("gpt", **{"trainer.max_steps": 5_000}))]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    while not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
+        with suppress(BlockingIOError):
+            os.read(ours, 65_536)
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.close(ours)
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
+    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
 
 
 @pytest.mark.parametrize("moment", ["at the start", "in training"])

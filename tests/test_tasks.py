@@ -22,7 +22,7 @@ from lightning_tfm.layers import Attention
 from lightning_tfm.loading import load
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
-from lightning_tfm.networks import GPT, EncoderClassifier
+from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
 from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
 from runs import (
     TASKS,
@@ -30,6 +30,7 @@ from runs import (
     contents,
     equal,
     in_process,
+    network_names,
     run,
     start,
     start_two,
@@ -110,9 +111,9 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
 @pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("translation")], indirect=True)
 def test_scores_and_signatures_equal_sacrebleu(task, trained):
     lines, summary = lines_of(trained), metrics_of(trained)
-    answers, references = [line["prediction"] for line in lines], [[line["target"] for line in lines]]
+    predictions, references = [line["prediction"] for line in lines], [[line["target"] for line in lines]]
     for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
-        assert summary["test"][name] == pytest.approx(metric.corpus_score(answers, references).score, abs=1e-3)
+        assert summary["test"][name] == pytest.approx(metric.corpus_score(predictions, references).score, abs=1e-3)
         assert summary["signatures"][name] == str(metric.get_signature())
 
 
@@ -120,19 +121,20 @@ def test_scores_and_signatures_equal_sacrebleu(task, trained):
 def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
     """Evaluate without a YAML, and leave the run unchanged."""
     before = contents(trained)
-    for command, part in (("test", "test"), ("validate", "val"), ("test", "test")):
+    for command, split in (("test", "test"), ("validate", "val"), ("test", "test")):
         child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
         printed = child.out.read_text()
         folder = max(tmp_path.glob(f"runs/{task}/{command}_*"))
         summary = metrics_of(folder)
         assert summary["checkpoint"] == str(trained / "checkpoints/best.ckpt")
-        for name, value in summary[part].items():
+        for name, value in summary[split].items():
             assert re.search(rf"^ *{name} +{value:.4f} *$", printed, re.MULTILINE)
         for name, signature in summary.get("signatures", {}).items():
             assert f"{name}: {signature}\n" in printed
         (start,) = json.loads((folder / "provenance.json").read_text())
         assert start["checkpoint"] == summary["checkpoint"]
+        assert (start["step"], start["changed_settings"]) == (summary["steps"], {})
         if command == "test":
             assert summary["test"] == metrics_of(trained)["test"]
             if (trained / "predictions.jsonl").exists():
@@ -146,7 +148,7 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["spelling_gpt", "text_gpt"])
-def test_data_without_a_test_part_are_tested_on_the_validation_part(task, tmp_path):
+def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_path):
     """Report the metrics as "val", with a message."""
     path = write_task(task, tmp_path)
     config = yaml.safe_load(path.read_text())
@@ -215,20 +217,20 @@ def test_the_attention_of_a_language_model_is_causal(trained, task):
     network, ids = module.network, module.tokenizer.encode("ein Hund")
     symbols = [module.tokenizer.decode([number]) for number in ids]
     found = module.attention({"ids": ids})
-    assert [look.layer for look in found] == [
+    assert [attention_map.layer for attention_map in found] == [
         name for name, layer in network.named_modules() if isinstance(layer, Attention)
     ]
-    for look in found:
-        assert look.queries == look.keys == symbols
-        assert look.weights.triu(1).eq(0).all()
-        torch.testing.assert_close(look.weights.sum(-1), torch.ones(look.weights.shape[:2]))
+    for attention_map in found:
+        assert attention_map.queries == attention_map.keys == symbols
+        assert attention_map.weights.triu(1).eq(0).all()
+        torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
 
 
 # Predictions
 
 
-def test_generate_answers_every_line(task, trained, monkeypatch, tmp_path, capsys):
-    asked = {
+def test_generate_writes_an_output_for_every_line(task, trained, monkeypatch, tmp_path, capsys):
+    inputs = {
         "translation": ["der Hund schläft", "ein Kind"],
         "spelling": ["abc", "e"],
         "text": ["der", "ein Hu"],
@@ -236,22 +238,22 @@ def test_generate_answers_every_line(task, trained, monkeypatch, tmp_path, capsy
         "reviews": ["GREAT! film", "the plot is Awful"],
     }[task.partition("_")[0]]
     checkpoint = trained / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, *asked) == 0
+    assert in_process(monkeypatch, "generate", checkpoint, *inputs) == 0
     out = capsys.readouterr().out
     if task.startswith("text"):
         texts = out.split("\n--------------------\n")
-        assert [text[: len(prompt)] for text, prompt in zip(texts, asked, strict=False)] == asked
-        assert [len(text.removesuffix("\n")) - len(asked[i]) for i, text in enumerate(texts)] == [500, 500]
+        assert [text[: len(prompt)] for text, prompt in zip(texts, inputs, strict=False)] == inputs
+        assert [len(text.removesuffix("\n")) - len(inputs[i]) for i, text in enumerate(texts)] == [500, 500]
         return
-    answers = out.splitlines()
-    assert len(answers) == 2
-    (tmp_path / "asked").write_text("\n".join([*asked, "", asked[0]]) + "\n")
-    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers"]
+    outputs = out.splitlines()
+    assert len(outputs) == 2
+    (tmp_path / "input").write_text("\n".join([*inputs, "", inputs[0]]) + "\n")
+    files = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
     assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "the blank line is an error"
-    assert (tmp_path / "answers").read_text().splitlines() == [*answers, "", answers[0]]
+    assert (tmp_path / "output").read_text().splitlines() == [*outputs, "", outputs[0]]
     if task.startswith("reviews"):
         module = load(checkpoint)
-        for line, text in zip(answers, asked, strict=True):
+        for line, text in zip(outputs, inputs, strict=True):
             label, probability = line.split("\t")
             with torch.no_grad():
                 probabilities = module.network(torch.tensor([module.tokenizer.encode(text)])).softmax(-1)[0]
@@ -266,11 +268,11 @@ def encoded(checkpoint, text):
         return str(error)
 
 
-def test_nfc_and_nfd_inputs_have_the_same_answers(task, trained, monkeypatch, tmp_path, capsys):
-    asked = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
+def test_nfc_and_nfd_inputs_have_the_same_outputs(task, trained, monkeypatch, tmp_path, capsys):
+    inputs = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
     checkpoint, results = trained / "checkpoints/best.ckpt", []
     for form in ("NFC", "NFD"):
-        text = unicodedata.normalize(form, asked)
+        text = unicodedata.normalize(form, inputs)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
             status = in_process(monkeypatch, "generate", checkpoint, *arguments)
@@ -282,15 +284,15 @@ def test_nfc_and_nfd_inputs_have_the_same_answers(task, trained, monkeypatch, tm
 def test_blank_lines_are_reported(task, trained, monkeypatch, tmp_path, capsys):
     """A language model continues a line of blanks; for the other tasks, it is empty."""
     blanks = [b"", b"\r"] if task.startswith("text") else [b"", b"\r", b"  ", b"\t", " \t\u3000".encode()]
-    question = {"reviews": b"the film", "masked": b"e[MASK]"}.get(task.partition("_")[0], b"e")
-    (tmp_path / "asked").write_bytes(b"\n".join([question, *blanks, question]) + b"\n")
-    files = ["--input", tmp_path / "asked", "--output", tmp_path / "answers", "--max-tokens=3"]
+    valid = {"reviews": b"the film", "masked": b"e[MASK]"}.get(task.partition("_")[0], b"e")
+    (tmp_path / "input").write_bytes(b"\n".join([valid, *blanks, valid]) + b"\n")
+    files = ["--input", tmp_path / "input", "--output", tmp_path / "output", "--max-tokens=3"]
     files = files[:-1] if task.startswith(("reviews", "masked")) else files
     assert in_process(monkeypatch, "generate", trained / "checkpoints/best.ckpt", *files) == 1
     notes = [f"lightning-tfm: line {number}: the text is empty" for number, _ in enumerate(blanks, start=2)]
     assert [line for line in capsys.readouterr().err.splitlines() if "unknown" not in line] == notes
     if not task.startswith("text"):
-        first, *empty, last = (tmp_path / "answers").read_text().splitlines()
+        first, *empty, last = (tmp_path / "output").read_text().splitlines()
         assert first == last
         assert empty == [""] * len(blanks)
 
@@ -315,9 +317,9 @@ def test_prompts_are_continued_as_typed(tmp_path_factory, monkeypatch, capsys):
 
 
 def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, capsys):
-    (tmp_path / "asked").write_bytes(b"ein Hund\nein H\xfcnd\n")
+    (tmp_path / "input").write_bytes(b"ein Hund\nein H\xfcnd\n")
     checkpoint = trained / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "asked") == 1
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
     out, err = capsys.readouterr()
     assert "line 2: it is not valid UTF-8" in err
     assert out.endswith("\n\n"), "one line of output per line of input"
@@ -329,7 +331,15 @@ def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, cap
         (
             "reviews_classifier",
             ["--temperature", "1"],
-            "temperature must not be set for a Classifier, which does not use it",
+            "temperature must not be set for a Classifier, which has no decoding options, but is 1.0; leave it out",
+        ),
+        ("reviews_classifier", ["--n-best", "2"], "n_best must not be set for a Classifier"),
+        ("reviews_classifier", ["--show-attention"], "--show-attention must not be set for a Classifier"),
+        (
+            "text_gpt",
+            ["--n-best", "2"],
+            "n_best must not be set for a LanguageModel, which supports only temperature, top_k, top_p, max_tokens, "
+            "but is 2",
         ),
         ("reviews_classifier", ["--max-tokens", "9"], "max_tokens must not be set for a Classifier"),
         ("text_gpt", ["--beam-size", "3"], "beam_size must not be set for a LanguageModel"),
@@ -405,23 +415,23 @@ def change(path, **changes):
         (
             "text_gpt",
             {"module": "Seq2SeqModule", "network": "AttentionLSTM"},
-            ["learns from a text, the data of Text, but Seq2SeqModule learns from pairs of source and target",
+            ["learn from a text, the data of Text, but Seq2SeqModule learns from pairs of source and target",
              "try lightning_tfm.modules.LanguageModel"],
         ),
         (
             "text_gpt",
             {"network": "AttentionLSTM"},
-            ["must be GPT or LinearTransformer, but is AttentionLSTM"],
+            [f"must be {network_names(CausalNetwork)}, but is AttentionLSTM"],
         ),
         (
             "reviews_classifier",
             {"module": "LanguageModel", "network": "GPT"},
-            ["learns from texts with labels, the data of Sentiment", "try lightning_tfm.modules.Classifier"],
+            ["learn from texts with labels, the data of Sentiment", "try lightning_tfm.modules.Classifier"],
         ),
         (
             "spelling_gpt",
             {"module": "Classifier", "network": "EncoderClassifier"},
-            ["learns from pairs of source and target, the data of Tsv", "try lightning_tfm.modules.Seq2SeqModule"],
+            ["learn from pairs of source and target, the data of Tsv", "try lightning_tfm.modules.Seq2SeqModule"],
         ),
         (
             "reviews_classifier",
@@ -431,7 +441,7 @@ def change(path, **changes):
         (
             "spelling_gpt",
             {"network": "EncoderClassifier"},
-            ["must be GPT or AttentionLSTM or LinearTransformer or Transformer, but is EncoderClassifier"],
+            [f"must be {network_names(Seq2SeqNetwork)}, but is EncoderClassifier"],
         ),
     ],
 )  # fmt: skip
@@ -484,7 +494,7 @@ def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(monkeypatch,
     child = run("fit", "--config", path, *size, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     folder = tmp_path / "runs/imdb_classifier/version_0"
-    assert len(lines_of(folder)) == 60, "the test part of the archive is tested"
+    assert len(lines_of(folder)) == 60, "the test split of the archive is tested"
     assert metrics_of(folder)["test"]["accuracy"] > 0.9
     assert in_process(monkeypatch, "generate", folder / "checkpoints/best.ckpt", "the film Great! plot") == 0
     assert capsys.readouterr().out.startswith("pos")
@@ -636,7 +646,7 @@ def test_gpt2_equals_hugging_face_over_the_whole_vocabulary(gpt2_folder, tmp_pat
 def gpt2_settings(folder):
     return [
         f"--model.init_args.pretrained={folder}",
-        "--model.init_args.network.init_args.gelu=tanh",
+        "--model.init_args.network.init_args.activation=gelu_tanh",
         "--model.init_args.network.init_args.text_only=true",
         "--model.init_args.network.init_args.positions=learned",
         f"--data.init_args.tokenizer_file={folder / 'tokenizer.json'}",
@@ -708,7 +718,10 @@ def change_model_type(folder):
 def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     """Missing weights would be random, and training would start from noise."""
     monkeypatch.chdir(tmp_path)
-    arguments = ["--model.init_args.network.init_args.gelu=tanh", f"--model.init_args.pretrained={gpt2_folder}"]
+    arguments = [
+        "--model.init_args.network.init_args.activation=gelu_tanh",
+        f"--model.init_args.pretrained={gpt2_folder}",
+    ]
     arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
     damage(gpt2_folder)
     assert in_process(monkeypatch, "fit", "--config", write_task("text_gpt", tmp_path), *arguments) == 2
@@ -721,7 +734,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
     [
         ({"num_layers": 2}, r"num_layers must match '.*gpt2', but is 2; set it to 1"),
         ({"text_only": "false"}, r"text_only must match '.*gpt2', but is False; set it to True"),
-        ({"gelu": "exact"}, r"gelu must match '.*gpt2', but is exact; set it to tanh"),
+        ({"activation": "gelu"}, r"activation must match '.*gpt2', but is gelu; set it to gelu_tanh"),
         ({"tokenizer_file": "null"}, r"tokenizer_file must be the tokenizer.json of '.*gpt2', which has 290 ids, but"),
         (
             {"folder": "none"},
@@ -732,7 +745,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
 def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = write_task("text_gpt", tmp_path)
-    settings = {"gelu": "tanh", "positions": "learned", "text_only": "true"}
+    settings = {"activation": "gelu_tanh", "positions": "learned", "text_only": "true"}
     settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
     arguments = [f"--model.init_args.network.init_args.{name}={value}" for name, value in settings.items()]
     arguments.append(f"--model.init_args.pretrained={change.get('folder', gpt2_folder)}")

@@ -593,10 +593,10 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
 class Scripted(Seq2SeqNetwork):
     """A network that decodes given ids for each source."""
 
-    def __init__(self, vocab_size, answers):
+    def __init__(self, vocab_size, outputs):
         super().__init__({"vocab_size": vocab_size})
         self.head = torch.nn.Linear(1, vocab_size)
-        self.vocab_size, self.answers = vocab_size, answers
+        self.vocab_size, self.outputs = vocab_size, outputs
 
     def check_lengths(self, source_length, target_length):
         pass
@@ -605,13 +605,13 @@ class Scripted(Seq2SeqNetwork):
         return torch.zeros(*target_in.shape, self.vocab_size)
 
     def encode(self, source):
-        answers = [self.answers[tuple(row[row != PAD].tolist())] for row in source]
-        return pad_sequences(answers)[0], torch.zeros(len(source), dtype=torch.long)
+        outputs = [self.outputs[tuple(row[row != PAD].tolist())] for row in source]
+        return pad_sequences(outputs)[0], torch.zeros(len(source), dtype=torch.long)
 
     def decode_step(self, token, state):
-        answers, step = state
-        ids = answers[torch.arange(len(answers)), step.clamp(max=answers.size(1) - 1)]
-        return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size), (answers, step + 1)
+        outputs, step = state
+        ids = outputs[torch.arange(len(outputs)), step.clamp(max=outputs.size(1) - 1)]
+        return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size), (outputs, step + 1)
 
 
 class Pairs(PairDataModule):
@@ -660,15 +660,15 @@ def encode_differently(tokenizer, text):
 def test_exact_match_is_the_mean_of_correct_predictions(make, beam_size):
     data = make()
     data.setup("test")
-    answers = {}
+    outputs = {}
     for examples in data.datasets.values():
         for row, pair in enumerate(examples.pairs):
             ids = [data.tokenizer.encode_target, partial(encode_differently, data.tokenizer)][row // 2 % 2](pair.target)
             wrong = [*ids[1:], ids[0]] if row % 5 == 0 else ids
             source = tuple(examples.sources[row][examples.sources[row] != PAD].tolist())
-            answers[source] = [*wrong, EOS]
-    assert len(answers) == len({pair.source for examples in data.datasets.values() for pair in examples.pairs})
-    network = Scripted(data.vocab_size, answers)
+            outputs[source] = [*wrong, EOS]
+    assert len(outputs) == len({pair.source for examples in data.datasets.values() for pair in examples.pairs})
+    network = Scripted(data.vocab_size, outputs)
     module = Seq2SeqModule(network, data.tokenizer, data.max_target_length, beam_size=beam_size)
     predictions = Predictions()
     trainer = make_trainer(callbacks=[predictions], limit_val_batches=None)

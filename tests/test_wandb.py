@@ -115,7 +115,7 @@ def test_every_validation_logs_predictions_for_the_same_sources(cwd):
     for table in tables:
         assert table["columns"] == ["source", "target", "prediction", "correct"]
         assert [row[:2] for row in table["data"]] == expected
-        assert all(right == (target == answer) for _, target, answer, right in table["data"])
+        assert all(right == (target == prediction) for _, target, prediction, right in table["data"])
     assert len({json.dumps(table["data"]) for table in tables}) > 1, "predictions change during training"
 
 
@@ -142,12 +142,12 @@ def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
 
 def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "_answers", lambda address: True)
-    asked = []
-    monkeypatch.setattr(wandb, "login", lambda **settings: asked.append(settings) or True)
-    monkeypatch.setattr(wandb, "init", lambda **settings: asked.append(settings))
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: True)
+    calls = []
+    monkeypatch.setattr(wandb, "login", lambda **settings: calls.append(settings) or True)
+    monkeypatch.setattr(wandb, "init", lambda **settings: calls.append(settings))
     _ = loggers.WandbLogger(project="tests").experiment
-    login, init = asked[:2]
+    login, init = calls[:2]
     assert login["prompt"] is False
     assert init["mode"] == "online"
     assert init["settings"].init_timeout >= 10, "a server that responds may be slow"
@@ -231,18 +231,18 @@ def test_tensorboard_is_enabled_by_one_flag(tmp_path):
 
 # Sweeps and dashboards
 
-TELLING = """
+RECORDER = """
 import json
 from lightning import Callback
 
-class Telling(Callback):
+class Recorder(Callback):
     def on_fit_start(self, trainer, pl_module):
-        told = {
+        values = {
             "lr": pl_module.make_optimizer.keywords["lr"],
             "d_model": pl_module.network.hyper_parameters["d_model"],
         }
         with open(f"rank_{trainer.global_rank}.json", "w") as file:
-            json.dump(told, file)
+            json.dump(values, file)
 """
 
 SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
@@ -269,8 +269,8 @@ def test_sweep_values_reach_every_process(path, tmp_path):
     command += ["--trainer.max_steps=2"]
     command += [f"--data.init_args.{name}_size=60" for name in ("train", "val", "test")]
     command += ["--data.init_args.batch_size=10", "--model.init_args.lr_schedule.warmup_steps=1"]
-    (tmp_path / "telling.py").write_text(TELLING)
-    command += ["--trust-package=telling", "--trainer.callbacks+=telling.Telling"]
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    command += ["--trust-package=recorder", "--trainer.callbacks+=recorder.Recorder"]
     child = start_two(*command[1:], cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     for rank in (0, 1):

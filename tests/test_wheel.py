@@ -17,10 +17,10 @@ pytestmark = pytest.mark.run
 ROOT = Path(__file__).parent.parent
 
 
-def run_python(*arguments: object, cwd: Path, **environment: str) -> str:
-    """Run Python in a folder, and return its output."""
+def run_command(*command: object, cwd: Path, **environment: str) -> str:
+    """Run a command in a folder, and return its output."""
     child = subprocess.run(
-        [sys.executable, *map(str, arguments)],
+        [*map(str, command)],
         cwd=cwd,
         env=os.environ | {"WANDB_MODE": "disabled", "COLUMNS": "120"} | environment,
         capture_output=True,
@@ -29,6 +29,11 @@ def run_python(*arguments: object, cwd: Path, **environment: str) -> str:
     )
     assert child.returncode == 0, child.stderr
     return child.stdout
+
+
+def run_python(*arguments: object, cwd: Path, **environment: str) -> str:
+    """Run Python in a folder, and return its output."""
+    return run_command(sys.executable, *arguments, cwd=cwd, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,12 @@ def test_the_wheel_lists_the_experiments_with_claim_and_training_time(site, tmp_
             claim = experiment.claims[0]
             assert f"{claim.metric} {format_value(claim.value)}" in line
             assert f"{experiment.seconds:,.0f} s" in line
+
+
+def test_the_wheel_installs_the_command(site, tmp_path):
+    """The console script of pyproject.toml runs the same program as `python -m lightning_tfm`."""
+    printed = run_command(site / "bin/lightning-tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
+    assert printed == run_python("-P", "-m", "lightning_tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
 
 
 def test_the_wheel_trains_an_experiment_by_its_name(site, tmp_path):

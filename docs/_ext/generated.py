@@ -46,7 +46,7 @@ TRAINER_SETTINGS = (
 
 
 class _ParserFoundError(Exception):
-    """Carries a parser out of LightningCLI, which builds it only to parse arguments."""
+    """Exception that carries a parser out of LightningCLI, which builds it only to parse arguments."""
 
     def __init__(self, parser: ArgumentParser) -> None:
         self.parser = parser

@@ -13,7 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
-from lightning_tfm.callbacks.summary import evaluated_part
+from lightning_tfm.callbacks.summary import evaluated_split
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
@@ -25,7 +25,7 @@ from lightning_tfm.modules.task import TaskModule
 class AttentionLogger(Callback):
     """Callback that scores attention weights at each validation, and plots them after the test.
 
-    If all validation pairs have a gold alignment, `val/alignment/LAYER/head_N/accuracy`, `error_rate` and `entropy` are
+    If all validation pairs have a gold alignment, `val/alignment/LAYER/head_N/accuracy`, `aer` and `entropy` are
     logged for each head that attends to the source, over the whole validation split, see `AlignmentScore`. The head
     with the highest accuracy is saved in checkpoints for `lightning-tfm generate --alignments`.
 
@@ -46,8 +46,6 @@ class AttentionLogger(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking:
-            return
         aligned = cast(TaskModule, pl_module).aligned_attention(trainer.val_dataloaders.dataset, batch)
         if aligned is None:
             return
@@ -85,7 +83,7 @@ class AttentionLogger(Callback):
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image(
-                f"{evaluated_part(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
+                f"{evaluated_split(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
             )
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:

@@ -32,7 +32,7 @@ class Checkpoints(Checkpoint):
     Checkpoints of the latest validations can be kept as `step_N.ckpt`, for weight averaging. Checkpoints are saved only
     after a complete step and its validation, so a resumed run neither repeats nor skips any.
 
-    On SIGTERM, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second signal stops it immediately.
+    On SIGTERM, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second Ctrl-C stops it immediately.
 
     Args:
         every_n_train_steps: number of steps between saves of last.ckpt, the most steps that a killed run can lose.
@@ -115,9 +115,10 @@ class Checkpoints(Checkpoint):
             self.handlers = handle_signals(self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:  # the second one
+        # A shell repeats the SIGHUP of a closed terminal, and a supervisor its SIGTERM, so only a user is impatient.
+        if self.signum is not None and signum == signal.SIGINT:
             raise Interrupted(signum)
-        self.signum = signum
+        self.signum = self.signum or signum
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint

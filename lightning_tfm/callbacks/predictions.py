@@ -11,7 +11,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.callbacks.summary import evaluated_part
+from lightning_tfm.callbacks.summary import evaluated_split
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers, run_folder
@@ -111,10 +111,10 @@ class Predictions(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._draw(trainer, pl_module)
 
-    def _save(self, trainer: Trainer, pl_module: LightningModule, parts: Sequence[str]) -> None:
+    def _save(self, trainer: Trainer, pl_module: LightningModule, splits: Sequence[str]) -> None:
         """Log the metrics of each category, and save all predictions in the order of the data."""
         self.lines = all_gather_list(self.lines)
-        order = {name: index for index, name in enumerate(parts)}
+        order = {name: index for index, name in enumerate(splits)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_category = defaultdict(list)
         for name, _, line in self.lines:
@@ -139,5 +139,5 @@ class Predictions(Callback):
             figure.savefig(folder / f"{name}.png", dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(
-                    f"{evaluated_part(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
+                    f"{evaluated_split(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
                 )

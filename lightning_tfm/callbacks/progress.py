@@ -113,7 +113,7 @@ def _values(trainer: Trainer) -> str:
     checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
     if checkpoints is not None and checkpoints.best_model_path:
         best = checkpoints.best_score * (1 if checkpoints.mode == "min" else -1)
-        shown.append(f"best {checkpoints.monitor} {best:.4f}")
+        shown.append(f"best {best:.4f} {checkpoints.monitor}")  # a narrow terminal cuts the end
     return ", ".join(shown)
 
 

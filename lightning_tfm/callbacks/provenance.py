@@ -49,6 +49,10 @@ class Provenance(Callback):
         self.changed: dict[str, tuple[Any, Any]] = {}  # settings that differ from the checkpoint, as (old, new)
         self.begins_with: str | None = None  # the checkpoint of a different run
         self.is_recorded = False  # whether this process has written its entry
+        self.step = 0  # of the loaded checkpoint
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.step = checkpoint["global_step"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._record(trainer, **({"checkpoint": self.begins_with} if self.begins_with else {}))
@@ -75,7 +79,7 @@ class Provenance(Callback):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
         start = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "step": trainer.global_step,
+            "step": self.step,
             **facts,
             "command": shlex.join(sys.argv),
             "changed_settings": self.changed,

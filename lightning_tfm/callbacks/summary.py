@@ -26,13 +26,13 @@ def results(trainer: Trainer) -> dict[str, dict[str, float]]:
     Note:
         If the data have no test split, the model is tested on the validation split, and the split is "val".
     """
-    part = evaluated_part(trainer)
-    prefix = "test/val/" if trainer.state.fn != TrainerFn.VALIDATING and part == "val" else f"{part}/"
+    split = evaluated_split(trainer)
+    prefix = "test/val/" if trainer.state.fn != TrainerFn.VALIDATING and split == "val" else f"{split}/"
     metrics = trainer.callback_metrics.items()
-    return {part: {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}}
+    return {split: {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}}
 
 
-def evaluated_part(trainer: Trainer) -> str:
+def evaluated_split(trainer: Trainer) -> str:
     """Return the split of the last test or validation: "test" or "val"."""
     return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
 

@@ -17,10 +17,10 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.lines import clean_line
-from lightning_tfm.modules.prediction import Answer
+from lightning_tfm.modules.prediction import LinePrediction
 
 SHADES = " ░▒▓█"
-"""Characters for attention weights from 0 to 1."""
+"""Characters for attention weights from 0 to the largest."""
 
 MAX_WIDTH = 120
 """Maximum width of a table of attention weights, in characters."""
@@ -38,6 +38,11 @@ def generate(arguments: list[str]) -> int:
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     module = load(options.checkpoint, options.trust_package)
+    if options.show_attention and "alignments" not in module.decoding_options:
+        raise UserError(
+            f"--show-attention must not be set for a {type(module).__name__}, whose outputs are not aligned with "
+            "the input; leave it out, and see the attention with lightning-tfm report RUN --input TEXT"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module.to(device)
     generator = torch.Generator(device).manual_seed(decoding.seed)
@@ -45,11 +50,11 @@ def generate(arguments: list[str]) -> int:
         chunks = read_chunks(options, files, module.outputs_are_long)
         output = files.enter_context(LineOutput(options, generator))
         for lines in output.remaining(chunks):
-            answers = module.predict(lines, decoding, generator, output.bar.update)
-            numbered = enumerate(zip(lines, answers, strict=True), start=output.done + 1)
-            texts = [_format(module, number, line, answer, options) for number, (line, answer) in numbered]
-            failures = sum(answer.outputs is None for answer in answers)
-            output.write(texts, [answer.note for answer in answers], failures)
+            predictions = module.predict(lines, decoding, generator, output.bar.update)
+            numbered = enumerate(zip(lines, predictions, strict=True), start=output.done + 1)
+            texts = [_format(module, number, line, prediction, options) for number, (line, prediction) in numbered]
+            failures = sum(prediction.outputs is None for prediction in predictions)
+            output.write(texts, [prediction.note for prediction in predictions], failures)
     return 1 if output.failures else 0
 
 
@@ -66,7 +71,11 @@ def make_parser() -> CommandParser:
         "--beam-size", type=int, metavar="N", help="search with N beams (default: that of --n-best; 1: greedy)"
     )
     parser.add_argument(
-        "--n-best", type=int, default=1, metavar="N", help="write the N best outputs of the beam search, one per line"
+        "--n-best",
+        type=int,
+        default=1,
+        metavar="N",
+        help="write the N best outputs of the beam search, one per line, each text once",
     )
     parser.add_argument(
         "--temperature",
@@ -106,13 +115,13 @@ def _parse(arguments: list[str]) -> Namespace:
     return options
 
 
-def _format(module: TaskModule, number: int, line: str, answer: Answer, options: Namespace) -> str:
+def _format(module: TaskModule, number: int, line: str, prediction: LinePrediction, options: Namespace) -> str:
     """Format the outputs for a line of input."""
     separator = f"{'-' * 20}\n" if module.outputs_are_long and number > 1 and not options.json else ""
-    if answer.outputs is None:
+    if prediction.outputs is None:
         return json.dumps({"line": number, "text": None}) if options.json else separator
     written = []
-    for rank, output in enumerate(answer.outputs, start=1):
+    for rank, output in enumerate(prediction.outputs, start=1):
         alignment = None if output.alignment is None else " ".join(f"{i}-{j}" for i, j in output.alignment)
         columns = {"text": output.text, "probability": output.probability}
         columns |= {"log_probability": output.log_probability, "rank": rank, "alignment": alignment}
@@ -126,19 +135,25 @@ def _format(module: TaskModule, number: int, line: str, answer: Answer, options:
             columns["text"] = output.text.replace("\n", " ")
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
-        best = answer.outputs[0].text
+        best = prediction.outputs[0].text
         written.append(_attention_table(module.align(clean_line(line), best)))
     return separator + "\n".join(written)
 
 
 def _attention_table(found: AttentionMap) -> str:
-    """Format attention weights as text, with the output in rows and the source in columns."""
+    """Format attention weights as text, with the output in rows and the source in columns.
+
+    Note:
+        The weights are scaled by the largest one, which the last line gives.
+    """
     cell = max(map(len, found.keys))
     first = max(map(len, found.queries), default=0)
     if first + len(found.keys) * (cell + 1) > MAX_WIDTH:
         return f"(the attention is wider than {MAX_WIDTH} characters)"
     lines = [" ".join(["".ljust(first), *(key.ljust(cell) for key in found.keys)])]
+    largest = max(found.weights.flatten().tolist(), default=0.0) or 1.0
     for query, weights in zip(found.queries, found.weights[0].tolist(), strict=True):
-        shades = [SHADES[min(len(SHADES) - 1, int(weight * len(SHADES)))] * cell for weight in weights]
+        shades = [SHADES[min(len(SHADES) - 1, int(weight / largest * len(SHADES)))] * cell for weight in weights]
         lines.append(" ".join([query.ljust(first), *shades]))
+    lines.append(f"({SHADES[-1]} is a weight of {largest:.2f})")
     return "\n".join(line.rstrip() for line in lines)

@@ -144,9 +144,9 @@ class LineOutput:
 
     def remaining(self, chunks: Iterator[list[str]]) -> Iterator[list[str]]:
         """Yield the chunks not yet processed; an interrupted command has only written complete chunks."""
-        answered, skipped = self.done, 0
+        completed, skipped = self.done, 0
         for chunk in chunks:
-            if skipped < answered:
+            if skipped < completed:
                 skipped += len(chunk)
             else:
                 yield chunk

@@ -49,8 +49,8 @@ def report(arguments: list[str]) -> int:
             raise UserError(
                 f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(runs)} runs is not; try fewer runs"
             )
-        for run, part in itertools.product(runs, ("predictions", "attention")):
-            run[part] = run[part][: len(run[part]) // 2]
+        for run, kind in itertools.product(runs, ("predictions", "attention")):
+            run[kind] = run[kind][: len(run[kind]) // 2]
         text, halved = render(runs), halved + 1
     if halved:
         rank_zero_print(
@@ -71,8 +71,7 @@ def make_parser() -> CommandParser:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run, such as runs/date_gpt/version_0")
     parser.add_argument(
         "--output",
-        type=Path,
-        default=Path("report.html"),
+        default="report.html",
         metavar="FILE",
         help="file to write, or its folder (default: report.html)",
     )
@@ -92,12 +91,14 @@ def _parse(arguments: list[str]) -> Namespace:
                 f"RUN must be the folder of a run, which holds its config.yaml, but {run!r} does not; "
                 "try runs/NAME/version_0"
             )
-    if options.output.is_dir():
-        options.output /= "report.html"
+    is_folder = options.output.endswith("/") or Path(options.output).is_dir()
+    options.output = Path(options.output, "report.html" if is_folder else "")
     if options.output.exists() and not options.overwrite:
         raise UserError(
             f"--output must be a new file, but {str(options.output)!r} exists; name another, or add --overwrite"
         )
     if not options.output.resolve().parent.is_dir():
-        raise UserError(f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not")
+        raise UserError(
+            f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not; create it first"
+        )
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_tfm.catalog import HEADLINES
+from lightning_tfm.catalog import HEADLINES, format_value
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml
 from lightning_tfm.errors import UserError
@@ -24,22 +25,23 @@ class RunStatus(NamedTuple):
         name: the path of the run, relative to the listed folder.
         state: "finished", "running", "stopped at step N" or "damaged"; "evaluated" for a test or validation of a
             checkpoint.
-        result: the main metric of the evaluation or, if the run has not finished, the best value of the metric that
-            selects its checkpoint.
-        seconds: the training time in seconds; None if the run has not finished, or is an evaluation.
+        best: the best value of the validation metric that selects the checkpoint.
+        result: the main metric of the test or the evaluation.
+        seconds: the training time in seconds, of an unfinished run up to its last checkpoint; None for an evaluation.
     """
 
     name: str
     state: str
-    result: str
-    seconds: float | None
+    best: str = ""
+    result: str = ""
+    seconds: float | None = None
 
 
 def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm runs",
-        description="List the runs below a folder: name, state, result and training time.",
+        description="List the runs below a folder: name, state, best validation metric, test metric, training time.",
     )
     parser.add_argument(
         "folder", metavar="FOLDER", nargs="?", default="runs", help="the folder to list (default: runs)"
@@ -51,13 +53,16 @@ def runs(arguments: list[str]) -> int:
     """Print a table of the runs below a folder."""
     folder = Path(make_parser().parse_args(arguments).folder)
     if not folder.is_dir():
-        raise UserError(f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; try runs")
+        raise UserError(
+            f"FOLDER must be a folder with runs, but there is no folder {str(folder)!r}; train a run "
+            "with lightning-tfm fit"
+        )
     found = [run_status(path.parent, folder) for path in sorted(folder.rglob("config.yaml"))]
     if not found:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
-    rows = [(*run[:3], "" if run.seconds is None else f"{run.seconds:,.0f} s") for run in found]
+    rows = [(*run[:4], "" if run.seconds is None else f"{run.seconds:,.0f} s") for run in found]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, cells in zip(("run", "state", "result", "training"), zip(*rows, strict=True), strict=True):
+    for name, cells in zip(("run", "state", "best", "result", "training"), zip(*rows, strict=True), strict=True):
         table.add_column(name, min_width=max(map(len, (name, *cells))))
     for row in rows:
         table.add_row(*row)
@@ -77,25 +82,49 @@ def run_status(run: Path, folder: Path) -> RunStatus:
         try:
             summary = read_json(run / "summary.json")
         except UserError:
-            return RunStatus(name, "damaged", "", None)
-        part = "test" if "test" in summary else "val"  # the data may have no test split
+            return RunStatus(name, "damaged")
+        split = "test" if "test" in summary else "val"  # the data may have no test split
         names = [name.removeprefix("val/") for name in HEADLINES]
-        metric = next((name for name in names if name in summary[part]), None)
-        result = "" if metric is None else f"{part}/{metric} {summary[part][metric]:.4f}"
+        metric = next((name for name in names if name in summary[split]), None)
+        result = "" if metric is None else f"{split}/{metric} {format_value(summary[split][metric])}"
         trained = "train_seconds" in summary
-        return RunStatus(name, "finished" if trained else "evaluated", result, summary.get("train_seconds"))
-    rows = list(read_metrics(run / "metrics.csv")) if (run / "metrics.csv").is_file() else []
-    step = int(rows[-1]["step"]) + 1 if rows else 0
+        state = "finished" if trained else "evaluated"
+        return RunStatus(name, state, _best(run) if trained else "", result, summary.get("train_seconds"))
+    step = max((int(row["step"]) + 1 for row in _metrics(run) if _of_training(row)), default=0)
     state = "running" if is_locked(run) else f"stopped at step {step:,}"
-    return RunStatus(name, state, _best(run, rows), None)
+    return RunStatus(name, state, _best(run), seconds=_seconds(run))
 
 
-def _best(run: Path, rows: list[dict[str, str]]) -> str:
+def _metrics(run: Path) -> Iterator[dict[str, str]]:
+    """Return the logged metrics of a run; empty if there are none."""
+    path = run / "metrics.csv"
+    return read_metrics(path) if path.is_file() else iter(())
+
+
+def _of_training(row: dict[str, str]) -> bool:
+    """Return whether the metrics of a row were logged during training, where steps are counted from 0."""
+    return any(value for name, value in row.items() if name.startswith(("train/", "val/")))
+
+
+def _best(run: Path) -> str:
     """Return the best value of the metric that selects the checkpoint of a run; empty before its first validation."""
     try:
         settings = read_yaml(run / "config.yaml", "FOLDER")["checkpoint"]
         monitor, mode = settings["monitor"], settings["mode"]
     except (UserError, KeyError, TypeError):  # edited by the user
         return ""
-    values = [float(row[monitor]) for row in rows if row.get(monitor)]
-    return f"{monitor} {max(values) if mode == 'max' else min(values):.4f}" if values else ""
+    values = [float(row[monitor]) for row in _metrics(run) if row.get(monitor)]
+    return f"{monitor} {format_value(max(values) if mode == 'max' else min(values))}" if values else ""
+
+
+def _seconds(run: Path) -> float | None:
+    """Return the training time up to the last checkpoint of a run; None without a readable one."""
+    path = run / "checkpoints/last.ckpt"
+    if not path.is_file():
+        return None
+    from lightning_tfm.checkpoint import read  # slow to import
+
+    try:
+        return float(read(path)["callbacks"]["Summary"]["train_seconds"])
+    except (UserError, KeyError):
+        return None

@@ -72,7 +72,7 @@ def download(name: str, file: Download) -> Path:
                     raise
                 return Path(retrieve())  # restart, since the kept bytes may be of a different file
     except requests.RequestException as error:
-        reason = error.response.reason if error.response is not None else "the server does not answer"
+        reason = error.response.reason if error.response is not None else "the server does not respond"
         if part.exists() and part.stat().st_size > kept:
             reason = "the connection was interrupted; the part received is kept, and the next attempt resumes it"
         raise UserError(

@@ -222,10 +222,11 @@ class GeneratedDataModule(PairDataModule):
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
         each += 8 * (self.max_source_length + self.max_target_length)  # encoded
+        each *= 2  # measured: the peak while the pairs are encoded
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
                 f"{split}_size must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need about "
-                f"{size * each / 1e9:,.0f} GB; try {int(memory / each / 4):,}"
+                f"{size * each / 1e9:,.0f} GB; try {int(memory / each):,}"
             )
 
     def _belongs(self, pair: Pair, split: str) -> bool:

@@ -29,19 +29,19 @@ class TextDataset(Dataset[Batch]):
         max_length: number of tokens in a window.
         stride: number of tokens between the starts of consecutive rows: 1 for windows at any position, `max_length` for
             adjacent windows, which score every token once.
-        part: the name of the split, for error messages.
+        split: the name of the split, for error messages.
 
     Raises:
         UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.
     """
 
-    def __init__(self, text: str, tokenizer: Tokenizer, max_length: int, stride: int, part: str) -> None:
+    def __init__(self, text: str, tokenizer: Tokenizer, max_length: int, stride: int, split: str) -> None:
         ids = tokenizer.encode(text)
         least = max_length + 1 if stride == max_length else 2 * max_length + 1
         if len(ids) < least:
             raise UserError(
-                f"the {part} part of the text must have at least {least} tokens with max_length {max_length}, but has "
-                f"{len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
+                f"the {split} split of the text must have at least {least} tokens with max_length {max_length}, but "
+                f"has {len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
             )
         self.ids = torch.tensor(ids)
         self.max_length, self.stride = max_length, stride
@@ -108,7 +108,7 @@ class TextDataModule(TaskDataModule):
         batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, rank, world_size)
         if not batches.batches_per_epoch:
             raise UserError(
-                f"batch_size must be at most the {batches.windows} windows of the training part, but is "
+                f"batch_size must be at most the {batches.windows} windows of the training split, but is "
                 f"{self.batch_size}"
             )
         return batches

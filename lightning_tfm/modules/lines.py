@@ -15,7 +15,7 @@ from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.data import normalize_text
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.modules.prediction import Answer, Output, Score
+from lightning_tfm.modules.prediction import LinePrediction, Output, Score
 from lightning_tfm.tokenization import Ids, Tokenizer
 
 BATCH_SIZE = 256
@@ -55,7 +55,7 @@ class LineModule(LightningModule, ABC):
         options: DecodingOptions = DecodingOptions(),
         generator: torch.Generator | None = None,
         progress: Callable[[int], object] = _no_progress,
-    ) -> list[Answer]:
+    ) -> list[LinePrediction]:
         """Return the outputs for each line of input, computed in batches of lines of similar length.
 
         Args:
@@ -80,7 +80,9 @@ class LineModule(LightningModule, ABC):
             if options.alignments:
                 found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
         return [
-            Answer(None, errors[number]) if number in errors else Answer(found[number], encoded[number][1])
+            LinePrediction(None, errors[number])
+            if number in errors
+            else LinePrediction(found[number], encoded[number][1])
             for number in range(len(lines))
         ]
 

@@ -52,8 +52,8 @@ class Output(NamedTuple):
     alignment: tuple[tuple[int, int], ...] | None = None
 
 
-class Answer(NamedTuple):
-    """Outputs for a line of input.
+class LinePrediction(NamedTuple):
+    """Prediction for a line of input.
 
     Attributes:
         outputs: the outputs, the best first; None if no output could be generated.

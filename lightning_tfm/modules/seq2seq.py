@@ -165,12 +165,13 @@ class Seq2SeqModule(TaskModule):
         else:
             outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
             found = torch.ones(outputs.shape[:2], dtype=torch.bool)
-        rows: list[list[Output]] = [[] for _ in sources]
+        rows: list[dict[str, Output]] = [{} for _ in sources]  # by text, since tokens can spell a text in several ways
         log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
         for row, place in found.nonzero().tolist():
             value = None if log_probabilities is None else log_probabilities[row][place]
-            rows[row].append(Output(self.tokenizer.decode(outputs[row, place].tolist()), log_probability=value))
-        return rows
+            text = self.tokenizer.decode(outputs[row, place].tolist())
+            rows[row].setdefault(text, Output(text, log_probability=value))  # the best comes first
+        return [list(found_texts.values()) for found_texts in rows]
 
     def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
         """Return the log probabilities of outputs (B, N, T) for source (B, S), in nats."""
@@ -206,10 +207,10 @@ class Seq2SeqModule(TaskModule):
         inputs = self._inputs(Pair(source, target, None))
         with attention_maps(self.network) as maps:
             self.network(*inputs)
-        over_source = self.network.source_attention(maps, inputs[0])  # (1, H, T, S)
+        source_attention = self.network.source_attention(maps, inputs[0])  # (1, H, T, S)
         sources, targets = self.tokenizer.split(source), self.tokenizer.split_target(target)
-        layer, head = self.alignment_head or (list(over_source)[len(over_source) // 2], None)
-        weights = over_source[layer][0] if head is None else over_source[layer][0, head].unsqueeze(0)
+        layer, head = self.alignment_head or (list(source_attention)[len(source_attention) // 2], None)
+        weights = source_attention[layer][0] if head is None else source_attention[layer][0, head].unsqueeze(0)
         rows = torch.arange(len(targets)).clamp(max=inputs[1].size(1) - 1)
         weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
         return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts=True)

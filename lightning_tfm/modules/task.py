@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
 from lightning_tfm.data import TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
 from lightning_tfm.modules.lines import LineModule
 from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
@@ -49,19 +50,6 @@ def check_label_smoothing(value: float) -> None:
     """
     if not 0 <= value < 1:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
-
-
-def check_strategy(strategy: Strategy) -> None:
-    """Check that each process has the whole gradient, whose norm is computed in each step.
-
-    Raises:
-        UserError: if the strategy shards the model.
-    """
-    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's strategies derive from these
-        raise UserError(
-            "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
-            f"but is {type(strategy).__name__}; try ddp"
-        )
 
 
 class TaskModule(LineModule):
@@ -140,10 +128,7 @@ class TaskModule(LineModule):
         Raises:
             UserError: if the module cannot be trained on the data.
         """
-        if not isinstance(data, cls.datamodule_class):
-            raise UserError(
-                f"{cls.__name__} learns from {cls.datamodule_class.holds}, but {type(data).__name__} holds {data.holds}"
-            )
+        check_pair(cls, type(data))
         return cls(network, **(cls.data_settings(data) | settings))
 
     @abstractmethod
@@ -262,11 +247,15 @@ class TaskModule(LineModule):
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
         if "mixed" in self.trainer.precision:
             unfuse(optimizer)
-        scheduler = self.lr_schedule.scheduler(optimizer, int(self.trainer.estimated_stepping_batches))
+        steps = self.trainer.estimated_stepping_batches
+        if steps == math.inf:
+            self.lr_schedule.check_max_steps(self.trainer.max_steps)
+        scheduler = self.lr_schedule.scheduler(optimizer, int(steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
+        check_callbacks(self.trainer.callbacks)
         if not self.is_restored:
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes

@@ -44,7 +44,8 @@ class GPT(CausalNetwork):
         max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
             the data.
         bias: whether linear layers and norms have a bias.
-        gelu: "exact" GELU (Hendrycks & Gimpel 2016), or the "tanh" approximation of GPT-2, twice as slow on a CPU.
+        activation: "gelu" (Hendrycks & Gimpel 2016), or "gelu_tanh", its tanh approximation of GPT-2, which is twice as
+            slow on a CPU.
         text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which has none.
         positions: "learned" vectors, as in GPT-2, or "rotary" (Su et al. 2021), which encode distances.
     """
@@ -60,7 +61,7 @@ class GPT(CausalNetwork):
         dropout: float = 0.0,
         max_length: int | None = None,
         bias: bool = True,
-        gelu: Literal["exact", "tanh"] = "exact",
+        activation: Literal["gelu", "gelu_tanh"] = "gelu",
         text_only: bool = False,
         positions: Literal["learned", "rotary"] = "learned",
     ) -> None:
@@ -74,10 +75,9 @@ class GPT(CausalNetwork):
         else:
             self.positions = nn.Embedding(self.max_length, d_model)
         self.dropout = Dropout(dropout)
-        activation = nn.GELU(approximate={"exact": "none", "tanh": "tanh"}[gelu])
+        gelu = nn.GELU(approximate={"gelu": "none", "gelu_tanh": "tanh"}[activation])
         self.layers = nn.ModuleList(
-            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, "pre", activation, bias)
-            for _ in range(num_layers)
+            TransformerLayer(d_model, num_heads, 4 * d_model, dropout, "pre", gelu, bias) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model, bias=bias)
         self.head = Linear(d_model, vocab_size, bias=False)
@@ -130,7 +130,7 @@ class GPT(CausalNetwork):
             config.n_head,
             config.n_layer,
             max_length=config.n_positions,
-            gelu="tanh",
+            activation="gelu_tanh",
             text_only=num_special > 0,
         )
         theirs = model.transformer

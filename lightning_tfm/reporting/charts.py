@@ -16,6 +16,9 @@ SCHEME: Literal["blues"] = "blues"
 MAX_LABEL_WIDTH = 150
 """Maximum width of axis and legend labels, in pixels; a chart must fit into 360 pixels."""
 
+LINE_LENGTH = 24
+"""Length of the lines in a legend, in pixels, which must show the dashes."""
+
 
 def draw_charts(runs: Sequence[Json]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table.
@@ -41,14 +44,38 @@ def _choice(names: list[str], label: str) -> Any:
     return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
 
 
-def _color(runs: Sequence[Json]) -> Any:
-    """Return the color encoding of runs, with a legend if there are several runs."""
+def _distinguish(runs: Sequence[Json], *, bars: bool = False) -> Json:
+    """Return the encodings that distinguish runs, with a legend if there are several runs.
+
+    Args:
+        runs: the runs.
+        bars: whether the marks are bars, otherwise lines.
+
+    Note:
+        From the seventh run on, colors repeat, lines are dashed, and bars are pale with a dashed outline.
+    """
     import altair
 
-    legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH)
-    order = [run["name"] for run in runs]
-    scale = altair.Scale(range=list(PALETTE))
-    return altair.Color("run:N", sort=order, scale=scale, legend=legend if len(runs) > 1 else None, title=None)
+    symbol = (
+        {"symbolType": "square"} if bars else {"symbolType": "stroke", "symbolSize": LINE_LENGTH**2, "symbolOpacity": 1}
+    )
+    legend = altair.Legend(orient="top", direction="vertical", labelLimit=2 * MAX_LABEL_WIDTH, **symbol)
+
+    def encode(channel: Any, values: list[Any]) -> Any:
+        """Return an encoding with a value for each run."""
+        scale = altair.Scale(type="ordinal", domain=[run["name"] for run in runs], range=values)
+        return channel("run:N", scale=scale, legend=legend if len(runs) > 1 else None, title=None)
+
+    colors = [PALETTE[number % len(PALETTE)] for number in range(len(runs))]
+    rounds = [number // len(PALETTE) for number in range(len(runs))]  # how often the colors were used up before
+    encodings = {"color": encode(altair.Color, colors)}
+    if rounds[-1]:
+        dashes = [[8, 3] + [2, 3] * (number - 1) if number else [1, 0] for number in rounds]
+        encodings["strokeDash"] = encode(altair.StrokeDash, dashes)
+    if rounds[-1] and bars:
+        fills = [f"{color}66" if number else color for color, number in zip(colors, rounds, strict=True)]
+        encodings |= {"color": encode(altair.Color, fills), "stroke": encode(altair.Stroke, colors)}
+    return encodings
 
 
 def _height(rows: int, step: int) -> int:
@@ -90,7 +117,7 @@ def _curves(runs: Sequence[Json]) -> Json | None:
             "step:Q", axis=altair.Axis(tickMinStep=1, labelExpr="datum.value % 1 ? '' : format(datum.value, ',d')")
         ),
         y=altair.Y("value:Q", title=None, scale=altair.Scale(zero=False)),
-        color=_color(runs),
+        **_distinguish(runs),
         tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
     )
     layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
@@ -121,7 +148,7 @@ def _categories(runs: Sequence[Json]) -> Json | None:
             y=altair.Y("category:N", title=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
             yOffset=altair.YOffset("run:N", sort=[run["name"] for run in runs]),
             x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
-            color=_color(runs),
+            **_distinguish(runs, bars=True),
             tooltip=["run:N", "category:N", altair.Tooltip("exact match:Q", format=".4f"), "loss:N", "pairs:Q"],
         )
         .add_params(chosen)

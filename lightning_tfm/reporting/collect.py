@@ -71,15 +71,17 @@ def collect_run(
     predictions = _predictions(folder / "predictions.jsonl")
     summary = _summary(folder / "summary.json")
     shows_attention = inputs or predictions or (folder / EXAMPLES_FILE).is_file()
-    module = _load(folder, summary, trust_packages) if shows_attention else None
+    checkpoint = _checkpoint(folder, summary)
+    module = _load(checkpoint, trust_packages) if checkpoint and shows_attention else None
     curves, non_finite = _curves(folder / "metrics.csv", points)
-    part = "val" if "val" in summary else "test"
+    split = "val" if "val" in summary else "test"
     examples = [_own_example(module, text) for text in inputs]
     own = [example for example in examples if "note" not in example]
     return {
         "name": name,
         "task": _task(settings),
-        "part": part,
+        "split": split,
+        "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
         "headline": _headline(summary),
         "facts": _facts(folder, summary),
         "config": (folder / "config.yaml").read_text(encoding="utf-8"),
@@ -89,7 +91,7 @@ def collect_run(
         "categories": _per_category(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
-        "outcomes": _outcomes(predictions, part),
+        "outcomes": _outcomes(predictions, split),
         "confusion": _confusion(predictions),
         "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
         "inputs": [
@@ -115,8 +117,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _task(settings: Json) -> str:
     """Return the module and the data of a run, such as "Seq2SeqModule on Date" or "Seq2SeqModule on Tsv (test.tsv)"."""
-    module, data = (settings.get(part) or {} for part in ("model", "data"))
-    named = " on ".join(str(part.get("class_path", "unknown")).rpartition(".")[2] for part in (module, data))
+    module, data = (settings.get(key) or {} for key in ("model", "data"))
+    named = " on ".join(str(component.get("class_path", "unknown")).rpartition(".")[2] for component in (module, data))
     arguments = data.get("init_args") or {}
     tested = next((arguments[name] for name in ("test", "val", "path") if arguments.get(name)), None)
     if tested is None:
@@ -158,7 +160,7 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
     if summary:
         with _reading(folder / "summary.json"):
             metrics = {
-                f"{part}/{name}": value for part in ("test", "val") for name, value in summary.get(part, {}).items()
+                f"{split}/{name}": value for split in ("test", "val") for name, value in summary.get(split, {}).items()
             }
             facts |= {name: f"{value:.4f}" for name, value in metrics.items() if not is_per_category(name)}
             if "train_seconds" in summary:
@@ -166,6 +168,8 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
                     "training": duration(summary["train_seconds"]),
                     "samples per second": f"{summary['samples_per_second']:,.0f}",
                 }
+            if tested := summary.get("checkpoint"):
+                facts["tested checkpoint"] = str(tested)
             facts |= {
                 "steps": f"{summary['steps']:,}",
                 "parameters": f"{summary['parameters']:,}",
@@ -254,12 +258,12 @@ def _per_category(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _outcomes(predictions: list[Json], part: str) -> dict[tuple[str, int], bool]:
+def _outcomes(predictions: list[Json], split: str) -> dict[tuple[str, int], bool]:
     """Return whether each prediction of a split is correct, by source and number of its earlier occurrences."""
     seen: Counter[str] = Counter()
     outcomes = {}
     for line in predictions:
-        if line["split"] == part:
+        if line["split"] == split:
             outcomes[line["source"], seen[line["source"]]] = bool(line["correct"])
             seen[line["source"]] += 1
     return outcomes
@@ -279,14 +283,16 @@ def _confusion(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _load(folder: Path, summary: Json, trust_packages: Sequence[str]) -> TaskModule | None:
-    """Load the model of a run, or that of a later test; return None, and print a message, if it cannot be loaded."""
+def _checkpoint(folder: Path, summary: Json) -> Path | None:
+    """Return the checkpoint of a run, or that of a later test; None if there is none."""
     checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     if tested := summary.get("checkpoint"):  # by a later test, in the folder where its command ran
         checkpoints += [Path(tested), folder.parent.joinpath(*Path(tested).parts[-3:])]
-    checkpoint = next(filter(Path.is_file, checkpoints), None)
-    if checkpoint is None:
-        return None
+    return next(filter(Path.is_file, checkpoints), None)
+
+
+def _load(checkpoint: Path, trust_packages: Sequence[str]) -> TaskModule | None:
+    """Load the model of a checkpoint; return None, and print a message, if it cannot be loaded."""
     try:
         return load(checkpoint, trust_packages)
     except UserError as error:  # an untrusted package or a damaged file must not prevent the rest of the page
@@ -298,11 +304,11 @@ def _own_example(module: TaskModule | None, text: str) -> Json:
     """Return a text of the user with its output, as an attention example, or with a note if there is no output."""
     if module is None:
         return {"source": text, "note": "no checkpoint can be loaded"}
-    (answer,) = module.predict([text])
-    if answer.outputs is None or answer.text is None:
-        return {"source": text, "note": answer.note}
-    probability = "" if (value := answer.outputs[0].probability) is None else f" ({value:.4f})"
-    return module.example(text, answer.text) | {"output": f"{answer.text}{probability}"}
+    (prediction,) = module.predict([text])
+    if prediction.outputs is None or prediction.text is None:
+        return {"source": text, "note": prediction.note}
+    probability = "" if (value := prediction.outputs[0].probability) is None else f" ({value:.4f})"
+    return module.example(text, prediction.text) | {"output": f"{prediction.text}{probability}"}
 
 
 def _attention(module: TaskModule, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:

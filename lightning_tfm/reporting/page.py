@@ -10,7 +10,7 @@ from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.verdict import result, verdict
 
-OMITTED = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion", "headline")
+OMITTED = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion", "headline", "checkpoint")
 """Content of a run that is rendered in charts and tables, or not shown."""
 
 

@@ -14,7 +14,7 @@ def result(run: Json) -> str:
         return "no test yet"
     name, value = run["headline"]
     number = len(run["outcomes"])
-    tested = f" on {number:,} {run['part']} examples" if number else f" on the {run['part']} part"
+    tested = f" on {number:,} {run['split']} examples" if number else f" on the {run['split']} split"
     return f"{_readable(name)} {format_value(value)}{tested}"
 
 
@@ -25,18 +25,29 @@ def verdict(runs: Sequence[Json]) -> str:
         runs: the runs, as returned by `collect_run`.
 
     Returns:
-        Sentences; empty if fewer than two runs were tested, or if their headline metrics or splits differ.
+        Sentences; empty if fewer than two checkpoints were tested, or if their headline metrics or splits differ.
+
+    Note:
+        Of a run and later tests of its checkpoint, only the first is compared. If more than two runs are equal, their
+        examples are not compared.
     """
-    names = {run["headline"][0] for run in runs if run["headline"]}
-    tested = [run for run in runs if run["headline"]]
-    if len(tested) < 2 or len(names) > 1 or len({run["part"] for run in tested}) > 1:
+    by_checkpoint: dict[str, Json] = {}
+    for run in runs:
+        if run["headline"]:
+            by_checkpoint.setdefault(run["checkpoint"] or run["name"], run)
+    tested = list(by_checkpoint.values())
+    names = {run["headline"][0] for run in tested}
+    if len(tested) < 2 or len(names) > 1 or len({run["split"] for run in tested}) > 1:
         return ""
     (name,) = names
     is_loss = name.endswith("loss")
     best, second, *_ = sorted(tested, key=lambda run: run["headline"][1] * (1 if is_loss else -1))
     value, other = best["headline"][1], second["headline"][1]
     if value == other:
-        text = f"{best['name']} and {second['name']} are equal in {_readable(name)}: {format_value(value)}."
+        *equal, last = [run["name"] for run in tested if run["headline"][1] == value]
+        text = f"{', '.join(equal)} and {last} are equal in {_readable(name)}: {format_value(value)}."
+        if len(equal) > 1:
+            return text
     else:
         text = (
             f"{best['name']} has the best {_readable(name)}: {format_value(value)}, {abs(value - other):.4f} "

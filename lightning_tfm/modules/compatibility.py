@@ -1,0 +1,66 @@
+"""Compatibility of a module with the data and the settings of the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_type_hints
+
+from lightning import Callback
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.parsing_errors import concrete
+
+if TYPE_CHECKING:
+    from lightning_tfm.data import TaskDataModule
+    from lightning_tfm.modules.task import TaskModule
+
+
+def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
+    """Check that a module can be trained on the data.
+
+    Raises:
+        UserError: if it cannot; the message names the modules that can.
+    """
+    if issubclass(data_class, module_class.datamodule_class):
+        return
+    from lightning_tfm import modules  # imports this module
+
+    fitting = []
+    for name in modules.__all__:
+        other = getattr(modules, name)
+        if issubclass(data_class, getattr(other, "datamodule_class", ())):
+            networks = concrete(get_type_hints(other.__init__)["network"])
+            fitting.append(f"lightning_tfm.modules.{name}, whose network is {' or '.join(networks)}")
+    raise UserError(
+        f"the module must learn from {data_class.holds}, the data of {data_class.__name__}, but "
+        f"{module_class.__name__} learns from {module_class.datamodule_class.holds}"
+        + (f"; try {'; or '.join(fitting)}" if fitting else "")
+    )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Check that each process has the whole gradient, whose norm is computed in each step.
+
+    Raises:
+        UserError: if the strategy shards the model.
+    """
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's strategies derive from these
+        raise UserError(
+            "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
+            f"but is {type(strategy).__name__}; try ddp"
+        )
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Check that all callbacks are supported.
+
+    Raises:
+        UserError: if one is not.
+    """
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+        raise UserError(
+            "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
+            "epochs; try lightning_tfm.callbacks.WeightAveraging"
+        )
