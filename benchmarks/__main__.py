@@ -41,6 +41,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.trainer_overhead,
     framework.start_up,
     framework.processes,
+    framework.elastic,
     framework.saving,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,

@@ -409,6 +409,48 @@ def processes(full: bool) -> Iterator[Row]:
     yield ratio_row("2 processes / 1, one thread each", "tokens/s", "≥ 1.6 x", rounds, checked=checked, note=note)
 
 
+def build_elastic(experiment: str, number: int, num_shards: int, folder: str) -> Built:
+    """Build runs of an experiment with elastic determinism, or with DDP.
+
+    Args:
+        experiment: the name of the experiment.
+        number: the number of processes.
+        num_shards: the number of shards; 0 without elastic determinism.
+        folder: the working directory of all processes.
+    """
+    settings = [f"--trainer.devices={number}"]
+    if num_shards:
+        settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
+        settings += [f"--trainer.strategy.init_args.num_shards={num_shards}"]
+    elif number > 1:
+        settings += ["--trainer.strategy=ddp"]
+
+    def work() -> Block:
+        fit(experiment, *settings, folder=folder)
+        return Block(Clock.amount, Clock.seconds)
+
+    work()
+    trainer = Clock.trainer
+    facts = {"parameters": parameters_of(trainer.lightning_module), "rows": trainer.datamodule.batch_size}
+    return Built(facts, work)
+
+
+def elastic(full: bool) -> Iterator[Row]:
+    """Measure what elastic determinism costs, on two processes and on one, with one thread each."""
+    for experiment in ("date_transformer", "date_gpt", "copy_attention_lstm"):
+        for number, num_shards, target in ((2, 4, "≥ 0.77 x"), (2, 8, ""), (1, 4, ""), (1, 8, "")):
+            with tempfile.TemporaryDirectory() as folder:
+                settings = {"experiment": experiment, "number": number, "folder": folder}
+                rounds, checked = compare(
+                    Side(build_elastic, {**settings, "num_shards": num_shards}, threads=1, processes=number),
+                    Side(build_elastic, {**settings, "num_shards": 0}, threads=1, processes=number),
+                    same_rows,
+                )
+            peer = "DDP" if number > 1 else "no strategy"
+            name = f"{experiment}, {num_shards} shards on {number} process{'es' if number > 1 else ''} / {peer}"
+            yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note="gloo, one thread a process")
+
+
 def build_saving() -> Built:
     """Build checkpoint saves of a large model; the amount is the extra memory over the size of the training state."""
     size = "--model.init_args.network.init_args"

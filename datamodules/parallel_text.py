@@ -14,6 +14,7 @@ from lightning_tfm.data import (
     MaxTokensSampler,
     Pair,
     PairDataModule,
+    Sharding,
     TrainingSampler,
     read_lines,
     read_table,
@@ -102,20 +103,20 @@ class ParallelText(PairDataModule):
     def pairs(self, split: str) -> list[Pair]:
         return [Pair(source, target) for source, target in self.splits[split]]
 
-    def check_processes(self, world_size: int) -> None:
+    def check_shards(self, num_shards: int) -> None:
         """Check the batch size as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
         if self.batch_tokens is None:
-            super().check_processes(world_size)
+            super().check_shards(num_shards)
 
-    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
+    def training_batches(self, sharding: Sharding) -> TrainingSampler:
         if self.batch_tokens is None:
-            return super().training_batches(rank, world_size)
+            return super().training_batches(sharding)
         examples = self.datasets["train"]
         lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
-        batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, rank, world_size)
-        if batches.fewest_rows < world_size:
+        batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, sharding)
+        if batches.fewest_rows < sharding.num_shards:
             raise UserError(
-                f"batch_tokens must allow at least one row for each of {world_size} processes, but "
+                f"batch_tokens must allow at least one row for each of {sharding.num_shards} processes or shards, but "
                 f"{self.batch_tokens} gives a batch of {batches.fewest_rows}; raise it"
             )
         return batches

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.data import Batch, Pair
+from lightning_tfm.metrics import exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 
 
@@ -72,7 +74,7 @@ class AlignmentScore(Metric):
     sure: Tensor
     linked: Tensor
     symbols: Tensor
-    entropies: Tensor
+    entropies: list[Tensor] | Tensor
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class AlignmentScore(Metric):
             self.add_state(name, torch.zeros(num_heads, dtype=torch.long), dist_reduce_fx="sum")
         for name in ("sure", "linked", "symbols"):
             self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("entropies", torch.zeros(num_heads), dist_reduce_fx="sum")
+        self.add_state("entropies", [], dist_reduce_fx="cat")
 
     def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
         """Update the state with a batch.
@@ -101,7 +103,8 @@ class AlignmentScore(Metric):
         self.correct += correct.sum((0, 2))
         self.sure_correct += (correct & is_sure.unsqueeze(1)).sum((0, 2))
         self.found += found.sum((0, 2))
-        self.entropies += entropy.sum((0, 2))
+        assert isinstance(self.entropies, list)
+        self.entropies.append(entropy.sum((0, 2)).unsqueeze(0))  # (1, H)
         self.sure += is_sure.sum()
         self.linked += gold.any(-1).sum()
         self.symbols += is_target.sum()
@@ -111,5 +114,5 @@ class AlignmentScore(Metric):
         return {
             "accuracy": self.correct / self.linked.clamp(min=1),
             "aer": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
-            "entropy": self.entropies / self.symbols,
+            "entropy": exact_sum(dim_zero_cat(self.entropies)) / self.symbols,
         }

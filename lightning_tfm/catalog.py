@@ -130,9 +130,10 @@ def find_experiment(name: str) -> Path:
 
 
 def list_experiments(folder: Path) -> list[Experiment]:
-    """Return the experiments of a folder, sorted by name."""
+    """Return the experiments of a folder, sorted by name; YAML files without a model are not experiments."""
     claims = read_claims(folder)
-    return [read_experiment(path, claims) for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
+    paths = [path for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
+    return [read_experiment(path, claims) for path in paths if "model" in read_yaml(path, "NAME")]
 
 
 def read_claims(folder: Path) -> dict[str, Any]:

@@ -282,7 +282,8 @@ class TfmCLI(LightningCLI):
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
-        self.model.check_data(self.datamodule, self.trainer.world_size)
+        self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
+        self.model.check_data(self.datamodule, self.trainer)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
@@ -314,7 +315,7 @@ class TfmCLI(LightningCLI):
         path = self._get(self.config, "ckpt_path")
         # Set up the data first, since invalid data or weights must not leave a folder behind.
         self.datamodule.setup("fit")
-        self.datamodule.training_batches(0, self.trainer.world_size)
+        self.datamodule.training_batches(self.datamodule.sharding)
         if path is None:
             self.model.load_pretrained()
         if self.resumed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from lightning_tfm.data import Batch
 from lightning_tfm.tokenization import PAD
@@ -48,8 +50,23 @@ def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
     return nll.view_as(target_out).sum(1)
 
 
+def exact_sum(values: Tensor) -> Tensor:
+    """Return the sum of values over the first dimension, rounded once, so that it does not depend on their order.
+
+    Args:
+        values: the values (N, ...), in at most float64.
+    """
+    if not values.isfinite().all():
+        return values.sum(0)
+    columns = values.flatten(1).T if values.dim() > 1 else values.unsqueeze(0)
+    sums = torch.tensor([math.fsum(column) for column in columns.tolist()], dtype=torch.float64)
+    return sums.view(values.shape[1:]).to(values)
+
+
 class Mean(Metric):
-    """Mean of all values on all devices, summed in at least float32 for every precision.
+    """Mean of all values on all devices, for every precision with sums in at least float32.
+
+    The sums of the batches are added by `exact_sum`, so the mean does not depend on the number of processes.
 
     Note:
         `torchmetrics.MeanMetric` is not suitable: `module.to(torch.bfloat16)` also converts its sums, and it excludes
@@ -57,12 +74,12 @@ class Mean(Metric):
     """
 
     full_state_update = False
-    total: Tensor
+    totals: list[Tensor] | Tensor
     count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("totals", [], dist_reduce_fx="cat")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, total: Tensor, count: Tensor | int) -> None:
@@ -72,12 +89,13 @@ class Mean(Metric):
             total: the sum of the values.
             count: the number of values.
         """
-        self.total += total
+        assert isinstance(self.totals, list)
+        self.totals.append(at_least_float32(total) if total.is_floating_point() else total.float())
         self.count += count
 
     def compute(self) -> Tensor:
         """Return the mean; NaN if any value is NaN."""
-        return self.total / self.count
+        return exact_sum(dim_zero_cat(self.totals)) / self.count
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         def keep_wide(state: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ EXPORTED = (
 CLASSES = {
     "lightning_tfm.loggers": ("TensorBoardLogger", "WandbLogger"),
     "lightning_tfm.optimizers": ("AdamW", "LRSchedule", "Muon"),
+    "lightning_tfm.strategies": ("Elastic",),
     "torch.optim": (
         "ASGD",
         "Adadelta",

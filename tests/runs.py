@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import wandb
@@ -70,13 +71,13 @@ def start(
     Args:
         arguments: the command-line arguments.
         cwd: the working directory, which receives the files `stdout` and `stderr`, or `stdout_1` and `stderr_1` of the
-            process of rank 1.
+            process of rank 1, and so on.
         fault: a key of MOMENTS, the number of the call to fail, from 1, and what to inject: the name of a signal
             (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
         pictures: whether to draw pictures, which take half of the time of a short run; otherwise they are blank.
         environment: environment variables to set, or to unset if None.
     """
-    rank = "_1" if environment.get("LOCAL_RANK") == "1" else ""
+    rank = f"_{environment['LOCAL_RANK']}" if environment.get("LOCAL_RANK", "0") != "0" else ""
     out, err = cwd / f"stdout{rank}", cwd / f"stderr{rank}"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
@@ -96,18 +97,33 @@ TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.
 """Options for which Lightning starts a second process."""
 
 
-def ranks():
-    """Return the environments of two ranks of a run, with which Lightning launches no process itself."""
+def ranks(number=2):
+    """Return the environments of the ranks of a run, with which Lightning launches no process itself."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(2)]
+    return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(number)]
 
 
 def start_two(*arguments: object, cwd: Path, **environment: str | None) -> Child:
     """Start a run of two processes, see `start`."""
-    first, second = (start(*arguments, *TWO_PROCESSES, cwd=cwd, **environment, **rank) for rank in ranks())
-    return Child(first.process, first.out, first.err, [second.process])
+    return _start_ranks(2, *arguments, *TWO_PROCESSES, cwd=cwd, **environment)
+
+
+def start_elastic(
+    number: int, *arguments: object, cwd: Path, num_shards: int = 8, num_threads: int = 1, **settings: Any
+) -> Child:
+    """Start a run of a number of processes with elastic determinism, see `start`."""
+    options = {"accelerator": "cpu", "devices": number}
+    options |= {"strategy.init_args.num_shards": num_shards, "strategy.init_args.num_threads": num_threads}
+    elastic = (f"--trainer.{name}={value}" for name, value in options.items())
+    arguments = (*arguments, "--config", EXPERIMENTS / "elastic.yaml", *elastic)
+    return _start_ranks(number, *arguments, cwd=cwd, **settings)
+
+
+def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
+    first, *others = (start(*arguments, **settings, **rank) for rank in ranks(number))
+    return Child(first.process, first.out, first.err, [other.process for other in others])
 
 
 def _child(arguments, cwd, out, err, fault, pictures, environment):
@@ -477,12 +493,12 @@ def equal(ours, theirs, where=""):
         assert ours == theirs, where
 
 
-def assert_same_run(cwd, reference, model, rows_lost=0, best=True):
+def assert_same_run(cwd, reference, model, rows_lost=0, best=True, same_processes=True):
     """Assert that two runs have equal checkpoints, logged metrics and test metrics, see `assert_same_files`."""
-    assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best)
+    assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best, same_processes)
 
 
-def assert_same_files(ours, theirs, rows_lost=0, best=True):
+def assert_same_files(ours, theirs, rows_lost=0, best=True, same_processes=True):
     """Assert that the folders of two runs have bitwise equal checkpoints, logged metrics and test metrics.
 
     Args:
@@ -490,6 +506,7 @@ def assert_same_files(ours, theirs, rows_lost=0, best=True):
         theirs: the other, the reference.
         rows_lost: the most rows of the log that ours may lack.
         best: whether there is a best checkpoint.
+        same_processes: whether both have the same number of processes, which divide the validation batches.
     """
     for name in ("last", "best") if best else ("last",):
         contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
@@ -497,6 +514,8 @@ def assert_same_files(ours, theirs, rows_lost=0, best=True):
             for state in content["callbacks"].values():
                 state.pop("train_seconds", None)  # may differ
             content.pop("experiment")  # the settings, such as the number of workers
+            if not same_processes:
+                content["loops"]["fit_loop"].pop("epoch_loop.val_loop.batch_progress")
         equal(*contents, name)
     logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
     for row in (row for log in logs for row in log):

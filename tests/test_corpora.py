@@ -22,7 +22,7 @@ from corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_fol
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
-from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, WindowSampler, stable_hash
+from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Sharding, WindowSampler, stable_hash
 from lightning_tfm.data.files import read_lines, read_text
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import (
@@ -130,7 +130,7 @@ def test_batches_use_their_token_budget(corpus):
     data = parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64)
     data.setup("fit")
     dataset = data.datasets["train"]
-    stream = data.training_batches(0, 1)
+    stream = data.training_batches(data.sharding)
     rows = torch.cat(list(stream.batches(0)))
     assert sorted(rows.tolist()) == list(range(300))
     sizes = []
@@ -176,7 +176,7 @@ def test_streams_do_not_depend_on_the_start_or_the_world_size(make):
         assert whole[start:] == [rows.tolist() for rows in itertools.islice(stream, 50 - start)]
         assert make().samples_seen(start) == sum(map(len, whole[:start]))
     for number in (2, 3):
-        streams = [itertools.islice(make(rank=rank, world_size=number), 50) for rank in range(number)]
+        streams = [itertools.islice(make(sharding=Sharding(rank, number, number)), 50) for rank in range(number)]
         for batch, *shares in zip(whole, *streams, strict=True):
             assert sorted(batch) == sorted(row for share in shares for row in share.tolist())
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -264,7 +264,7 @@ def test_training_windows_are_complete_and_start_anywhere(tmp_path):
     data.setup("fit")
     ids = data.datasets["train"].ids
     begins = set()
-    for rows in itertools.islice(data.training_batches(0, 1), 500):
+    for rows in itertools.islice(data.training_batches(data.sharding), 500):
         batch = data.datasets["train"][rows]
         for begin, target_in, target_out in zip(rows.tolist(), batch.target_in, batch.target_out, strict=True):
             assert target_in.equal(ids[begin : begin + 16])
@@ -904,7 +904,8 @@ BAD_DATA = {
     ),
     "more windows in a batch than there are": (
         lambda p: (
-            (data := Text(text_file(p), max_length=64, batch_size=100)).setup("fit") or data.training_batches(0, 1)
+            (data := Text(text_file(p), max_length=64, batch_size=100)).setup("fit")
+            or data.training_batches(data.sharding)
         ),
         "batch_size must be at most the 41 windows of the training split, but is 100",
     ),

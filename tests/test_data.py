@@ -17,7 +17,7 @@ import torch
 
 from datamodules import Copy, Date, ToyTranslation, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, normalize_text, stable_hash
+from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, normalize_text, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, tokenizer_from_dict
@@ -182,7 +182,7 @@ def test_processes_share_the_same_global_batches(world_size):
     lengths = torch.randint(1, 20, (100,))
     whole = LengthGroupedSampler(lengths, 16, seed=3)
     samplers = [
-        LengthGroupedSampler(lengths, 16, seed=3, rank=rank, world_size=world_size) for rank in range(world_size)
+        LengthGroupedSampler(lengths, 16, 3, Sharding(rank, world_size, world_size)) for rank in range(world_size)
     ]
     for start in (0, 4, 6):
         for stream in (whole, *samplers):
@@ -218,12 +218,33 @@ def test_batches_group_similar_lengths_and_are_shuffled():
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_evaluation_visits_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
-    samplers = [EvaluationSampler(lengths, batch_size, rank, world_size) for rank in range(world_size)]
+    samplers = [
+        EvaluationSampler(lengths, batch_size, Sharding(rank, world_size, world_size)) for rank in range(world_size)
+    ]
     batches = [list(sampler) for sampler in samplers]
     assert sorted(row for share in batches for batch in share for row in batch.tolist()) == list(range(size))
     most_rows = math.ceil(size / world_size)
     assert {len(share) for share in batches} == {min(size // world_size, math.ceil(most_rows / batch_size))}
     assert all(1 <= len(batch) <= batch_size + 1 for share in batches for batch in share)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_the_batches_of_a_shard_do_not_depend_on_the_number_of_processes(world_size):
+    lengths = torch.randint(1, 20, (101,))
+    for make in (
+        lambda sharding: itertools.islice(LengthGroupedSampler(lengths, 18, 3, sharding), 9 * len(sharding.own)),
+        lambda sharding: iter(EvaluationSampler(lengths, 4, sharding)),
+    ):
+        batches = {}
+        for rank in range(world_size):
+            sharding = Sharding(rank, world_size, 8)
+            for number, rows in enumerate(make(sharding)):
+                step, index = divmod(number, len(sharding.own))
+                batches[step, sharding.own[index]] = rows.tolist()
+        alone = [[rows.tolist() for rows in make(Sharding(shard, 8, 8))] for shard in range(8)]
+        assert batches == {
+            (step, shard): rows for shard, stream in enumerate(alone) for step, rows in enumerate(stream)
+        }
 
 
 def test_lists_of_all_processes_are_concatenated(monkeypatch):

@@ -259,6 +259,7 @@ def test_a_run_records_its_provenance(run_folder):
         "versions",
         "framework",
         "hardware",
+        "processes",
         "data_fingerprint",
         "wandb",
     }

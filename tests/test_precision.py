@@ -30,7 +30,7 @@ from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, read
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Mean, token_nll
+from lightning_tfm.metrics import Mean, exact_sum, token_nll
 from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.modules.compatibility import check_strategy
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
@@ -240,7 +240,18 @@ def test_sums_of_a_mean_are_never_in_half_precision():
     ):
         mean = Mean()
         mean.update(torch.tensor(1.0), 1)
-        assert mean.to(dtype).total.dtype == kept
+        assert mean.to(dtype).totals[0].dtype == kept
+
+
+def test_exact_sums_do_not_depend_on_the_order():
+    values = torch.randn(1000, 3) * 10.0 ** torch.randint(-6, 6, (1000, 1))
+    total = exact_sum(values)
+    for _ in range(5):
+        assert exact_sum(values[torch.randperm(1000)]).equal(total)
+    assert total.equal(values.double().sum(0).float())
+    assert exact_sum(values[:, 0]).equal(total[0])
+    for value in (math.nan, math.inf):
+        assert not exact_sum(torch.tensor([1.0, value, -math.inf])).isfinite()
 
 
 def test_label_smoothing_is_off_by_default():

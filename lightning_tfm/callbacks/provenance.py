@@ -18,8 +18,10 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.configuration import read_json
+from lightning_tfm.errors import rank_zero_print
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder, wandb_loggers
+from lightning_tfm.strategies import Elastic
 
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel", "tokenizers", "sacrebleu")
 
@@ -41,6 +43,7 @@ class Provenance(Callback):
       repository.
     - `versions`: the versions of Python and the packages.
     - `hardware`: the system, the processor, the GPUs, and the number of cores and threads.
+    - `processes`: the number of processes of the run.
     - `data_fingerprint`: a hash of each split, which is also logged as a hyper-parameter.
     - `wandb`: the id of the run in W&B; null without W&B.
     """
@@ -87,10 +90,33 @@ class Provenance(Callback):
             "versions": versions(),
             "framework": {name: value for name, value in framework().items() if name in ("commit", "dirty")},
             "hardware": hardware(),
+            "processes": trainer.world_size,
             "data_fingerprint": trainer.datamodule.fingerprint,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
+        if self.step and starts:
+            _report_changes(starts[-1], start, elastic=isinstance(trainer.strategy, Elastic))
         write_text(folder / "provenance.json", json.dumps([*starts, start], indent=2) + "\n")
+
+
+def _report_changes(earlier: dict[str, Any], start: dict[str, Any], elastic: bool) -> None:
+    """Print what has changed since a run was last started and may change its floating-point results.
+
+    Args:
+        earlier: the entry of the last start.
+        start: the new entry.
+        elastic: whether results do not depend on the number of processes.
+    """
+    pairs = {
+        **{name: (earlier["hardware"][name], start["hardware"][name]) for name in ("processor", "threads", "gpus")},
+        **{f"version of {name}": (earlier["versions"].get(name), new) for name, new in start["versions"].items()},
+        **({} if elastic else {"processes": (earlier.get("processes"), start["processes"])}),
+    }
+    changes = [f"{name} ({new}, was {old})" for name, (old, new) in pairs.items() if old != new]
+    if changes:
+        rank_zero_print(
+            f"resumed with other {', '.join(changes)}: results may differ from an undisturbed run by rounding"
+        )
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.networks import Network
 
 
@@ -55,13 +55,21 @@ class Telemetry(Callback):
         if trainer.state.fn == "fit":
             self.started = time.perf_counter()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch | ShardedBatch, batch_idx: int
+    ) -> None:
         if self.peak and self.flops_per_token is None:
+            first = batch[0] if isinstance(batch, ShardedBatch) else batch
             # The module seeds dropout after this hook, so the random numbers drawn here do not change the run.
-            self.flops_per_token = step_flops(cast(Network, pl_module.network), batch) / int(batch.tokens)
+            self.flops_per_token = step_flops(cast(Network, pl_module.network), first) / int(first.tokens)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: Batch | ShardedBatch,
+        batch_idx: int,
     ) -> None:
         self.tokens = self.tokens + batch.tokens
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):

@@ -1,6 +1,6 @@
 """Datasets, samplers and base classes of data modules."""
 
-from lightning_tfm.data.batch import Batch, Examples, pad_sequences
+from lightning_tfm.data.batch import Batch, Examples, ShardedBatch, pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.files import (
@@ -21,6 +21,7 @@ from lightning_tfm.data.samplers import (
     EvaluationSampler,
     LengthGroupedSampler,
     MaxTokensSampler,
+    Sharding,
     TrainingSampler,
     WindowSampler,
 )
@@ -43,6 +44,8 @@ __all__ = [
     "PairDataModule",
     "PairDataset",
     "ResumableDataLoader",
+    "ShardedBatch",
+    "Sharding",
     "TaskDataModule",
     "TextDataModule",
     "TextDataset",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,15 @@ class Batch(NamedTuple):
     def tokens(self) -> Tensor:
         """Return the number of target tokens without padding, as a scalar tensor."""
         return (self.target_out != PAD).sum()
+
+
+class ShardedBatch(tuple[Any, ...]):
+    """Batches of the shards of a process, see `Sharding`, each padded on its own."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return the number of tokens without padding in all shards, as a scalar tensor."""
+        return torch.stack([shard.tokens for shard in self]).sum()
 
 
 class Examples(Protocol):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
-from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, TrainingSampler
+from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, Sharding, TrainingSampler
 from lightning_tfm.errors import UserError, ignore_signals, rank_zero_print
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
@@ -93,16 +93,29 @@ class TaskDataModule(LightningDataModule, ABC):
             if known and split != "train":
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
-    def check_processes(self, world_size: int) -> None:
-        """Check that a training batch has at least one row per process.
+    def check_shards(self, num_shards: int) -> None:
+        """Check that a training batch has at least one row per shard.
+
+        Args:
+            num_shards: the number of shards; without elastic determinism, the number of processes.
 
         Raises:
             UserError: if it has fewer rows.
         """
-        if self.batch_size < world_size:
+        if self.batch_size < num_shards:
             raise UserError(
-                f"batch_size must be at least the number of processes ({world_size}), but is {self.batch_size}"
+                f"batch_size must be at least the number of processes or shards ({num_shards}), but is "
+                f"{self.batch_size}"
             )
+
+    def _check_sizes(self) -> None:
+        """Raise UserError if a split has fewer examples than there are shards."""
+        for split, examples in self.datasets.items():
+            if len(examples) < self.sharding.num_shards:
+                raise UserError(
+                    f"{split} must hold at least one example for each of {self.sharding.num_shards} processes or "
+                    f"shards, but holds {len(examples)}"
+                )
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -114,6 +127,7 @@ class TaskDataModule(LightningDataModule, ABC):
             with gc_disabled():
                 splits = dict.fromkeys(("train", "val", *self.test_sets))
                 self.datasets = {split: self.examples(split) for split in splits}
+            self._check_sizes()
             self._report_overlaps()
             if self.test_sets == ("val",):
                 rank_zero_print(
@@ -121,12 +135,11 @@ class TaskDataModule(LightningDataModule, ABC):
                     f"checkpoint; set data.init_args.{self.test_setting}"
                 )
 
-    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
+    def training_batches(self, sharding: Sharding) -> TrainingSampler:
         """Return the sampler of training batches for one process.
 
         Args:
-            rank: the rank of the process.
-            world_size: the number of processes.
+            sharding: the shards of the process.
 
         Raises:
             UserError: if there are fewer training examples than rows in a batch.
@@ -136,7 +149,7 @@ class TaskDataModule(LightningDataModule, ABC):
             raise UserError(
                 f"batch_size must be at most the {len(examples)} training examples, but is {self.batch_size}"
             )
-        return LengthGroupedSampler(examples.lengths, self.batch_size, self.seed, rank, world_size)
+        return LengthGroupedSampler(examples.lengths, self.batch_size, self.seed, sharding)
 
     def _loader_settings(self) -> dict[str, Any]:
         return {
@@ -148,13 +161,17 @@ class TaskDataModule(LightningDataModule, ABC):
             "generator": torch.Generator(),  # otherwise, each iterator would draw from the generator of dropout
         }
 
-    def _rank_and_world_size(self) -> tuple[int, int]:
-        """Return the rank of this process and the world size."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    @property
+    def sharding(self) -> Sharding:
+        """Return the shards of this process: those of the strategy, or one for each process."""
+        if self.trainer is None:
+            return Sharding()
+        world_size = self.trainer.world_size
+        return Sharding(self.trainer.global_rank, world_size, getattr(self.trainer.strategy, "num_shards", world_size))
 
     def train_dataloader(self) -> ResumableDataLoader:
         """Return the loader of all batches of the run, or of one epoch if `max_steps` is not set."""
-        stream = self.training_batches(*self._rank_and_world_size())
+        stream = self.training_batches(self.sharding)
         if self.trainer is not None and self.trainer.max_steps > 0:
             num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         else:
@@ -162,12 +179,8 @@ class TaskDataModule(LightningDataModule, ABC):
         return ResumableDataLoader(self.datasets["train"], stream, num_batches, **self._loader_settings())
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        examples, (rank, world_size) = self.datasets[split], self._rank_and_world_size()
-        if len(examples) < world_size:
-            raise UserError(
-                f"{split} must hold at least one example for each of {world_size} processes, but holds {len(examples)}"
-            )
-        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, rank, world_size)
+        examples = self.datasets[split]
+        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, self.sharding)
         return DataLoader(cast(Dataset[Any], examples), sampler=batches, **self._loader_settings())
 
     def val_dataloader(self) -> DataLoader[Any]:

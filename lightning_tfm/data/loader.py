@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_tfm.data.batch import Examples
+from lightning_tfm.data.batch import Examples, ShardedBatch
 from lightning_tfm.data.samplers import TrainingSampler
 from lightning_tfm.errors import UserError
 
@@ -16,7 +16,7 @@ class ResumableDataLoader(DataLoader[Any]):
     """Data loader of the training batches of a run, resumable at any batch.
 
     Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
-    yielded, not those that workers have prefetched.
+    yielded, not those that workers have prefetched. If a process has several shards, it yields a ShardedBatch.
 
     Args:
         examples: the encoded data.
@@ -45,11 +45,12 @@ class ResumableDataLoader(DataLoader[Any]):
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[NamedTuple]:  # type: ignore[override]  # torch names its own class of iterators
+    def __iter__(self) -> Iterator[NamedTuple | ShardedBatch]:  # type: ignore[override]  # torch names its own class of iterators
         self.sampler.start = self.position
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        for shards in zip(*[batches] * len(self.sampler.sharding.own), strict=True):  # one iterator, several at a time
             self.position += 1
-            yield batch
+            yield shards[0] if len(shards) == 1 else ShardedBatch(shards)
             if self.position % self.num_batches == 0:
                 break
 

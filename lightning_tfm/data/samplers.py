@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,31 +14,50 @@ from torch.utils.data import Sampler
 from lightning_tfm.data.hashing import stable_hash
 
 
+class Sharding(NamedTuple):
+    """Division of each training batch into shards, of which each process computes equally many.
+
+    Attributes:
+        rank: the rank of this process.
+        world_size: the number of processes.
+        num_shards: the number of shards over all processes, a multiple of the number of processes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    num_shards: int = 1
+
+    @property
+    def own(self) -> range:
+        """Return the shards of this process, in order."""
+        size = self.num_shards // self.world_size
+        return range(self.rank * size, (self.rank + 1) * size)
+
+
 class TrainingSampler(Sampler[Tensor], ABC):
     """Base class of samplers of training batches: an endless stream that depends only on the seed.
 
     The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
-    processes, among which its rows are divided.
+    shards, among which its rows are divided. An iteration yields the rows of one shard of this process after another.
 
     Args:
         seed: the seed of the order.
-        rank: the rank of this process.
-        world_size: the number of processes.
+        sharding: the shards of this process.
 
     Attributes:
         start: the index in the stream of the first batch of the next iteration.
     """
 
-    def __init__(self, seed: int, rank: int = 0, world_size: int = 1) -> None:
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+    def __init__(self, seed: int, sharding: Sharding = Sharding()) -> None:
+        self.seed, self.sharding = seed, sharding
         self.start = 0
 
     @abstractmethod
     def _epoch(self, number: int, generator: torch.Generator) -> Tensor | Sequence[Tensor]:
-        """Return the batches of an epoch, each with the rows of all processes."""
+        """Return the batches of an epoch, each with the rows of all shards."""
 
     def batches(self, number: int) -> Tensor | Sequence[Tensor]:
-        """Return the batches of epoch `number` in order, each with the rows of all processes."""
+        """Return the batches of epoch `number` in order, each with the rows of all shards."""
         return self._epoch(number, torch.Generator().manual_seed(stable_hash(f"{self.seed} {number}") >> 1))
 
     @property
@@ -55,7 +74,8 @@ class TrainingSampler(Sampler[Tensor], ABC):
         for number in itertools.count():
             batches = self.batches(number)
             for rows in batches[skipped:]:
-                yield rows[self.rank :: self.world_size]
+                for shard in self.sharding.own:
+                    yield rows[shard :: self.sharding.num_shards]
             skipped = max(0, skipped - len(batches))
 
 
@@ -68,13 +88,13 @@ class LengthGroupedSampler(TrainingSampler):
     Args:
         lengths: the length of each row in tokens (N).
         batch_size: number of rows in a batch, over all processes.
-        seed, rank, world_size: see TrainingSampler.
+        seed, sharding: see TrainingSampler.
     """
 
     POOL = 16
 
-    def __init__(self, lengths: Tensor, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
-        super().__init__(seed, rank, world_size)
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int, sharding: Sharding = Sharding()) -> None:
+        super().__init__(seed, sharding)
         self.lengths, self.batch_size = lengths, batch_size
         self.batches_per_epoch = len(lengths) // batch_size
 
@@ -102,11 +122,11 @@ class MaxTokensSampler(TrainingSampler):
     Args:
         lengths: the length of each row in tokens (N).
         batch_tokens: maximum number of tokens in a batch, including padding, over all processes.
-        seed, rank, world_size: see TrainingSampler.
+        seed, sharding: see TrainingSampler.
     """
 
-    def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
-        super().__init__(seed, rank, world_size)
+    def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, sharding: Sharding = Sharding()) -> None:
+        super().__init__(seed, sharding)
         self.lengths, self.batch_tokens = lengths, batch_tokens
         self.cuts, begin = [], 0  # the same in each epoch, since the sorted lengths are
         ordered = lengths.sort(descending=True).values.tolist()
@@ -149,13 +169,13 @@ class WindowSampler(TrainingSampler):
         num_tokens: number of tokens in the text.
         max_length: number of tokens in a window.
         batch_size: number of windows in a batch, over all processes.
-        seed, rank, world_size: see TrainingSampler.
+        seed, sharding: see TrainingSampler.
     """
 
     def __init__(
-        self, num_tokens: int, max_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+        self, num_tokens: int, max_length: int, batch_size: int, seed: int, sharding: Sharding = Sharding()
     ) -> None:
-        super().__init__(seed, rank, world_size)
+        super().__init__(seed, sharding)
         self.num_tokens, self.max_length, self.batch_size = num_tokens, max_length, batch_size
         self.windows = (num_tokens - 1) // max_length - 1  # complete windows, for any offset
         self.batches_per_epoch = self.windows // batch_size
@@ -175,25 +195,25 @@ class WindowSampler(TrainingSampler):
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
+    """Sampler of evaluation batches, which contain every row once over all shards, grouped by length.
 
-    All processes get the same number of batches, none of them empty, since they wait for each other after each batch.
-    The order of the batches is random but fixed, so the first few are representative.
+    The batches of a shard do not depend on the number of processes. All shards have the same number of batches, none of
+    them empty, since processes wait for each other after each batch. The order of the batches is random but fixed, so
+    the first few are representative.
 
     Args:
         lengths: the length of each row in tokens (N).
-        batch_size: maximum number of rows in a batch per process; with 1, a batch may have 2 rows.
-        rank: the rank of this process.
-        world_size: the number of processes.
+        batch_size: maximum number of rows in a batch; with 1, a batch may have 2 rows.
+        sharding: the shards of this process.
     """
 
-    def __init__(self, lengths: Tensor, batch_size: int, rank: int, world_size: int) -> None:
+    def __init__(self, lengths: Tensor, batch_size: int, sharding: Sharding) -> None:
         order = lengths.argsort(stable=True)
-        fewest_rows, most_rows = len(order) // world_size, -(-len(order) // world_size)  # of a process
+        fewest_rows, most_rows = len(order) // sharding.num_shards, -(-len(order) // sharding.num_shards)  # of a shard
         num_batches = min(fewest_rows, -(-most_rows // batch_size))
-        batches = order[rank::world_size].tensor_split(num_batches)
+        by_shard = [order[shard :: sharding.num_shards].tensor_split(num_batches) for shard in sharding.own]
         drawn = torch.randperm(num_batches, generator=torch.Generator().manual_seed(0)).tolist()
-        self.batches = [batches[number] for number in drawn]
+        self.batches = [batches[number] for number in drawn for batches in by_shard]
 
     def __len__(self) -> int:
         return len(self.batches)

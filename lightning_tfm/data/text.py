@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
-from lightning_tfm.data.samplers import TrainingSampler, WindowSampler
+from lightning_tfm.data.samplers import Sharding, TrainingSampler, WindowSampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD, Tokenizer
 
@@ -103,9 +103,9 @@ class TextDataModule(TaskDataModule):
         stride = 1 if split == "train" else self.max_length
         return TextDataset(self.texts[split], self.tokenizer, self.max_length, stride, split)
 
-    def training_batches(self, rank: int, world_size: int) -> TrainingSampler:
+    def training_batches(self, sharding: Sharding) -> TrainingSampler:
         num_tokens = len(self.datasets["train"].ids)
-        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, rank, world_size)
+        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, sharding)
         if not batches.batches_per_epoch:
             raise UserError(
                 f"batch_size must be at most the {batches.windows} windows of the training split, but is "

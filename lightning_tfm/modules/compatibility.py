@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.parsing_errors import concrete
+from lightning_tfm.strategies import Elastic
 
 if TYPE_CHECKING:
     from lightning_tfm.data import TaskDataModule
@@ -44,9 +45,11 @@ def check_strategy(strategy: Strategy) -> None:
     """Check that each process has the whole gradient, whose norm is computed in each step.
 
     Raises:
-        UserError: if the strategy shards the model.
+        UserError: if the strategy shards the model, or cannot divide its shards of a batch among the processes.
     """
-    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's strategies derive from these
+    if isinstance(strategy, Elastic):
+        strategy.check_processes(strategy.num_nodes * strategy.num_processes)
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
         raise UserError(
             "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
             f"but is {type(strategy).__name__}; try ddp"

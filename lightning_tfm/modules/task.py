@@ -28,6 +28,7 @@ from lightning_tfm.modules.lines import LineModule
 from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
+from lightning_tfm.strategies import Elastic
 from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class TaskModule(LineModule):
         # DDP need not broadcast buffers, which are lookup tables and counts that do not change in training.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
-        self.step_sums: Tensor | int = 0  # loss and number of tokens of the step so far
+        self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
@@ -222,17 +223,17 @@ class TaskModule(LineModule):
         if self.trainer.precision == "64-true":
             self.double()
         if self.trainer.datamodule is not None:
-            self.check_data(self.trainer.datamodule, self.trainer.world_size)
+            self.check_data(self.trainer.datamodule, self.trainer)
         for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
             if prefix not in self.metrics:
                 self.metrics[prefix] = self.new_metrics()
 
-    def check_data(self, data: TaskDataModule, world_size: int) -> None:
+    def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
         """Check that the network can be trained on a data module.
 
         Args:
             data: the data module.
-            world_size: the number of processes.
+            trainer: the trainer.
 
         Raises:
             UserError: if the vocabulary, the lengths or the batch size do not fit.
@@ -241,7 +242,7 @@ class TaskModule(LineModule):
         if vocab_size != data.vocab_size:
             raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")
         self.network.check_lengths(data.max_source_length, data.max_target_length)
-        data.check_processes(world_size)
+        data.check_shards(getattr(trainer.strategy, "num_shards", trainer.world_size))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
@@ -266,9 +267,16 @@ class TaskModule(LineModule):
         self.weights = list(self.network.parameters())  # kept, since traversing the modules takes as long as clipping
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout with the seed of the run, the number of the batch and the rank."""
+        self.seed_dropout(self.global_rank)
+
+    def seed_dropout(self, shard: int) -> None:
+        """Seed dropout with the seed of the run, the number of the batch and the shard.
+
+        Args:
+            shard: the number of the shard; without elastic determinism, the rank of the process.
+        """
         number = self.trainer.fit_loop.total_batch_idx
-        seed = stable_hash(f"{self.seed} {number} {self.global_rank}") >> 1
+        seed = stable_hash(f"{self.seed} {number} {shard}") >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would query every type of device
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(seed)
@@ -283,8 +291,21 @@ class TaskModule(LineModule):
         Note:
             The gradients are divided by the number of tokens of the step in `configure_gradient_clipping`.
         """
-        self.step_sums = self.step_sums + torch.stack((loss.detach(), tokens.to(loss.dtype)))
+        self.step_sums.append(torch.stack((loss.detach(), tokens.to(loss.dtype))))
         return loss
+
+    def _total_loss(self) -> tuple[Tensor, Tensor]:
+        """Return the loss and the number of tokens of the step, added in the order of batches and shards."""
+        sums = torch.stack(self.step_sums)  # (A n, 2) of A accumulated batches with n shards on this process
+        self.step_sums = []
+        if (world_size := self.trainer.world_size) > 1:
+            gathered = sums.new_empty(world_size, *sums.shape)
+            torch.distributed.all_gather_into_tensor(gathered.flatten(0, 1), sums)  # Lightning's adds a barrier
+            by_batch = gathered.unflatten(1, (self.trainer.accumulate_grad_batches, -1))  # (W, A, n, 2)
+            sums = by_batch.transpose(0, 1).flatten(0, 2)
+        first, *others = sums.unbind()
+        loss, tokens = sum(others, start=first)
+        return loss, tokens
 
     def _gradients(self) -> list[Tensor]:
         return [weight.grad for weight in self.weights if weight.grad is not None]
@@ -293,16 +314,13 @@ class TaskModule(LineModule):
         """Reduce the loss of the step over accumulated batches and processes, and compute the gradient norms.
 
         Note:
-            Gradients are sums over tokens, which Lightning has divided by the number of accumulated batches, and the
-            strategy by the number of processes. `grad_scale` reverts both, and divides by the tokens of the step.
+            Gradients are sums over tokens, which Lightning has divided by the number of accumulated batches, and DDP by
+            the number of processes. `grad_scale` reverts both, and divides by the tokens of the step.
         """
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(self.step_sums)  # Lightning's all_reduce adds a barrier
-        assert isinstance(self.step_sums, Tensor)  # a batch was added
-        loss, tokens = self.step_sums
-        self.step_sums = 0
+        loss, tokens = self._total_loss()
         loss = loss / tokens
-        self.grad_scale = self.trainer.accumulate_grad_batches * self.trainer.world_size / tokens
+        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.trainer.world_size
+        self.grad_scale = self.trainer.accumulate_grad_batches * averaged / tokens
         gradients = self._gradients()
         # A norm in half precision would be inexact, and could overflow.
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
@@ -340,12 +358,14 @@ class TaskModule(LineModule):
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         scheduled = self.lr_schedule.needs_max_steps and not trainer.fast_dev_run
+        num_shards = trainer.strategy.num_shards if isinstance(trainer.strategy, Elastic) else 1
         return {
             "trainer.precision": trainer.precision,
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
             "trainer.gradient_clip_val": clips or None,
             "trainer.gradient_clip_algorithm": (algorithm.value if algorithm else "norm") if clips else None,
             **{f"model.init_args.{name}": self.hparams.get(name) for name in self.step_arguments},
+            "trainer.strategy.init_args.num_shards": num_shards if num_shards > 1 else None,
             "checkpoint.monitor": getattr(trainer.checkpoint_callback, "monitor", None),
             "checkpoint.mode": getattr(trainer.checkpoint_callback, "mode", None),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,

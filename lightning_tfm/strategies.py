@@ -1,0 +1,135 @@
+"""Strategies of the Trainer for several processes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_tfm.data import ShardedBatch, Sharding
+from lightning_tfm.errors import UserError
+
+
+class Elastic(DDPStrategy):
+    """Data parallelism whose results are the same, bit for bit, for any number of processes.
+
+    Each batch is divided into `num_shards` shards, whatever the number of processes. A shard is a forward and backward
+    pass of its own, with its own padding and its own dropout. The gradients of the shards are added in a fixed binary
+    tree: each process adds those of its own shards, which are consecutive, and all processes together add the results,
+    with the communication of an all-reduce.
+
+    Args:
+        num_shards: number of shards, a power of two and a multiple of the number of processes. Each batch must have at
+            least one row per shard.
+        num_threads: number of threads of each process on a CPU, on which floating-point sums depend.
+        process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
+
+    Note:
+        With accumulated batches, gradients are communicated after each batch, since an addition in a different order
+        would give different bits.
+    """
+
+    def __init__(self, num_shards: int = 4, num_threads: int = 1, process_group_backend: str | None = None) -> None:
+        if num_shards < 1 or num_shards & (num_shards - 1):
+            lower = 1 << max(0, num_shards.bit_length() - 1)
+            raise UserError(f"num_shards must be a power of two, but is {num_shards}; try {lower}")
+        if num_threads < 1:
+            raise UserError(f"num_threads must be at least 1, but is {num_threads}; try 1")
+        super().__init__(process_group_backend=process_group_backend)
+        self.num_shards, self.num_threads = num_shards, num_threads
+
+    def check_processes(self, world_size: int) -> None:
+        """Check that the shards can be divided among the processes.
+
+        Raises:
+            UserError: if the number of shards is not a multiple of the number of processes.
+        """
+        if self.num_shards % world_size:
+            divisors = [str(2**power) for power in range(self.num_shards.bit_length())]
+            raise UserError(
+                f"trainer.devices times trainer.num_nodes must divide num_shards ({self.num_shards}), but is "
+                f"{world_size}; try one of {', '.join(divisors)}"
+            )
+
+    def setup_environment(self) -> None:
+        torch.set_num_threads(self.num_threads)
+        super().setup_environment()
+
+    def configure_ddp(self) -> None:
+        """Give all processes the weights of the first, as DDP does; this strategy reduces the gradients itself."""
+        assert self.model is not None
+        _sync_module_states(self.model)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of the first shard; `backward` computes the others, to keep one graph in memory at a time."""
+        self._shards, self._batch_idx = batch if isinstance(batch, ShardedBatch) else ShardedBatch((batch,)), batch_idx
+        return self._loss(0)
+
+    def _loss(self, index: int) -> Tensor:
+        """Return the loss of the shard with an index in this process."""
+        sharding = Sharding(self.global_rank, self.world_size, self.num_shards)
+        cast(Any, self.lightning_module).seed_dropout(sharding.own[index])
+        return cast(Tensor, super().training_step(self._shards[index], self._batch_idx))
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Add the sum of the gradients of all shards over all processes to the gradients of the weights."""
+        module = self.lightning_module
+        assert module is not None
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
+        partial: list[tuple[int, list[Tensor]]] = []
+        loss = closure_loss
+        for index in range(len(self._shards)):
+            if index:
+                loss = self._loss(index) / module.trainer.accumulate_grad_batches  # as Lightning divides the first
+            for weight in weights:
+                weight.grad = None
+            super().backward(loss, optimizer, *args, **kwargs)
+            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+            add_to_tree(partial, gradients)
+        ((_, total),) = partial
+        if self.world_size > 1:
+            total = _sum_over_processes(total)
+        for weight, gradient, earlier in zip(weights, total, accumulated, strict=True):
+            weight.grad = gradient if earlier is None else earlier.add_(gradient)
+        return closure_loss
+
+
+def add_to_tree(partial: list[tuple[int, list[Tensor]]], values: list[Tensor]) -> None:
+    """Add the next leaf of a sum in a binary tree, in place, which adds two partial sums as soon as both are complete.
+
+    Args:
+        partial: the height and the values of each complete subtree, from left to right; one entry after 2^n leaves.
+        values: the values of the leaf.
+    """
+    height = 0
+    while partial and partial[-1][0] == height:
+        _, left = partial.pop()
+        torch._foreach_add_(left, values)
+        values, height = left, height + 1
+    partial.append((height, values))
+
+
+def _sum_over_processes(values: list[Tensor]) -> list[Tensor]:
+    """Return the sums of tensors over all processes, added in a binary tree by rank.
+
+    Each process adds one part of all values: the parts are exchanged before, and the sums after.
+    """
+    world_size = torch.distributed.get_world_size()
+    flat = torch.cat([value.flatten() for value in values])
+    flat = F.pad(flat, (0, -len(flat) % world_size))
+    parts = torch.empty_like(flat)
+    torch.distributed.all_to_all_single(parts, flat)
+    partial: list[tuple[int, list[Tensor]]] = []
+    for part in parts.chunk(world_size):
+        add_to_tree(partial, [part])
+    ((_, (own,)),) = partial
+    torch.distributed.all_gather_into_tensor(flat, own)
+    sizes = [value.numel() for value in values]
+    return [
+        part.view_as(value) for part, value in zip(flat.split([*sizes, len(flat) - sum(sizes)]), values, strict=False)
+    ]

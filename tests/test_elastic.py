@@ -1,0 +1,185 @@
+"""Elastic determinism: the same results, bit for bit, for any number of processes."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.strategies import Elastic, add_to_tree
+from runs import (
+    NETWORKS,
+    TASKS,
+    assert_same_files,
+    assert_same_run,
+    fit,
+    folder,
+    new_folders,
+    start,
+    start_elastic,
+    write_task,
+)
+
+AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
+CLIPPED = {"trainer.gradient_clip_val": 0.1}
+VARIANTS = {
+    **{model: (model, {}) for model in NETWORKS},
+    "averaged and clipped": ("transformer", AVERAGED | CLIPPED),
+    "accumulated": ("gpt", {"trainer.accumulate_grad_batches": 3}),
+    "Muon": ("gpt", {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"} | CLIPPED),
+    "bfloat16": ("transformer", {"trainer.precision": "bf16-mixed"}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.run
+def test_the_run_is_the_same_for_any_number_of_processes(variant, tmp_path):
+    model, settings = VARIANTS[variant]
+    one, *others = new_folders(tmp_path, "1", "2", "4")
+    for cwd in (one, *others):
+        child = start_elastic(int(cwd.name), *fit(model, **settings), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+    for cwd in others:
+        assert_same_run(cwd, one, model, same_processes=False)
+        for name in ("predictions.jsonl", "attention/examples.json"):
+            ours, theirs = (folder(run, model) / name for run in (cwd, one))
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.run
+def test_a_task_is_the_same_for_any_number_of_processes(task, tmp_path):
+    path = write_task(task, tmp_path)
+    one, *others = new_folders(tmp_path, "1", "2", "4")
+    for cwd in (one, *others):
+        child = start_elastic(int(cwd.name), "fit", "--config", path, "--data.batch_size=20", cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+    for cwd in others:
+        assert_same_files(*(run / f"runs/{task}/version_0" for run in (cwd, one)), same_processes=False)
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.run
+def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, tmp_path):
+    """Kill a run of two processes at random times, and resume it on one, two or four."""
+    whole, killed = new_folders(tmp_path, "whole", "killed")
+    settings = {"trainer.max_steps": 400}
+    begun = time.monotonic()
+    child = start_elastic(2, *fit(model, **settings), cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    seconds = time.monotonic() - begun
+    draw = random.Random(model)
+    kills, status = 0, None
+    while status != 0:
+        number = 2 if kills % 2 == 0 else draw.choice((1, 4))
+        child = start_elastic(number, *fit(model, "--ckpt_path=last", **settings), cwd=killed)
+        child.process.join(draw.uniform(0.04, 0.13) * seconds if kills < 10 else None)
+        if child.process.exitcode is None:
+            for process in (child.process, *child.others):
+                process.kill()
+            kills += 1
+        status = child.wait()
+        assert status in (0, -9), child.err.read_text()
+    assert kills == 10
+    assert_same_run(killed, whole, model, rows_lost=kills, same_processes=False)
+
+
+@pytest.mark.run
+def test_one_shard_gives_the_bits_of_an_ordinary_run(reference, tmp_path):
+    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, num_shards=1)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.run
+def test_a_run_keeps_its_number_of_shards(tmp_path):
+    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 20))
+    assert child.wait() == -9, child.err.read_text()
+    arguments = fit("gpt", "--ckpt_path=last")
+    starts = {
+        "4": lambda: start_elastic(1, *arguments, cwd=tmp_path, num_shards=4),
+        "None": lambda: start(*arguments, cwd=tmp_path),
+    }
+    for value, begin in starts.items():
+        child = begin()
+        assert child.wait() == 2
+        message = child.err.read_text()
+        assert "num_shards must match" in message
+        assert f"(8), but is {value};" in message
+
+
+@pytest.mark.run
+def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
+    arguments = fit("gpt", "--ckpt_path=last")
+    for number, threads, message in (
+        (2, 1, ""),
+        (1, 1, ""),
+        (1, 2, "resumed with other threads (2, was 1): results may"),
+    ):
+        fault = ("before an update of the weights", 20)
+        child = start_elastic(number, *arguments, cwd=tmp_path, num_threads=threads, fault=fault)
+        assert child.wait() == -9
+        printed = child.err.read_text()
+        assert message in printed
+        assert ("resumed with other" in printed) is bool(message)
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 8, 16])
+def test_a_tree_adds_neighbors_first(leaves):
+    values = [torch.randn(5) for _ in range(leaves)]
+    partial = []
+    for value in values:
+        add_to_tree(partial, [value.clone()])
+    ((height, (total,)),) = partial
+    assert 2**height == leaves
+
+    def add(values):
+        half = len(values) // 2
+        return add(values[:half]) + add(values[half:]) if half else values[0]
+
+    assert total.equal(add(values))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_shards": 6}, "num_shards must be a power of two, but is 6; try 4"),
+        ({"num_shards": 0}, "num_shards must be a power of two, but is 0; try 1"),
+        ({"num_threads": 0}, "num_threads must be at least 1, but is 0; try 1"),
+    ],
+)
+def test_invalid_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Elastic(**settings)
+
+
+def test_the_number_of_processes_must_divide_the_number_of_shards():
+    strategy = Elastic(num_shards=8)
+    for world_size in (1, 2, 4, 8):
+        strategy.check_processes(world_size)
+    for world_size in (3, 16):
+        with pytest.raises(
+            UserError, match=rf"must divide num_shards \(8\), but is {world_size}; try one of 1, 2, 4, 8"
+        ):
+            strategy.check_processes(world_size)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("number", "option", "message"),
+    [
+        (3, "--data.batch_size=15", "trainer.devices times trainer.num_nodes must divide num_shards (8), but is 3;"),
+        (2, "--data.batch_size=7", "batch_size must be at least the number of processes or shards (8), but is 7"),
+        (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or shards"),
+    ],
+)
+def test_a_mistake_ends_all_processes_with_one_line(number, option, message, tmp_path):
+    child = start_elastic(number, *fit("gpt", option), cwd=tmp_path)
+    assert child.wait() == 2
+    printed = child.err.read_text()
+    assert f"lightning-tfm: error: {message}" in printed.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
