@@ -34,7 +34,7 @@ from benchmarks.measure import (
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.cli import run
-from lightning_tfm.data import Batch, LengthGroupedSampler
+from lightning_tfm.data import Batch, LengthGroupedSampler, ShardedBatch
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import TaskModule
@@ -72,7 +72,7 @@ class Clock(Callback):
     loss = float("nan")
 
     def __init__(self) -> None:
-        self.seen: list[Batch] = []
+        self.seen: list[Batch | ShardedBatch] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM:
@@ -102,13 +102,13 @@ def fit(experiment: str, *settings: str, folder: str | None = None) -> None:
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + TIMED + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
-    command += [f"--data.init_args.{name}=2" for name in ("val_size", "test_size")]
+    command += [f"--data.init_args.{name}=8" for name in ("val_size", "test_size")]  # one for each shard
     before, arguments = Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as vanishing:
         os.chdir(folder or vanishing)
         sys.argv = command
         try:
-            run()
+            run(command[1:])
             wandb.finish()  # unlike after a command, this process continues
         finally:
             os.chdir(before)

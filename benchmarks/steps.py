@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
 from datamodules import Copy, Date
-from lightning_tfm.data import Batch, LengthGroupedSampler, Pair
+from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, ShardedBatch
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
@@ -29,9 +29,9 @@ GPT_STEPS = 40
 """Number of steps in a block, which takes about a second."""
 
 
-def tokens_of(batch: Batch) -> int:
+def tokens_of(batch: Batch | ShardedBatch) -> int:
     """Return the number of target tokens, without padding."""
-    return int((batch.target_out != PAD).sum())
+    return int(batch.tokens)
 
 
 def parameters_of(network: nn.Module) -> int:

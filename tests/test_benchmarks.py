@@ -533,3 +533,17 @@ def test_checks_describe_themselves_and_refuse_differences(same, facts, other):
     assert same(facts, facts)
     with pytest.raises(AssertionError):
         same(facts, facts | other)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("settings", [[], ["--config", "elastic"]])
+def test_a_benchmark_times_the_command(settings, tmp_path):
+    program = f"""
+from benchmarks import framework
+framework.WARM, framework.TIMED, framework.LOGGED = 2, 3, 5
+framework.fit("date_attention_lstm", *{settings}, "--data.train_size=200")
+assert framework.Clock.seconds > 0
+assert framework.Clock.amount == 3 * 32 * 11, "three batches of 32 dates, each with 10 characters and EOS"
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
