@@ -13,11 +13,13 @@ from lightning_tfm.strategies import Elastic, add_to_tree
 from runs import (
     NETWORKS,
     TASKS,
+    TWO_PROCESSES,
     assert_same_files,
     assert_same_run,
     fit,
     folder,
     new_folders,
+    ranks,
     start,
     start_elastic,
     write_task,
@@ -125,6 +127,31 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
         printed = child.err.read_text()
         assert message in printed
         assert ("resumed with other" in printed) is bool(message)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--seed_everything=2", "the same seed_everything, but rank 0 has 1 and rank 1 has 2"),
+        (
+            "--model.init_args.optimizer.init_args.lr=0.5",
+            "optimizer.init_args.lr, but rank 0 has 0.003 and rank 1 has 0.5",
+        ),
+        (
+            "--trainer.gradient_clip_val=0.5",
+            "the same trainer.gradient_clip_val, but rank 0 has 1.0 and rank 1 has 0.5",
+        ),
+        ("--data.init_args.train_size=290", "the same train data, but rank 0 has"),
+    ],
+)
+def test_processes_with_different_settings_are_refused(option, message, tmp_path):
+    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, option)]
+    both = [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]
+    assert [child.wait() for child in both] == [2, 0], "the second is not the main process of its machine"
+    printed = both[0].err.read_text()
+    assert message in printed.splitlines()[-1]
+    assert "Traceback" not in printed + both[1].err.read_text()
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 8, 16])

@@ -422,6 +422,12 @@ def test_a_strategy_that_shards_gradients_is_refused(strategy):
         check_strategy(object.__new__(strategy))  # some need packages that are not installed
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_strategy_that_copies_the_process_is_refused(method):
+    with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
+        check_strategy(DDPStrategy(start_method=method))
+
+
 def test_a_strategy_that_shards_gradients_is_refused_before_training(monkeypatch, tmp_path):
     """The check runs in the command and in the library."""
     _, module = make_seq2seq(tmp_path)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from lightning import Callback
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.parsing_errors import concrete
 from lightning_tfm.strategies import Elastic
 
@@ -42,10 +43,13 @@ def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule])
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Check that each process has the whole gradient, whose norm is computed in each step.
+    """Check that a strategy is supported.
+
+    Each process must have the whole gradient, whose norm is computed in each step.
 
     Raises:
-        UserError: if the strategy shards the model, or cannot divide its shards of a batch among the processes.
+        UserError: if the strategy shards the model, cannot divide its shards of a batch among the processes, or starts
+            processes as copies of this one.
     """
     if isinstance(strategy, Elastic):
         strategy.check_processes(strategy.num_nodes * strategy.num_processes)
@@ -54,6 +58,30 @@ def check_strategy(strategy: Strategy) -> None:
             "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
             f"but is {type(strategy).__name__}; try ddp"
         )
+    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+        raise UserError(
+            "trainer.strategy must start each process with the command, but "
+            f"ddp_{strategy._start_method} copies this process; try ddp"
+        )
+
+
+def check_ranks(facts: Mapping[str, Any]) -> None:
+    """Check that all processes of a run agree, before they train.
+
+    Args:
+        facts: the values that must be equal, by name.
+
+    Raises:
+        UserError: on all processes, if a value differs.
+    """
+    first, *others = all_gather_list([dict(facts)])
+    for rank, theirs in enumerate(others, start=1):
+        for name, value in first.items():
+            if theirs.get(name) != value:
+                raise UserError(
+                    f"all processes of a run must have the same {name}, but rank 0 has {value} and rank {rank} has "
+                    f"{theirs.get(name)}; start all of them with the same command and packages"
+                )
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:

@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
+from lightning_tfm.configuration import flatten
 from lightning_tfm.data import TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
+from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_ranks, check_strategy
 from lightning_tfm.modules.lines import LineModule
 from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
@@ -224,9 +226,24 @@ class TaskModule(LineModule):
             self.double()
         if self.trainer.datamodule is not None:
             self.check_data(self.trainer.datamodule, self.trainer)
+        if stage == "fit":
+            check_ranks(self._facts())
         for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
             if prefix not in self.metrics:
                 self.metrics[prefix] = self.new_metrics()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the values that all processes of a run must share, by name."""
+        data = self.trainer.datamodule
+        settings = {name: value for name, value in self.hparams.items() if name != "tokenizer"}
+        return {
+            **{f"version of {name}": version(name) for name in ("lightning_tfm", "lightning", "torch")},
+            **({"seed_everything": data.seed} if data else {}),
+            **flatten(settings, "model.init_args"),
+            **self.step_settings(self.trainer),
+            "trainer.max_steps": self.trainer.max_steps,
+            **{f"{split} data": value for split, value in (data.fingerprint if data else {}).items()},
+        }
 
     def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
         """Check that the network can be trained on a data module.
