@@ -21,6 +21,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -52,6 +53,7 @@ from lightning_tfm.resuming import (
     open_run,
 )
 from lightning_tfm.run_folder import RunFolder, check_empty
+from lightning_tfm.strategies import TIMEOUT
 from lightning_tfm.trainer_settings import (
     HIDDEN,
     as_list,
@@ -264,6 +266,8 @@ class TfmCLI(LightningCLI):
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
         if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
+        if config.strategy == "ddp":
+            kwargs["strategy"] = DDPStrategy(timeout=TIMEOUT)
         effective, self.config = self.config, self.original_config  # saved as config.yaml
         try:
             return super().instantiate_trainer(**kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,9 @@ from torch.nn import functional as F
 
 from lightning_tfm.data import ShardedBatch, Sharding
 from lightning_tfm.errors import UserError
+
+TIMEOUT = timedelta(minutes=10)
+"""Maximum time that a process waits for the others; the default of Lightning is half an hour."""
 
 
 class Elastic(DDPStrategy):
@@ -39,7 +43,7 @@ class Elastic(DDPStrategy):
             raise UserError(f"num_shards must be a power of two, but is {num_shards}; try {lower}")
         if num_threads < 1:
             raise UserError(f"num_threads must be at least 1, but is {num_threads}; try 1")
-        super().__init__(process_group_backend=process_group_backend)
+        super().__init__(process_group_backend=process_group_backend, timeout=TIMEOUT)
         self.num_shards, self.num_threads = num_shards, num_threads
 
     def check_processes(self, world_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from runs import (
     ranks,
     start,
     start_elastic,
+    start_two,
     write_task,
 )
 
@@ -181,6 +183,22 @@ def test_a_tree_adds_neighbors_first(leaves):
 def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         Elastic(**settings)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("begin", [start_two, partial(start_elastic, 2)], ids=["ddp", "elastic"])
+def test_processes_wait_for_minutes(begin, tmp_path):
+    """A process that is stopped, but not dead, does not keep the others for half an hour."""
+    (tmp_path / "limit.py").write_text(
+        "from lightning import Callback\n"
+        "class Limit(Callback):\n"
+        "    def on_train_start(self, trainer, pl_module):\n"
+        "        print('timeout', trainer.strategy._timeout, trainer.strategy.world_size)\n"
+    )
+    options = ["--trust-package=limit", "--trainer.callbacks+=limit.Limit", "--trainer.max_steps=1"]
+    child = begin(*fit("gpt", *options), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "timeout 0:10:00 2\n" in child.out.read_text()
 
 
 def test_the_number_of_processes_must_divide_the_number_of_shards():
