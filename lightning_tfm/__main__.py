@@ -22,7 +22,7 @@ usage: lightning-tfm COMMAND ...
 
 commands:
   list        list the experiments with their results
-  fit         train the model of an experiment on its data, then test the best checkpoint
+  fit         train the model of an experiment, then test the best checkpoint
   validate    evaluate a checkpoint on the validation data of an experiment
   test        evaluate a checkpoint on the test data of an experiment
   generate    run a trained model on your own input
@@ -30,14 +30,16 @@ commands:
   runs        list the runs below a folder
   report      show runs on one page: settings, curves, errors, attention
   average     average the weights of several checkpoints
-  export      write a trained network for other programs: safetensors, torch_export, onnx
-  reproduce   run experiments over seeds, and compare the results with their claims
+  export      write a trained network as safetensors, torch_export or onnx
+  reproduce   run experiments over seeds, and compare results with claims
   completion  print a shell completion script
 
   lightning-tfm fit date_attention_lstm
-  lightning-tfm generate runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
+  lightning-tfm generate \
+    runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
-`lightning-tfm COMMAND --help` lists the settings of a command, `lightning-tfm --version` prints the version.
+`lightning-tfm COMMAND --help` lists the settings of a command.
+`lightning-tfm --version` prints the version.
 """
 
 COMMANDS = ("fit", "validate", "test", *FUNCTIONS)

@@ -64,7 +64,7 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     # "-" starts an option
     sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))
     example = next((shell_quote(_short(source)) for source in sources), "TEXT")
-    print(f"\nThe run is saved in {folder}. To query the model or view its report:\n")
+    print(f"\nThe run is saved in {folder}.\nTo query the model or view its report:\n")
     trusting = f" --trust-package {shlex.quote(trust_packages)}" if trust_packages else ""
     print(f"  {_executable('lightning-tfm')} generate {shlex.quote(checkpoint)} {example}{trusting}")
     if Path(folder, "config.yaml").is_file():

@@ -92,7 +92,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
         across, up = columns * (S * CELL + GAP) - GAP, height - top - bottom
         figure.supxlabel("attended symbol", x=(left + across / 2) / width, y=0.04 / height, va="bottom", fontsize=8)
-        label = "predicted symbol" if attention.predicts else "symbol"
+        label = "target symbol" if attention.predicts else "symbol"
         figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
         heading = "\n".join([*lines, attention.layer])
         figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)

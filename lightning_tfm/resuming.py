@@ -143,8 +143,10 @@ def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
 
 
 def _extension(max_steps: int | None, run: str) -> str:
-    """Return the advice to extend a finished run; empty if its learning rate depends on the number of steps."""
-    return "" if max_steps is None else f"raise trainer.max_steps ({max_steps}) to extend {run}, or "
+    """Return the advice to extend a finished run, or why it cannot be extended."""
+    if max_steps is None:
+        return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
+    return f"raise trainer.max_steps ({max_steps}) to extend {run}, or "
 
 
 def _named_run(run: Path, max_steps: int | None) -> Resumption:

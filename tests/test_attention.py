@@ -168,7 +168,7 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert [label.get_text() for label in panels[0].get_yticklabels()] == attention_map.queries
         assert [label.get_text() for label in panels[-1].get_xticklabels()] == attention_map.keys
         assert figure.get_supxlabel() == "attended symbol"
-        assert figure.get_supylabel() == ("predicted symbol" if attention_map.predicts else "symbol")
+        assert figure.get_supylabel() == ("target symbol" if attention_map.predicts else "symbol")
         if attention_map.predicts:  # the last row predicts the end
             assert attention_map.queries[-1] == "EOS"
         for panel, weights in zip(panels, attention_map.weights, strict=True):

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import nbformat
@@ -48,11 +49,24 @@ def blocks(path, *languages):
     return [code for language, code in found if language in languages]
 
 
-def shell_lines(path):
-    """Return the lines of a page that are typed into a shell."""
-    shown = "\n".join(blocks(path, "", "console", "{code-block} console")).replace("\\\n", " ")
-    lines = [line for line in shown.splitlines() if line.startswith("$ ") or "$ " not in shown]
+SHELL = ("", "console", "{code-block} console")
+
+
+def shell_lines(path, code=None):
+    """Return the lines of a page, or of one of its blocks, that are typed into a shell."""
+    prompts = any("$ " in block for block in blocks(path, *SHELL))  # on a page with prompts, other lines are output
+    shown = "\n".join(blocks(path, *SHELL) if code is None else [code]).replace("\\\n", " ")
+    lines = [line for line in shown.splitlines() if line.startswith("$ ") or not prompts]
     return [line.removeprefix("$ ").strip() for line in lines if line]
+
+
+def steps(path):
+    """Yield the Python blocks and the lines for a shell of a page, as (language, code), in the order of the page."""
+    for _, language, argument, code in BLOCK.findall(path.read_text()):
+        if (name := f"{language}{argument}".strip()) == "python":
+            yield "python", code
+        elif name in SHELL:
+            yield from (("shell", line) for line in shell_lines(path, code))
 
 
 def write_files(path, folder):
@@ -80,17 +94,6 @@ def test_pages_show_code_and_commands():
     lines = [line.split() for path in COMMANDED for line in shell_lines(path)]
     shown = {words[1] for words in lines if words[0] == "lightning-tfm"}
     assert shown >= set(COMMANDS) - {"list", "completion"}
-
-
-@pytest.mark.parametrize("path", CODE, ids=name_of)
-@pytest.mark.run
-def test_the_code_of_a_page_runs(path, tmp_path):
-    """Run the blocks as one program, in order."""
-    write_files(path, tmp_path)
-    program = tmp_path / "page.py"
-    program.write_text("\n\n".join(blocks(path, "python")))
-    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 2, "d_ff": 32, "d_classifier": 8, "max_length": 32}
@@ -171,16 +174,23 @@ def run_line(line, folder):
 
 
 @pytest.mark.run
-def test_the_commands_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_contents(folder):
+def test_the_blocks_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_contents(folder, monkeypatch):
+    """Run the Python blocks of a page as one program, between its commands."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     pages = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in SITE}
     ordered = [pages[name] for name in listed_pages() if name in pages]
     for path in [ROOT / "README.md", DOCS / "index.md", *ordered]:
         for shown in write_files(path, folder):
             if shown.suffix == ".yaml":
                 shown.write_text(yaml.safe_dump(make_small(yaml.safe_load(shown.read_text()))))
-        for line in shell_lines(path):
-            if not line.startswith(NOT_RUN):
-                run_line(line, folder)
+        program = {"__name__": "__main__"}
+        for language, code in steps(path):
+            if language == "python":
+                with warnings.catch_warnings(action="ignore"):  # as Lightning prints them
+                    exec(compile(code, name_of(path), "exec"), program)
+            elif not code.startswith(NOT_RUN):
+                run_line(code, folder)
 
 
 def test_commands_that_are_not_run_exist():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from functools import partial
 
 import pytest
@@ -65,30 +64,36 @@ def test_a_task_is_the_same_for_any_number_of_processes(task, tmp_path):
         assert_same_files(*(run / f"runs/{task}/version_0" for run in (cwd, one)), same_processes=False)
 
 
+KILLED = {
+    "in a training step": 60,
+    "before an update of the weights": 15,
+    "after an update of the weights": 15,
+    "while a checkpoint is written": 3,
+    "after a checkpoint is in its place": 3,
+}
+"""Moments of kills, and the most calls before one."""
+
+
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.run
 def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, tmp_path):
-    """Kill a run of two processes at random times, and resume it on one, two or four."""
+    """Kill a run of two processes ten times at random moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    settings = {"trainer.max_steps": 400}
-    begun = time.monotonic()
-    child = start_elastic(2, *fit(model, **settings), cwd=whole)
+    arguments = fit(model, "--ckpt_path=last", **{"trainer.max_steps": 180})
+    child = start_elastic(2, *arguments, cwd=whole)
     assert child.wait() == 0, child.err.read_text()
-    seconds = time.monotonic() - begun
     draw = random.Random(model)
-    kills, status = 0, None
-    while status != 0:
-        number = 2 if kills % 2 == 0 else draw.choice((1, 4))
-        child = start_elastic(number, *fit(model, "--ckpt_path=last", **settings), cwd=killed)
-        child.process.join(draw.uniform(0.04, 0.13) * seconds if kills < 10 else None)
-        if child.process.exitcode is None:
-            for process in (child.process, *child.others):
-                process.kill()
-            kills += 1
-        status = child.wait()
-        assert status in (0, -9), child.err.read_text()
-    assert kills == 10
-    assert_same_run(killed, whole, model, rows_lost=kills, same_processes=False)
+    for kill in range(10):
+        moment = draw.choice(list(KILLED))
+        fault = (moment, draw.randint(1, KILLED[moment]))
+        child = start_elastic(draw.choice((1, 4)) if kill % 2 else 2, *arguments, cwd=killed, fault=fault)
+        child.process.join(300)
+        for other in child.others:
+            other.kill()
+        assert child.wait() == -9, child.err.read_text()
+    child = start_elastic(4, *arguments, cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(killed, whole, model, rows_lost=10, same_processes=False)
 
 
 @pytest.mark.run

@@ -547,26 +547,27 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
 @pytest.mark.run
 @pytest.mark.parametrize("model", NETWORKS)
 def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
-    """Kills by the clock may hit the start, a step, a checkpoint or a validation."""
+    """Kill 30 times: some time after a checkpoint, in a step, a checkpoint or a validation, or during the start."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    settings = {"trainer.max_steps": 600}
-    begun = time.monotonic()
-    assert run(*fit(model, **settings), cwd=whole).wait() == 0
-    seconds = time.monotonic() - begun
+    settings = {"trainer.max_steps": 800}
+    child = run(*fit(model, **settings), cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
     draw = random.Random(model)
-    kills, status = 0, None
-    while status != 0:
-        child = start(*fit(model, "--ckpt_path=last", **settings), cwd=killed)
-        # a start takes about a tenth of an undisturbed run
-        child.process.join(draw.uniform(0.02, 0.14) * seconds if kills < 30 else None)
-        if child.process.exitcode is None:
+    arguments = fit(model, "--ckpt_path=last", **settings)
+    step = 0
+    for _ in range(30):
+        child = start(*arguments, cwd=killed)
+        if draw.random() < 0.3:
+            child.process.join(draw.uniform(0.0, 0.3))
             child.process.kill()
-            kills += 1
-        status = child.wait()
-        assert status in (0, -9), child.err.read_text()
-    assert kills == 30
-    assert_same_run(killed, whole, model, rows_lost=kills)
-    print(f"{model}: {kills} kills by the clock survived, bitwise equal")
+        else:
+            step += draw.randint(1, 20)
+            signal_after(step, signal.SIGKILL, child.process, killed, model)
+        assert child.wait() == -9, child.err.read_text()
+        step = max((read(path)["global_step"] for path in killed.glob("runs/*/*/checkpoints/last.ckpt")), default=0)
+    child = run(*arguments, cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(killed, whole, model, rows_lost=30)
 
 
 @pytest.mark.run

@@ -29,6 +29,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self.is_enabled = True
         self.steps: tqdm[Any] | None = None  # while training
         self.batches: tqdm[Any] | None = None  # while evaluating
+        self.is_validated = False  # since the values were last shown: Checkpoints finds the best one after this hook
 
     def disable(self) -> None:
         """Disable the progress bar; called on all processes except the first."""
@@ -50,14 +51,15 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self.steps is not None
-        if trainer.global_step % (trainer.log_every_n_steps or 1) == 0:  # reading a metric synchronizes with the device
+        # Reading a metric synchronizes with the device.
+        if self.is_validated or trainer.global_step % (trainer.log_every_n_steps or 1) == 0:
             self.steps.set_postfix_str(_values(trainer), refresh=False)
+            self.is_validated = False
         self.steps.update(trainer.global_step - self.steps.n)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close_batches()
-        if self.steps is not None:
-            self.steps.set_postfix_str(_values(trainer))
+        self.is_validated = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.steps is not None:

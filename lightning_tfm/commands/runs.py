@@ -90,20 +90,15 @@ def run_status(run: Path, folder: Path) -> RunStatus:
         trained = "train_seconds" in summary
         state = "finished" if trained else "evaluated"
         return RunStatus(name, state, _best(run) if trained else "", result, summary.get("train_seconds"))
-    step = max((int(row["step"]) + 1 for row in _metrics(run) if _of_training(row)), default=0)
+    step, seconds = _last_checkpoint(run)
     state = "running" if is_locked(run) else f"stopped at step {step:,}"
-    return RunStatus(name, state, _best(run), seconds=_seconds(run))
+    return RunStatus(name, state, _best(run), seconds=seconds)
 
 
 def _metrics(run: Path) -> Iterator[dict[str, str]]:
     """Return the logged metrics of a run; empty if there are none."""
     path = run / "metrics.csv"
     return read_metrics(path) if path.is_file() else iter(())
-
-
-def _of_training(row: dict[str, str]) -> bool:
-    """Return whether the metrics of a row were logged during training, where steps are counted from 0."""
-    return any(value for name, value in row.items() if name.startswith(("train/", "val/")))
 
 
 def _best(run: Path) -> str:
@@ -117,14 +112,15 @@ def _best(run: Path) -> str:
     return f"{monitor} {format_value(max(values) if mode == 'max' else min(values))}" if values else ""
 
 
-def _seconds(run: Path) -> float | None:
-    """Return the training time up to the last checkpoint of a run; None without a readable one."""
+def _last_checkpoint(run: Path) -> tuple[int, float | None]:
+    """Return the step and the training time of the last checkpoint of a run; 0 and None without a readable one."""
     path = run / "checkpoints/last.ckpt"
     if not path.is_file():
-        return None
+        return 0, None
     from lightning_tfm.checkpoint import read  # slow to import
 
     try:
-        return float(read(path)["callbacks"]["Summary"]["train_seconds"])
+        checkpoint = read(path)
+        return checkpoint["global_step"], float(checkpoint["callbacks"]["Summary"]["train_seconds"])
     except (UserError, KeyError):
-        return None
+        return 0, None

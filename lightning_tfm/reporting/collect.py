@@ -203,7 +203,7 @@ def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]]
                     if name in ("step", "epoch") or name.startswith("test/"):
                         continue
                     if value and math.isfinite(float(value)):
-                        curves[name].append((int(row["step"]), float(value)))
+                        curves[name].append((int(row["step"]) + 1, float(value)))  # Lightning counts from 0
                     elif value:
                         non_finite[name] += 1
     thinned = {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
