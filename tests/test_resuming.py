@@ -23,6 +23,7 @@ import torch
 import yaml
 
 from lightning_tfm.checkpoint import read, write
+from lightning_tfm.errors import Interrupted
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -607,3 +608,21 @@ def test_a_new_run_does_not_enter_the_folder_of_another(tmp_path):
     child = run("test", "runs/mine/version_0", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     assert contents(tmp_path / "runs/mine/version_0").items() <= before.items()
+
+
+def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(tmp_path, monkeypatch):
+    """Torch then fails to close the file that is half written, and raises an error of its own."""
+    write({"weight": torch.zeros(3)}, tmp_path / "last.ckpt")
+    before = contents(tmp_path)
+
+    def save(content, file):
+        file.write(b"half of the file" * 100)
+        try:
+            raise Interrupted(signal.SIGINT)
+        finally:
+            raise RuntimeError("unexpected pos 1600 vs 1500")
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(Interrupted):
+        write({"weight": torch.ones(3)}, tmp_path / "last.ckpt")
+    assert contents(tmp_path) == before
