@@ -49,7 +49,7 @@ def test_fit_resume_generate_and_report_run_on_other_systems(tmp_path):
         ("generate", run / "checkpoints/best.ckpt", "1 2 3"),
         ("report", run),
     )
-    assert f"The run is saved in {run}. " in printed, "the path is absolute, as on another drive"
+    assert f"The run is saved in {run}.\n" in printed, "the path is absolute, as on another drive"
     assert (tmp_path / "report.html").exists()
 
 
