@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
@@ -148,10 +149,11 @@ class CorpusScores:
 
     Args:
         names: the scores to compute: "bleu", "chrf" or both.
+        group: the processes that together have all outputs; None for all processes.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, names: Sequence[str], group: ProcessGroup | None = None) -> None:
+        self.names, self.group = tuple(names), group
         self.lines: list[tuple[str, str]] = []
         self.signatures: dict[str, str] = {}  # sacrebleu's signatures of the last scores
 
@@ -163,7 +165,7 @@ class CorpusScores:
         """Return the scores of the outputs added on all processes since the last call."""
         from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
-        lines, self.lines = all_gather_list(self.lines), []
+        lines, self.lines = all_gather_list(self.lines, self.group), []
         outputs, references = (list(side) for side in zip(*lines, strict=True))
         known: dict[str, Callable[[], Any]] = {
             "bleu": lambda: BLEU(force=True),  # suppresses the warning about tokenized input
@@ -175,10 +177,15 @@ class CorpusScores:
         return scores
 
 
-def all_gather_list(lines: list[Any]) -> list[Any]:
-    """Gather the lists of all processes, and return them concatenated in the order of ranks."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+def all_gather_list(lines: list[Any], group: ProcessGroup | None = None) -> list[Any]:
+    """Gather lists, and return them concatenated in the order of ranks.
+
+    Args:
+        lines: the list of this process.
+        group: the processes; None for all.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size(group) == 1:
         return lines
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, lines)
+    parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(parts, lines, group)
     return [line for part in parts for line in part]

@@ -107,6 +107,8 @@ class Muon(Optimizer):
         if others:
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
+        for part in self.parts:
+            part.state = self.state  # one state for all parts, as in other optimizers
         # These are set last, since the base class would add them to each group.
         self.defaults = {
             "lr": lr,
@@ -122,14 +124,12 @@ class Muon(Optimizer):
             part.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        # Loading replaces the dictionaries of the parts' groups.
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        super().load_state_dict(state_dict)
+        groups = iter(self.param_groups)  # loading replaces the groups and the state
+        for part in self.parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
 
 
 def check_rate(name: str, rate: float) -> None:

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.overrides.distributed import _sync_module_states
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from lightning_tfm.data import ShardedBatch, Sharding
 from lightning_tfm.errors import UserError
+from lightning_tfm.parallel import Layout
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -132,8 +134,88 @@ def _sum_over_processes(values: list[Tensor]) -> list[Tensor]:
     for part in parts.chunk(world_size):
         add_to_tree(partial, [part])
     ((_, (own,)),) = partial
-    torch.distributed.all_gather_into_tensor(flat, own)
+    torch.distributed.all_gather(list(flat.chunk(world_size)), own)
     sizes = [value.numel() for value in values]
     return [
         part.view_as(value) for part, value in zip(flat.split([*sizes, len(flat) - sum(sizes)]), values, strict=False)
     ]
+
+
+class ModelParallel(ModelParallelStrategy):
+    """Fully sharded data parallelism (FSDP2), tensor parallelism, or both, with the checkpoints of a single process.
+
+    The weights, their gradients and the optimizer's state are sharded over all devices that read different data.
+
+    Args:
+        tensor_parallel_size: number of devices that divide the heads and the hidden layers of each Transformer layer,
+            and read the same data; must divide the number of devices. With 1, weights are only sharded.
+        activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass,
+            which saves memory and costs about a third more time.
+        process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
+
+    Note:
+        Gradients are reduced after each accumulated batch, since whole gradients might not fit into memory.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel_size: int = 1,
+        activation_checkpointing: bool = False,
+        process_group_backend: str | None = None,
+    ) -> None:
+        if tensor_parallel_size < 1:
+            raise UserError(f"tensor_parallel_size must be at least 1, but is {tensor_parallel_size}; try 1")
+        super().__init__(
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=TIMEOUT,
+        )
+        self.tensor_parallel_size, self.activation_checkpointing = tensor_parallel_size, activation_checkpointing
+
+    def check_processes(self, world_size: int) -> None:
+        """Check that the processes can be divided into groups of `tensor_parallel_size`.
+
+        Raises:
+            UserError: if they cannot.
+        """
+        if world_size % self.tensor_parallel_size:
+            raise UserError(
+                "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size "
+                f"({self.tensor_parallel_size}), but is {world_size}; try {self.tensor_parallel_size}"
+            )
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Return the number of data-parallel groups and the index of this process's, before the mesh exists."""
+        size = self.num_nodes * self.num_processes // self.tensor_parallel_size
+        return {"num_replicas": size, "rank": self.global_rank // self.tensor_parallel_size}
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.distributed_sampler_kwargs["num_replicas"]
+        super().setup_environment()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.model is not None
+        return self.model.state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        saved = optimizer.state_dict()
+        return saved | {"state": {index: dict(state) for index, state in saved["state"].items()}}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        self._layout().gather(checkpoint)
+        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+        self._layout().scatter(checkpoint)
+        return checkpoint
+
+    def _layout(self) -> Layout:
+        assert self.model is not None
+        return Layout(self.model, self.optimizers, self.device_mesh)
+
+    lightning_restore_optimizer = True  # since `load_checkpoint` only shards the tensors
+    load_model_state_dict = Strategy.load_model_state_dict
+    load_optimizer_state_dict = Strategy.load_optimizer_state_dict

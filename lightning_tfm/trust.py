@@ -28,7 +28,7 @@ EXPORTED = (
 CLASSES = {
     "lightning_tfm.loggers": ("TensorBoardLogger", "WandbLogger"),
     "lightning_tfm.optimizers": ("AdamW", "LRSchedule", "Muon"),
-    "lightning_tfm.strategies": ("Elastic",),
+    "lightning_tfm.strategies": ("Elastic", "ModelParallel"),
     "torch.optim": (
         "ASGD",
         "Adadelta",

@@ -20,6 +20,7 @@ from lightning_tfm.layers import RotaryPositions
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.modules.prediction import AttentionExample
 from lightning_tfm.modules.task import TaskModule
+from lightning_tfm.parallel import data_group
 
 
 class AttentionLogger(Callback):
@@ -53,6 +54,7 @@ class AttentionLogger(Callback):
         for layer, weights in maps.items():
             if layer not in self.scores:
                 self.scores[layer] = AlignmentScore(weights.size(1)).to(pl_module.device)
+                self.scores[layer].process_group = data_group(trainer.strategy)
             self.scores[layer].update(weights, gold, batch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,14 +71,18 @@ class AttentionLogger(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
         folder = run_folder(trainer)
-        if predictions is None or folder is None or not trainer.is_global_zero:
+        if predictions is None or folder is None:
+            return
+        tested = [(row, line) for name, row, line in predictions.lines if name == trainer.datamodule.test_sets[0]]
+        module = cast(TaskModule, pl_module)
+        examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
+        if not trainer.is_global_zero:
+            for example in examples:
+                module.attention(example.content)  # processes that divide the heads compute together
             return
         from lightning_tfm.pictures import on_one_canvas  # slow to import
 
         (folder / "attention").mkdir(exist_ok=True)
-        tested = [(row, line) for name, row, line in predictions.lines if name == trainer.datamodule.test_sets[0]]
-        module = cast(TaskModule, pl_module)
-        examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")  # matplotlib draws a box instead
             pictures = self._draw(trainer, module, examples, folder / "attention")

@@ -9,8 +9,11 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch import callbacks
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.parallel import keep_weights, parallelize
+from lightning_tfm.strategies import ModelParallel
 
 
 class WeightAveraging(callbacks.WeightAveraging):
@@ -39,11 +42,18 @@ class WeightAveraging(callbacks.WeightAveraging):
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # the module is moved there later
-        super().setup(trainer, pl_module, stage)  # copies the module before it is converted to half precision
-        if stage == "fit" and trainer.precision == "64-true":
-            assert self._average_model is not None
+        if stage != "fit":
+            return
+        # Lightning's hook would divide the module before copying it, which FSDP2 does not support. The module is moved
+        # to the device and converted to half precision later.
+        device = trainer.strategy.root_device
+        self._average_model = AveragedModel(pl_module, device, use_buffers=self._use_buffers, **self._kwargs)
+        if trainer.precision == "64-true":
             self._average_model.double()
+        if isinstance(trainer.strategy, ModelParallel):
+            parallelize(
+                self._average_model.module.network, trainer.strategy.device_mesh, activation_checkpointing=False
+            )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._trained is not None:  # during validation: a checkpoint saved now must contain the trained weights
@@ -51,6 +61,7 @@ class WeightAveraging(callbacks.WeightAveraging):
 
     def _swap_models(self, pl_module: LightningModule) -> None:
         """Swap the trained weights of the module with the average, or back, without rounding."""
+        keep_weights(pl_module, whole=False)  # those of a validation
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]

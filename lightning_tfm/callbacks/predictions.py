@@ -18,6 +18,7 @@ from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.modules.prediction import Prediction
 from lightning_tfm.modules.task import TaskModule, test_prefix
+from lightning_tfm.parallel import data_group
 
 SAMPLES = 16
 """Number of validation examples, from the start of the split, whose predictions are logged."""
@@ -74,7 +75,12 @@ class Predictions(Callback):
             return
         if trainer.sanity_checking or not media_loggers(trainer):
             return
-        lines = [line for _, line in sorted(all_gather_list(self.samples), key=lambda sample: sample[0])]
+        lines = [
+            line
+            for _, line in sorted(
+                all_gather_list(self.samples, data_group(trainer.strategy)), key=lambda sample: sample[0]
+            )
+        ]
         self.samples = []
         if not lines:
             return
@@ -113,7 +119,7 @@ class Predictions(Callback):
 
     def _save(self, trainer: Trainer, pl_module: LightningModule, splits: Sequence[str]) -> None:
         """Log the metrics of each category, and save all predictions in the order of the data."""
-        self.lines = all_gather_list(self.lines)
+        self.lines = all_gather_list(self.lines, data_group(trainer.strategy))
         order = {name: index for index, name in enumerate(splits)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
         by_category = defaultdict(list)

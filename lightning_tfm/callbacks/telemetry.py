@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.networks import Network
+from lightning_tfm.parallel import data_group
 
 
 class Telemetry(Callback):
@@ -75,7 +76,8 @@ class Telemetry(Callback):
         if trainer.global_step == self.step or trainer.global_step % (trainer.log_every_n_steps or 1):
             return
         assert self.started is not None
-        tokens = int(trainer.strategy.reduce(self.tokens, reduce_op="sum"))  # synchronizes with the device
+        group = data_group(trainer.strategy)
+        tokens = int(trainer.strategy.reduce(self.tokens, group, reduce_op="sum"))  # synchronizes with the device
         speed = tokens / (self.seconds + time.perf_counter() - self.started)
         values = {"samples": float(trainer.train_dataloader.samples), "tokens_per_second": speed}
         if pl_module.device.type == "cuda":

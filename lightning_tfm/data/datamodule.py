@@ -164,10 +164,7 @@ class TaskDataModule(LightningDataModule, ABC):
     @property
     def sharding(self) -> Sharding:
         """Return the shards of this process: those of the strategy, or one for each process."""
-        if self.trainer is None:
-            return Sharding()
-        world_size = self.trainer.world_size
-        return Sharding(self.trainer.global_rank, world_size, getattr(self.trainer.strategy, "num_shards", world_size))
+        return Sharding.of(self.trainer and self.trainer.strategy)
 
     def train_dataloader(self) -> ResumableDataLoader:
         """Return the loader of all batches of the run, or of one epoch if `max_steps` is not set."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -18,14 +19,23 @@ class Sharding(NamedTuple):
     """Division of each training batch into shards, of which each process computes equally many.
 
     Attributes:
-        rank: the rank of this process.
-        world_size: the number of processes.
+        rank: the rank of this process among those that read different data.
+        world_size: the number of processes that read different data.
         num_shards: the number of shards over all processes, a multiple of the number of processes.
     """
 
     rank: int = 0
     world_size: int = 1
     num_shards: int = 1
+
+    @classmethod
+    def of(cls, strategy: Strategy | None) -> Sharding:
+        """Return the shards of this process in a strategy: as many as the strategy sets, or one for each process.
+
+        Processes of a tensor-parallel group read the same data, so they count as one.
+        """
+        place = getattr(strategy, "distributed_sampler_kwargs", {"num_replicas": 1, "rank": 0})
+        return cls(place["rank"], place["num_replicas"], getattr(strategy, "num_shards", place["num_replicas"]))
 
     @property
     def own(self) -> range:

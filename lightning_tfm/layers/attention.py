@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
@@ -29,16 +30,30 @@ class Attention(nn.Module, ABC):
 
     Attributes:
         over_memory: whether keys come from the encoder's output instead of the queries' own sequence.
+        head_group: the processes among which the heads are divided; None if this process has all heads.
 
     Note:
         `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them.
     """
 
     over_memory: ClassVar[bool] = True
+    head_group: ProcessGroup | None = None
 
     @abstractmethod
     def weights(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the attention weights (B, H, T, S) that `forward` uses for the same arguments."""
+        """Return the attention weights (B, H, T, S) that `forward` uses for the same arguments.
+
+        H counts the heads of this process.
+        """
+
+    def all_weights(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the attention weights (B, H, T, S) of all heads; called by all processes of `head_group`."""
+        weights = self.weights(*args, **kwargs)
+        if self.head_group is None:
+            return weights
+        parts = [torch.empty_like(weights) for _ in range(self.head_group.size())]
+        torch.distributed.all_gather(parts, weights.contiguous(), self.head_group)
+        return torch.cat(parts, dim=1)
 
 
 @contextmanager
@@ -61,7 +76,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
     maps: dict[str, Tensor] = {}
 
     def hook_for(name: str) -> Callable[[Attention, tuple[Any, ...], dict[str, Any], Any], None]:
-        return lambda layer, args, kwargs, _: calls[name].append(layer.weights(*args, **kwargs))
+        return lambda layer, args, kwargs, _: calls[name].append(layer.all_weights(*args, **kwargs))
 
     handles = [
         layer.register_forward_hook(hook_for(name), with_kwargs=True)

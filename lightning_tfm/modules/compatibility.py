@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.parsing_errors import concrete
-from lightning_tfm.strategies import Elastic
+from lightning_tfm.strategies import Elastic, ModelParallel
 
 if TYPE_CHECKING:
     from lightning_tfm.data import TaskDataModule
@@ -45,18 +45,16 @@ def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule])
 def check_strategy(strategy: Strategy) -> None:
     """Check that a strategy is supported.
 
-    Each process must have the whole gradient, whose norm is computed in each step.
-
     Raises:
-        UserError: if the strategy shards the model, cannot divide its shards of a batch among the processes, or starts
-            processes as copies of this one.
+        UserError: if the strategy is not supported, cannot divide its work among the processes, or starts processes as
+            copies of this one.
     """
-    if isinstance(strategy, Elastic):
+    if isinstance(strategy, Elastic | ModelParallel):
         strategy.check_processes(strategy.num_nodes * strategy.num_processes)
     elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
         raise UserError(
-            "trainer.strategy must not shard the model, since each process computes the norm of the whole gradient, "
-            f"but is {type(strategy).__name__}; try ddp"
+            "trainer.strategy must be ddp, lightning_tfm.strategies.Elastic or lightning_tfm.strategies.ModelParallel "
+            f"(FSDP2 and tensor parallelism), but is {type(strategy).__name__}"
         )
     if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
         raise UserError(

@@ -22,6 +22,7 @@ from lightning_tfm.modules.prediction import Evaluation, Output, Score, make_pre
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.parallel import data_group
 from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 
 
@@ -94,7 +95,9 @@ class Seq2SeqModule(TaskModule):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         prefixes = ["val"] if stage in ("fit", "validate") else self.test_prefixes
-        self.scores = {prefix: CorpusScores(self.text_metrics) for prefix in prefixes} if self.text_metrics else {}
+        if self.text_metrics:
+            group = data_group(self.trainer.strategy)
+            self.scores = {prefix: CorpusScores(self.text_metrics, group) for prefix in prefixes}
 
     @property
     def signatures(self) -> dict[str, str]:
@@ -137,6 +140,7 @@ class Seq2SeqModule(TaskModule):
         return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset, beam_size=1)
 
     def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
         self._log_scores()
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:

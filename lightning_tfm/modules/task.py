@@ -19,18 +19,29 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
 from lightning_tfm.configuration import flatten
-from lightning_tfm.data import TaskDataModule, stable_hash
+from lightning_tfm.data import Sharding, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_ranks, check_strategy
 from lightning_tfm.modules.lines import LineModule
 from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
-from lightning_tfm.strategies import Elastic
+from lightning_tfm.parallel import (
+    check_tensor_parallel,
+    data_group,
+    is_parallel,
+    keep_weights,
+    local,
+    mesh_of,
+    norms,
+    parallelize,
+)
+from lightning_tfm.strategies import Elastic, ModelParallel
 from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -95,7 +106,6 @@ class TaskModule(LineModule):
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.skipped_steps = 0  # by the gradient scaler of float16
-        self.is_restored = False  # from a checkpoint
         self.longest_source = None
         self.alignment_head: tuple[str, int] | None = None  # layer and head that agree best with a gold alignment
         self.save_hyperparameters(
@@ -231,6 +241,9 @@ class TaskModule(LineModule):
         for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
             if prefix not in self.metrics:
                 self.metrics[prefix] = self.new_metrics()
+        for metric in self.metrics.modules():
+            if isinstance(metric, Metric):
+                metric.process_group = data_group(self.trainer.strategy)
 
     def _facts(self) -> dict[str, Any]:
         """Return the values that all processes of a run must share, by name."""
@@ -259,11 +272,26 @@ class TaskModule(LineModule):
         if vocab_size != data.vocab_size:
             raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")
         self.network.check_lengths(data.max_source_length, data.max_target_length)
-        data.check_shards(getattr(trainer.strategy, "num_shards", trainer.world_size))
+        data.check_shards(Sharding.of(trainer.strategy).num_shards)
+        if isinstance(trainer.strategy, ModelParallel):
+            check_tensor_parallel(self.network, trainer.strategy.tensor_parallel_size)
+
+    @property
+    def sharding(self) -> Sharding:
+        """Return the shards of a batch that this process computes."""
+        return Sharding.of(self.trainer.strategy)
+
+    def configure_model(self) -> None:
+        """Load pretrained weights into the network of a new run, and divide the network if the strategy does."""
+        if self.trainer.state.fn == TrainerFn.FITTING and self.trainer.ckpt_path is None:
+            self.load_pretrained()
+        strategy = self.trainer.strategy
+        if isinstance(strategy, ModelParallel) and not is_parallel(self.network):
+            parallelize(self.network, strategy.device_mesh, strategy.activation_checkpointing)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
-        if "mixed" in self.trainer.precision:
+        if "mixed" in self.trainer.precision or len(set(map(mesh_of, self.network.parameters()))) > 1:
             unfuse(optimizer)
         steps = self.trainer.estimated_stepping_batches
         if steps == math.inf:
@@ -274,8 +302,6 @@ class TaskModule(LineModule):
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
         check_callbacks(self.trainer.callbacks)
-        if not self.is_restored:
-            self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.seed = torch.initial_seed()
@@ -284,13 +310,14 @@ class TaskModule(LineModule):
         self.weights = list(self.network.parameters())  # kept, since traversing the modules takes as long as clipping
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.seed_dropout(self.global_rank)
+        self.seed_dropout(self.sharding.rank)
 
     def seed_dropout(self, shard: int) -> None:
         """Seed dropout with the seed of the run, the number of the batch and the shard.
 
         Args:
-            shard: the number of the shard; without elastic determinism, the rank of the process.
+            shard: the number of the shard; without elastic determinism, the rank of the process among those that read
+                different data.
         """
         number = self.trainer.fit_loop.total_batch_idx
         seed = stable_hash(f"{self.seed} {number} {shard}") >> 1
@@ -315,9 +342,10 @@ class TaskModule(LineModule):
         """Return the loss and the number of tokens of the step, added in the order of batches and shards."""
         sums = torch.stack(self.step_sums)  # (A n, 2) of A accumulated batches with n shards on this process
         self.step_sums = []
-        if (world_size := self.trainer.world_size) > 1:
+        if (world_size := self.sharding.world_size) > 1:
             gathered = sums.new_empty(world_size, *sums.shape)
-            torch.distributed.all_gather_into_tensor(gathered.flatten(0, 1), sums)  # Lightning's adds a barrier
+            group = data_group(self.trainer.strategy)
+            torch.distributed.all_gather(list(gathered), sums, group)  # Lightning's adds a barrier
             by_batch = gathered.unflatten(1, (self.trainer.accumulate_grad_batches, -1))  # (W, A, n, 2)
             sums = by_batch.transpose(0, 1).flatten(0, 2)
         first, *others = sums.unbind()
@@ -325,6 +353,7 @@ class TaskModule(LineModule):
         return loss, tokens
 
     def _gradients(self) -> list[Tensor]:
+        """Return the gradients of all weights, or the shards of this process."""
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -336,18 +365,18 @@ class TaskModule(LineModule):
         """
         loss, tokens = self._total_loss()
         loss = loss / tokens
-        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.trainer.world_size
+        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.sharding.world_size
         self.grad_scale = self.trainer.accumulate_grad_batches * averaged / tokens
         gradients = self._gradients()
         # A norm in half precision would be inexact, and could overflow.
         wide = torch.promote_types(gradients[0].dtype, torch.float32)
         # The norms are read later, many at once, since reading synchronizes with the device.
-        norms = torch.stack(torch._foreach_norm(gradients, 2, wide)) * self.grad_scale
+        gradient_norms = norms(gradients, wide) * self.grad_scale
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # logging takes time
             self.log("train/loss", loss)
             self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
-            self.log("train/gradient_norm", norms.norm())
-        self.pending_finite_checks.append(torch.cat((loss.view(1), norms.to(loss.dtype))))
+            self.log("train/gradient_norm", gradient_norms.norm())
+        self.pending_finite_checks.append(torch.cat((loss.view(1), gradient_norms.to(loss.dtype))))
 
     def configure_gradient_clipping(
         self,
@@ -361,9 +390,11 @@ class TaskModule(LineModule):
         if gradient_clip_val and not by_value:
             norm = self.pending_finite_checks[-1][1:].norm()
             scale = scale * (gradient_clip_val / (norm + 1e-6)).clamp(max=1)  # as in torch.nn.utils
-        torch._foreach_mul_(self._gradients(), scale)
-        if by_value:
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        gradients = [local(gradient) for gradient in self._gradients()]
+        torch._foreach_mul_(gradients, scale)
+        if gradient_clip_val and by_value:
+            torch._foreach_clamp_min_(gradients, -gradient_clip_val)
+            torch._foreach_clamp_max_(gradients, gradient_clip_val)
 
     @property
     def scales_gradients(self) -> bool:
@@ -436,6 +467,13 @@ class TaskModule(LineModule):
 
     def on_validation_start(self) -> None:
         self.check_finite()
+        keep_weights(self.network, whole=True)
+
+    def on_validation_epoch_end(self) -> None:
+        keep_weights(self.network, whole=False)
+
+    def on_test_start(self) -> None:
+        keep_weights(self.network, whole=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()  # before a good checkpoint is replaced
@@ -467,7 +505,6 @@ class TaskModule(LineModule):
             self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
-        self.is_restored = True
 
     def on_train_end(self) -> None:
         self.check_finite()

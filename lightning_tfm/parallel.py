@@ -1,0 +1,256 @@
+"""Fully sharded data parallelism (FSDP2) and tensor parallelism of a network over a device mesh.
+
+The mesh has the dimensions `data_parallel`, whose processes read different data and share the weights by FSDP2 (Zhao et
+al. 2023), and `tensor_parallel`, whose processes read the same data and divide the heads and the hidden layers of each
+Transformer layer (Shoeybi et al. 2019, 3).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim import Optimizer
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
+from lightning_tfm.networks import Network
+
+DATA, TENSOR = "data_parallel", "tensor_parallel"
+"""Dimensions of a device mesh, named as Lightning does."""
+
+COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
+"""Linear layers of a Transformer layer whose outputs are divided."""
+
+ROWS = ("self_attention.out_proj", "cross_attention.out_proj", "feed_forward.2")
+"""Linear layers of a Transformer layer whose inputs are divided, and whose outputs are added."""
+
+ENTRIES = ("encode", "decode_step")
+"""Methods of a network that are called instead of `forward`."""
+
+
+def check_tensor_parallel(network: Network, size: int) -> None:
+    """Check that a network can be divided among a number of processes.
+
+    Args:
+        network: the network.
+        size: the number of processes.
+
+    Raises:
+        UserError: if the network has no layers that can be divided, or its heads or hidden layers cannot.
+    """
+    if size == 1 or is_parallel(network):
+        return
+    layers = _transformer_layers(network)
+    if not layers:
+        raise UserError(
+            f"tensor_parallel_size must be 1 for {type(network).__name__}, which has no Transformer layers, but is "
+            f"{size}; its weights can be sharded over all devices instead"
+        )
+    for layer in layers:
+        hidden = cast(Linear, layer.feed_forward[0]).out_features
+        for name, divided in (("num_heads", layer.self_attention.num_heads), ("d_ff", hidden)):
+            if divided % size:
+                raise UserError(
+                    f"tensor_parallel_size must divide {name} ({divided}), but is {size}; try {math.gcd(divided, size)}"
+                )
+
+
+def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bool) -> None:
+    """Divide a network over a mesh, in place.
+
+    Args:
+        network: the network, with the same weights on all processes.
+        mesh: the mesh.
+        activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass.
+    """
+    data, tensor = mesh[DATA], mesh[TENSOR]
+    layers = _transformer_layers(network)
+    if tensor.size() > 1:
+        check_tensor_parallel(network, tensor.size())
+        for module, name, parts in _fused(network):
+            weight = getattr(module, name)
+            weight.data.copy_(_rank_major(weight.data, parts, tensor.size()))
+        for layer in layers:
+            _divide(layer, tensor)
+    if activation_checkpointing:
+        for layer in layers:
+            checkpoint(layer)
+    if data.size() > 1:
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not modified in place
+        for layer in layers:
+            if hasattr(layer, "cross_attention"):  # the encoder's output is projected outside of the layer's `forward`
+                fully_shard(layer.cross_attention, mesh=data)
+                register_fsdp_forward_method(layer.cross_attention, "project_memory")
+            fully_shard(layer, mesh=data)
+        fully_shard(network, mesh=data)
+        for name in ENTRIES:
+            if hasattr(network, name):
+                register_fsdp_forward_method(network, name)
+
+
+def _divide(layer: TransformerLayer, mesh: DeviceMesh) -> None:
+    """Divide the heads and the hidden layer of a Transformer layer."""
+    names = {name for name, _ in layer.named_modules()}
+    styles = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+    parallelize_module(layer, mesh, {name: style for name, style in styles.items() if name in names})
+    for module in layer.modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            module.num_heads //= mesh.size()
+            module.head_group = mesh.get_group()
+        elif isinstance(module, nn.ReLU):
+            module.inplace = False  # its input is a view of a distributed tensor
+        elif isinstance(module, Linear):
+            module.SPLITS_MATRICES = False  # distributed matrices cannot be split
+
+
+def _transformer_layers(network: nn.Module) -> list[TransformerLayer]:
+    return [module for module in network.modules() if isinstance(module, TransformerLayer)]
+
+
+def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
+    """Yield the fused projections of all layers: the linear layer, the name of the parameter, the number of parts."""
+    for layer in _transformer_layers(network):
+        projections = [(layer.self_attention.qkv_proj, 3)]
+        if hasattr(layer, "cross_attention"):
+            projections.append((layer.cross_attention.kv_proj, 2))
+        for projection, parts in projections:
+            for name, _ in projection.named_parameters():
+                yield projection, name, parts
+
+
+def _rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
+    """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
+    return rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _part_major(rows: Tensor, parts: int, size: int) -> Tensor:
+    """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
+    return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
+
+
+class Layout:
+    """Conversion of checkpoints between a divided module and a single process.
+
+    Args:
+        module: the module.
+        optimizers: its optimizers; empty outside training.
+        mesh: the mesh over which the module is divided.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
+        self.tensor_parallel_size = mesh[TENSOR].size()
+        self.by_name = dict(module.named_parameters(remove_duplicate=False))
+        self.by_optimizer = [
+            [parameter for group in optimizer.param_groups for parameter in group["params"]] for optimizer in optimizers
+        ]
+        self.parts = {id(getattr(projection, name)): parts for projection, name, parts in _fused(module)}
+
+    def gather(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the shards in a checkpoint by whole tensors on the CPU, in place; called by all processes."""
+        for state, name, parameter in self._tensors(checkpoint):
+            whole = _whole(state[name]).cpu()
+            parts = self.parts.get(id(parameter), 1)
+            state[name] = _part_major(whole, parts, self.tensor_parallel_size) if parts > 1 else whole
+
+    def scatter(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the whole tensors in a checkpoint by the shards of this process, in place."""
+        for state, name, parameter in self._tensors(checkpoint):
+            parts = self.parts.get(id(parameter), 1)
+            whole = _rank_major(state[name], parts, self.tensor_parallel_size) if parts > 1 else state[name]
+            whole = whole.to(parameter.device)
+            state[name] = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+    def _tensors(self, checkpoint: Mapping[str, Any]) -> Iterator[tuple[dict[Any, Any], Any, DTensor]]:
+        """Yield each tensor of the shape of a divided parameter: its dictionary, its key, and the parameter."""
+        for part in ("state_dict", "current_model_state"):  # the second one with averaged weights
+            state = checkpoint.get(part, {})
+            for name, parameter in self.by_name.items():
+                if name in state and isinstance(parameter, DTensor):
+                    yield state, name, parameter
+        for parameters, saved in zip(self.by_optimizer, checkpoint.get("optimizer_states", ()), strict=False):
+            for index, state in saved["state"].items():
+                parameter = parameters[index]
+                for name, value in state.items():
+                    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+                        yield state, name, parameter
+
+
+def _whole(tensor: DTensor) -> Tensor:
+    """Return the whole of a tensor, gathered along one dimension of the mesh after the other."""
+    placements: list[Placement] = list(tensor.placements)
+    for dimension in range(len(placements)):
+        placements[dimension] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
+
+
+def mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    """Return the mesh over which a tensor is divided; None if it is not."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def is_parallel(network: nn.Module) -> bool:
+    """Return whether a network has been divided by `parallelize`."""
+    return any(mesh_of(parameter) is not None for parameter in network.parameters())
+
+
+def data_group(strategy: Strategy) -> ProcessGroup | None:
+    """Return the processes that together read all data once; None for all processes."""
+    mesh = getattr(strategy, "device_mesh", None)
+    return None if mesh is None else mesh[DATA].get_group()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor in this process."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the norm (N) of each tensor over all processes, with one all-reduce per group of processes.
+
+    Args:
+        tensors: the tensors N.
+        dtype: the type of the norms.
+    """
+    values = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors], 2, dtype))
+    groups: dict[ProcessGroup, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, DTensor):
+            for dimension, placement in enumerate(tensor.placements):
+                if not isinstance(placement, Replicate):
+                    groups[tensor.device_mesh.get_group(dimension)].append(index)
+    for group, indices in groups.items():
+        squares = values[indices] ** 2
+        torch.distributed.all_reduce(squares, group=group)
+        values[indices] = squares.sqrt()
+    return values
+
+
+def keep_weights(network: nn.Module, whole: bool) -> None:
+    """Keep the whole weights on each process after its next forward pass, or the shards only.
+
+    Decoding calls the network once per token, and each process stops when its own rows have ended, so weights cannot be
+    gathered in each call.
+
+    Args:
+        network: the network.
+        whole: whether to keep the whole weights.
+    """
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            if not whole:
+                module.reshard()
+            module.set_reshard_after_forward(not whole, recurse=False)
