@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -67,6 +68,10 @@ class AdamW(torch.optim.AdamW):
         check_decay(weight_decay)
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with _keep_kernels(self):
+            super().load_state_dict(state_dict)
+
 
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for hidden matrices, and AdamW for all other parameters.
@@ -125,7 +130,8 @@ class Muon(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        with _keep_kernels(self):
+            super().load_state_dict(state_dict)
         groups = iter(self.param_groups)  # loading replaces the groups and the state
         for part in self.parts:
             part.param_groups = [next(groups) for _ in part.param_groups]
@@ -239,6 +245,16 @@ def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, An
         raise UserError(f"optimizer must have valid settings, but those of {cls.__name__} are not: {error}") from None
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
     return {"class_path": class_path(type(optimizer)), "init_args": settings}
+
+
+@contextmanager
+def _keep_kernels(optimizer: Optimizer) -> Iterator[None]:
+    """Keep whether the steps of an optimizer are fused, which may differ in the run of a loaded state."""
+    fused = [group.get("fused") for group in optimizer.param_groups]
+    yield
+    for group, value in zip(optimizer.param_groups, fused, strict=True):
+        if "fused" in group:
+            group["fused"] = value
 
 
 def unfuse(optimizer: Optimizer) -> None:

@@ -95,7 +95,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
                 fully_shard(layer.cross_attention, mesh=data)
                 register_fsdp_forward_method(layer.cross_attention, "project_memory")
             fully_shard(layer, mesh=data)
-        fully_shard(network, mesh=data)
+        fully_shard(network, mesh=data, reshard_after_forward=False)  # its weights are used at the end and at the start
         for name in ENTRIES:
             if hasattr(network, name):
                 register_fsdp_forward_method(network, name)
@@ -239,8 +239,8 @@ def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return values
 
 
-def keep_weights(network: nn.Module, whole: bool) -> None:
-    """Keep the whole weights on each process after its next forward pass, or the shards only.
+def keep_weights(network: Network, whole: bool) -> None:
+    """Keep the whole weights in each process after its next forward pass, or only the shards.
 
     Decoding calls the network once per token, and each process stops when its own rows have ended, so weights cannot be
     gathered in each call.
@@ -249,8 +249,15 @@ def keep_weights(network: nn.Module, whole: bool) -> None:
         network: the network.
         whole: whether to keep the whole weights.
     """
+    if not whole:
+        reshard(network)
+    for module in network.modules():
+        if isinstance(module, FSDPModule) and module is not network:  # which keeps its weights in any case
+            module.set_reshard_after_forward(not whole, recurse=False)
+
+
+def reshard(network: Network) -> None:
+    """Free the whole weights that `keep_weights` keeps, until the next forward pass."""
     for module in network.modules():
         if isinstance(module, FSDPModule):
-            if not whole:
-                module.reshard()
-            module.set_reshard_after_forward(not whole, recurse=False)
+            module.reshard()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.parallel import keep_weights, parallelize
+from lightning_tfm.parallel import parallelize, reshard
 from lightning_tfm.strategies import ModelParallel
 
 
@@ -61,7 +61,7 @@ class WeightAveraging(callbacks.WeightAveraging):
 
     def _swap_models(self, pl_module: LightningModule) -> None:
         """Swap the trained weights of the module with the average, or back, without rounding."""
-        keep_weights(pl_module, whole=False)  # those of a validation
+        reshard(pl_module.network)  # whole weights of a validation are copies
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]
