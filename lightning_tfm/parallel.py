@@ -161,17 +161,15 @@ class Layout:
     def gather(self, checkpoint: dict[str, Any]) -> None:
         """Replace the shards in a checkpoint by whole tensors on the CPU, in place; called by all processes."""
         for state, name, parameter in self._tensors(checkpoint):
-            whole = _whole(state[name]).cpu()
-            parts = self.parts.get(id(parameter), 1)
-            state[name] = _part_major(whole, parts, self.tensor_parallel_size) if parts > 1 else whole
+            value, parts = whole(state[name]).cpu(), self.parts.get(id(parameter), 1)
+            state[name] = _part_major(value, parts, self.tensor_parallel_size) if parts > 1 else value
 
     def scatter(self, checkpoint: dict[str, Any]) -> None:
         """Replace the whole tensors in a checkpoint by the shards of this process, in place."""
         for state, name, parameter in self._tensors(checkpoint):
-            parts = self.parts.get(id(parameter), 1)
-            whole = _rank_major(state[name], parts, self.tensor_parallel_size) if parts > 1 else state[name]
-            whole = whole.to(parameter.device)
-            state[name] = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            value, parts = state[name], self.parts.get(id(parameter), 1)
+            value = _rank_major(value, parts, self.tensor_parallel_size) if parts > 1 else value
+            state[name] = shard(value.to(parameter.device), like=parameter)
 
     def _tensors(self, checkpoint: Mapping[str, Any]) -> Iterator[tuple[dict[Any, Any], Any, DTensor]]:
         """Yield each tensor of the shape of a divided parameter: its dictionary, its key, and the parameter."""
@@ -188,13 +186,22 @@ class Layout:
                         yield state, name, parameter
 
 
-def _whole(tensor: DTensor) -> Tensor:
-    """Return the whole of a tensor, gathered along one dimension of the mesh after the other."""
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor, gathered along one dimension of its mesh after the other if it is sharded."""
+    if not isinstance(tensor, DTensor):
+        return tensor
     placements: list[Placement] = list(tensor.placements)
     for dimension in range(len(placements)):
         placements[dimension] = Replicate()
         tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()
+
+
+def shard(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor, sharded like another one of its shape; all processes have the same tensor."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:

@@ -121,6 +121,17 @@ def start_elastic(
     return _start_ranks(number, *arguments, cwd=cwd, **settings)
 
 
+def start_parallel(
+    number: int, tensor_parallel_size: int, *arguments: object, activation_checkpointing: bool = False, **settings: Any
+) -> Child:
+    """Start a run of a number of processes that divide the network, see `start`."""
+    options = {"accelerator": "cpu", "devices": number, "strategy.init_args.tensor_parallel_size": tensor_parallel_size}
+    options["strategy.init_args.activation_checkpointing"] = activation_checkpointing
+    parallel = (f"--trainer.{name}={value}" for name, value in options.items())
+    arguments = (*arguments, "--config", EXPERIMENTS / "model_parallel.yaml", *parallel)
+    return _start_ranks(number, *arguments, **settings)
+
+
 def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
     first, *others = (start(*arguments, **settings, **rank) for rank in ranks(number))
     return Child(first.process, first.out, first.err, [other.process for other in others])

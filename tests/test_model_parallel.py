@@ -1,0 +1,208 @@
+"""FSDP2 and tensor parallelism: a divided network trains as in one process."""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from lightning_tfm.checkpoint import read
+from runs import TASKS, fit, folder, new_folders, start, start_parallel, start_two, write_task
+
+LAYOUTS = {
+    "one process": start,
+    "DDP": start_two,
+    "FSDP2": partial(start_parallel, 2, 1),
+    "tensor parallel": partial(start_parallel, 2, 2),
+    "FSDP2 and tensor parallel": partial(start_parallel, 4, 2),
+    "checkpointed activations": partial(start_parallel, 2, 1, activation_checkpointing=True),
+}
+"""How a run is started, by name."""
+
+TOLERANCE = 1e-5
+
+MUON_TOLERANCE = 1e-4
+"""Tolerance with Muon, which torch computes in bfloat16: rounding turns differences in float32 into larger ones."""
+
+UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 50}
+"""Settings of runs that are compared with one process; with data parallelism, each process has its own dropout."""
+
+TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
+MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
+AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
+DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
+
+VARIANTS = {
+    "GPT, FSDP2": ("gpt", "FSDP2", TWO_HEADS),
+    "GPT, tensor parallel, dropout": ("gpt", "tensor parallel", TWO_HEADS | DROPOUT),
+    "GPT, checkpointed activations": ("gpt", "checkpointed activations", TWO_HEADS),
+    "GPT, FSDP2, accumulated": ("gpt", "FSDP2", TWO_HEADS | {"trainer.accumulate_grad_batches": 3}),
+    "GPT, FSDP2, Muon": ("gpt", "FSDP2", TWO_HEADS | MUON),
+    "GPT, both, Muon": ("gpt", "FSDP2 and tensor parallel", TWO_HEADS | MUON),
+    "Transformer, both, averaged": ("transformer", "FSDP2 and tensor parallel", TWO_HEADS | AVERAGED),
+    "Transformer, tensor parallel, clipped by value": (
+        "transformer",
+        "tensor parallel",
+        TWO_HEADS | {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01},
+    ),
+    "attention LSTM, FSDP2": ("attention_lstm", "FSDP2", {}),
+}
+"""The network, the layout, and the settings of both runs."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.run
+def test_a_divided_network_trains_as_in_one_process(variant, tmp_path):
+    model, layout, settings = VARIANTS[variant]
+    one, divided = new_folders(tmp_path, "one", "divided")
+    child = start(*fit(model, **UNDIVIDED | settings), cwd=one)
+    assert child.wait() == 0, child.err.read_text()
+    child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=divided)
+    assert child.wait() == 0, child.err.read_text()
+    tolerance = MUON_TOLERANCE if "Muon" in variant else TOLERANCE
+    assert_close_runs(folder(divided, model), folder(one, model), tolerance)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.run
+def test_a_task_trains_as_in_one_process(task, tmp_path):
+    path = write_task(task, tmp_path)
+    one, divided = new_folders(tmp_path, "one", "divided")
+    arguments = ["fit", "--config", path, "--model.init_args.network.init_args.dropout=0"]
+    if "classifier" in task:
+        arguments.append("--model.init_args.network.init_args.word_dropout=0")
+    layout = {
+        "translation_attention_lstm": "FSDP2",
+        "text_linear_transformer": "FSDP2",
+        "masked_encoder": "tensor parallel",  # with data parallelism, each process masks other tokens
+    }.get(task, "FSDP2 and tensor parallel")
+    for cwd, name in ((one, "one process"), (divided, layout)):
+        child = LAYOUTS[name](*arguments, cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+    assert_close_runs(*(cwd / f"runs/{task}/version_0" for cwd in (divided, one)))
+
+
+def assert_close_runs(ours, theirs, tolerance=TOLERANCE):
+    """Assert that two runs have the same weights, losses, predictions and test metrics, within the tolerance.
+
+    Note:
+        The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
+        errors, which AdamW scales to steps of the size of the learning rate.
+    """
+    weights, reference = (read(path / "checkpoints/last.ckpt")["state_dict"] for path in (ours, theirs))
+    assert list(weights) == list(reference)
+    for name, value in reference.items():
+        compared = torch.ones_like(value, dtype=torch.bool)
+        if name.endswith(("qkv_proj.bias", "kv_proj.bias")):
+            parts = 3 if name.endswith("qkv_proj.bias") else 2
+            compared.view(parts, -1)[parts - 2] = False
+        torch.testing.assert_close(
+            weights[name][compared],
+            value[compared],
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, n=name: f"{n}: {text}",
+        )
+    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
+    assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
+    for our_row, their_row in zip(*logs, strict=True):
+        for name, value in their_row.items():
+            if name not in ("step", "tokens_per_second") and value:
+                assert float(our_row[name]) == pytest.approx(float(value), rel=tolerance, abs=tolerance), name
+    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    assert tests[0].keys() == tests[1].keys()
+    for name, value in tests[1].items():
+        assert tests[0][name] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value)
+    if (theirs / "predictions.jsonl").is_file():
+        for line, expected in zip(*map(predictions, (ours, theirs)), strict=True):
+            assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=tolerance)
+            assert line == expected
+
+
+def predictions(run):
+    """Return the predictions of a run."""
+    return list(map(json.loads, (run / "predictions.jsonl").read_text().splitlines()))
+
+
+CIRCUIT = [
+    "one process",
+    "DDP",
+    "one process",
+    "FSDP2",
+    "one process",
+    "tensor parallel",
+    "DDP",
+    "FSDP2",
+    "DDP",
+    "tensor parallel",
+    "FSDP2",
+    "tensor parallel",
+    "one process",
+]
+"""Layouts such that each of the four follows each other one once."""
+
+
+@pytest.mark.parametrize("optimizer", [{}, MUON], ids=["AdamW", "Muon"])
+@pytest.mark.run
+def test_a_killed_run_resumes_in_any_other_layout(optimizer, tmp_path):
+    settings = UNDIVIDED | TWO_HEADS | optimizer | {"trainer.max_steps": 5 * len(CIRCUIT)}
+    whole, killed = new_folders(tmp_path, "whole", "killed")
+    child = start(*fit("gpt", **settings), cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    for layout in CIRCUIT[:-1]:
+        fault = ("before an update of the weights", 7)
+        child = LAYOUTS[layout](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault)
+        child.process.join(300)
+        for other in child.others:
+            other.kill()
+        assert child.wait() == -9, child.err.read_text()
+    child = LAYOUTS[CIRCUIT[-1]](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"), MUON_TOLERANCE if optimizer else TOLERANCE)
+
+
+def test_the_circuit_has_all_pairs_of_layouts():
+    pairs = list(zip(CIRCUIT, CIRCUIT[1:], strict=False))
+    assert len(set(pairs)) == len(pairs) == 4 * 3
+    assert all(before != after for before, after in pairs)
+
+
+@pytest.mark.run
+def test_a_trained_model_is_tested_in_every_layout(tmp_path):
+    child = start(*fit("transformer", **TWO_HEADS | {"trainer.max_steps": 20}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    trained = folder(tmp_path, "transformer")
+    _, *arguments = fit("transformer", **TWO_HEADS)
+    for number, layout in enumerate(LAYOUTS):
+        child = LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
+        assert child.wait() == 0, child.err.read_text()
+        for line, expected in zip(*map(predictions, (trained.parent / f"test_{number}", trained)), strict=True):
+            assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
+            assert line == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "number", "size", "message"),
+    [
+        ("transformer", 4, 4, "tensor_parallel_size must divide num_heads (2), but is 4; try 2"),
+        ("attention_lstm", 2, 2, "tensor_parallel_size must be 1 for AttentionLSTM, which has no Transformer layers"),
+        (
+            "gpt",
+            3,
+            2,
+            "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size (2), but is 3",
+        ),
+        ("gpt", 1, 0, "tensor_parallel_size must be at least 1, but is 0; try 1"),
+    ],
+)
+@pytest.mark.run
+def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message, tmp_path):
+    child = start_parallel(number, size, *fit(model), cwd=tmp_path)
+    assert child.wait() == 2
+    printed = child.err.read_text()
+    assert message in printed.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
