@@ -13,7 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
-from lightning_tfm.callbacks.summary import evaluated_split
+from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
@@ -83,7 +83,7 @@ class AttentionLogger(Callback):
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image(
-                f"{evaluated_split(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
+                f"{evaluated_prefix(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
             )
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:

@@ -41,7 +41,13 @@ NUM_EXAMPLES = 2
 
 
 def test_prefix(test_set: str) -> str:
-    """Return the prefix of the metrics of a test set: "test" for "test", "test/longer" for "longer"."""
+    """Return the prefix of the metrics that a test logs for a test set.
+
+    It is "test" for "test", "test/longer" for "longer", and "val/final" for "val", the only test set of data without a
+    test split: the metrics of this last evaluation are not another point of the curves under "val".
+    """
+    if test_set == "val":
+        return "val/final"
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
