@@ -320,10 +320,10 @@ def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
 @pytest.mark.parametrize("length", [80, 81, 200])
 def test_long_sources_are_cut_in_titles(length):
     module = make_module(small_copy())
-    prediction = {"source": "1" * length, "target": "2", "nll": 1.0}
+    prediction = {"source": "1" * length, "target": "2\t3", "prediction": "4", "nll": 1.0}
     (example,) = module.attention_examples(None, [(4, prediction)])
     assert example.row == 4
-    assert example.title == f"{'1' * min(length, 80)}{'...' if length > 80 else ''} \N{RIGHTWARDS ARROW} 2"
+    assert example.title == f"{'1' * min(length, 80)}{'...' if length > 80 else ''}\ntrue: 2 3\npredicted: 4"
 
 
 def test_a_schedule_may_end_before_its_warm_up():

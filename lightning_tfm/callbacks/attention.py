@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -94,7 +95,7 @@ class AttentionLogger(Callback):
         write_text(folder / "examples.json", json.dumps([example.content for example in examples], ensure_ascii=False))
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = folder / f"example_{row:04}_{layer.layer.replace('.', '_')}.png"
+                path = folder / f"example_{row:04}_{short_name(layer.layer)}.png"
                 draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
@@ -105,3 +106,8 @@ class AttentionLogger(Callback):
                 draw_positions(encodings, name.replace("_", " ")).savefig(path := folder / f"{name}.png", dpi=100)
                 pictures.append(path)
         return pictures
+
+
+def short_name(layer: str) -> str:
+    """Return the name of a layer in file names, such as decoder1_cross for decoder.1.cross_attention."""
+    return re.sub(r"s?\.(\d+)", r"\1", layer).removesuffix("_attention").replace(".", "_")

@@ -197,8 +197,11 @@ class TaskModule(LineModule):
         examples = []
         for row in dict.fromkeys([*first, *(row for _, row in worst)]):
             prediction = by_row[row]
-            title = f"{short_title(prediction['source'])} \N{RIGHTWARDS ARROW} {prediction['target']}"
-            examples.append(AttentionExample(row, title.replace("\t", " "), {**prediction}))  # fonts have no tab
+            # Fonts have no tab.
+            texts = (prediction["source"], prediction["target"], prediction["prediction"])
+            source, target, output = (short_title(" ".join(text.split())) for text in texts)
+            title = f"{source}\ntrue: {target}\npredicted: {output}"
+            examples.append(AttentionExample(row, title, {**prediction}))
         return examples
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
