@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from tqdm import tqdm
 
 from conftest import DATA
 from datamodules import Copy
+from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, pad_sequences, stable_hash
@@ -315,6 +318,37 @@ def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
     other = make_module(data, lr_schedule=schedule)
     make_trainer(max_steps=3).fit(other, data, ckpt_path=tmp_path / "two.ckpt", weights_only=True)
     assert calls == [module]
+
+
+class Losses(Callback):
+    """Callback that records the loss of each step."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.values.append(trainer.callback_metrics["train/loss"].item())
+
+
+def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
+    """Show it whether it is logged or not, but read it only when the bar is drawn."""
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0, miniters=1))
+    for log_every_n_steps in (1, 100):
+        lightning.seed_everything(1)
+        data, losses = small_copy(), Losses()
+        callbacks = [progress.ProgressBar(), *([losses] if log_every_n_steps == 1 else [])]
+        settings = {"max_steps": 3, "enable_progress_bar": True, "log_every_n_steps": log_every_n_steps}
+        make_trainer(callbacks=callbacks, **settings).fit(make_module(data), data)
+        shown = dict(re.findall(r"step (\d)/3 [^\r\n]* loss ([\d.]+)", capsys.readouterr().out))
+        if losses.values:
+            expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
+        assert shown == expected
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=1_000))
+    calls = []
+    monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")
+    data = small_copy()
+    make_trainer(callbacks=[progress.ProgressBar()], enable_progress_bar=True, max_steps=3).fit(make_module(data), data)
+    assert len(calls) == 1, "at the end of the training"
 
 
 @pytest.mark.parametrize("length", [80, 81, 200])

@@ -71,7 +71,7 @@ def help_text(command: str) -> str:
 
 
 def with_class_names(arguments: list[str]) -> list[str]:
-    """Replace a name in any case after `--data.help`, `--model.help` or `--model.network.help` by the path of the class.
+    """Replace the name of a class, in any case, after the `.help` of a setting in PACKAGES by the path of the class.
 
     The parser knows the networks of a module only, so a module that the network fits is added. Later arguments are
     omitted, since the help ends the command.

@@ -100,6 +100,7 @@ class TaskModule(LineModule):
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
+        self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
         self.longest_source = None
@@ -344,7 +345,7 @@ class TaskModule(LineModule):
             the number of processes. `grad_scale` reverts both, and divides by the tokens of the step.
         """
         loss, tokens = self._total_loss()
-        loss = loss / tokens
+        self.last_loss = loss = loss / tokens
         averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.trainer.world_size
         self.grad_scale = self.trainer.accumulate_grad_batches * averaged / tokens
         gradients = self._gradients()
