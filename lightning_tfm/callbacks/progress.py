@@ -52,7 +52,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self.steps is not None
-        # Reading the loss synchronizes with the device, so read it only when the bar is drawn, up to ten times a second.
+        # Reading the loss synchronizes with the device, so read it only when the bar is drawn, at most every 0.1 s.
         if self.steps.update(trainer.global_step - self.steps.n) or self.is_validated:
             self.steps.set_postfix_str(_values(trainer, pl_module))
             self.is_validated = False
