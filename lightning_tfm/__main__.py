@@ -71,7 +71,8 @@ def main() -> None:
         elif command in ("fit", "validate", "test"):
             with gc_disabled(), _starting():
                 from lightning_tfm.cli import run
-            run(["--help" if argument == "--help-all" else argument for argument in arguments])
+                from lightning_tfm.commands.help import with_class_names
+            run(["--help" if argument == "--help-all" else argument for argument in with_class_names(arguments)])
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:

@@ -32,17 +32,17 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
 def links(
     found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """Link each target symbol to the source symbol with the largest weight.
+    """Link each target symbol to the source symbol with the largest weight, except EOS.
 
     Args:
-        found: the attention of one head, see `LineModule.align`.
+        found: the attention of one head, whose last column is EOS, see `LineModule.align`.
         source_words: the word index of each source symbol, to link words instead of symbols.
         target_words: the word index of each target symbol, to link words instead of symbols.
 
     Returns:
         The links, as pairs (source index, target index) in ascending order.
     """
-    sources = found.weights[0].argmax(-1).tolist() if found.keys else []
+    sources = found.weights[0, :, :-1].argmax(-1).tolist()
     pairs = [
         (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
     ]

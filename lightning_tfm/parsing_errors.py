@@ -188,19 +188,20 @@ def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
     groups = {other.split(".")[0] for other in names}
     if first not in groups:  # the group is misspelled: propose a group
         name, names = first, sorted(groups)
-    return f"there is no setting {name!r}{f' of {owner}' if owner else ''}{_nearest(name, names)}"
+    return f"there is no setting {name!r}{f' of {owner}' if owner else ''}{nearest(name, names)}"
 
 
 def _no_attribute(module: str, name: str) -> str:
     """Return the message for a missing attribute of an imported module, with the closest class."""
-    return f"module {module!r} has no attribute {name!r}{_nearest(name, _classes_of(module))}"
+    return f"module {module!r} has no attribute {name!r}{nearest(name, _classes_of(module))}"
 
 
 def _classes_of(module: str) -> list[str]:
     return [name for name, value in vars(sys.modules[module]).items() if inspect.isclass(value)]
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, or all of them."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)
     return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(names)}"
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.style import HEAT, HIGHLIGHT, PALETTE, STYLE
 
-HEADS_A_ROW = 4
-"""Number of panels per row in a figure of attention weights."""
+HEADS_A_ROW = 2
+"""Maximum number of panels per row in a figure of attention weights."""
 
 CELL = 0.18
 """Width and height of an attention weight, in inches."""
@@ -29,7 +29,10 @@ CELL = 0.18
 GAP = 0.25
 """Gap between the panels of two heads, in inches."""
 
-_EM = 7 / 72
+_LABEL_SIZE = 8
+"""Size of the labels of attention weights, in points."""
+
+_EM = _LABEL_SIZE / 72
 """Size of the labels of attention weights, in inches."""
 
 MAX_LABEL_LENGTH = 16
@@ -47,24 +50,26 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
 
     Args:
         attention: the weights of the layer with their labels; the gold alignment is outlined.
-        title: a title above the name of the layer.
+        title: a title of any number of lines above the name of the layer.
 
     Note:
         The darkest color is a weight of 1, or the largest weight of the layer if that is below 0.5, as over long texts.
-        Only the panels at the left and at the bottom are labeled, and the layout is computed from the number of
-        characters in the labels, since drawing and measuring all labels would take seconds per figure.
+        The layout is computed from the number of characters in the labels, since drawing and measuring all labels would
+        take seconds per figure.
     """
     heads, T, S = attention.weights.shape
-    columns = min(heads, HEADS_A_ROW)
+    # Few panels per row if they are wide, so that labels stay legible if the picture is scaled down.
+    columns = min(range(min(heads, HEADS_A_ROW), 0, -1), key=lambda number: max(number * S, -(-heads // number) * T))
     rows = -(-heads // columns)
-    queries, keys = (list(map(_shortened, labels)) for labels in (attention.queries, attention.keys))
-    upright = max(map(len, keys)) == 1
-    left = 0.3 + max(map(_text_width, queries))
-    bottom = 0.3 + (_EM if upright else max(map(_text_width, keys)))
-    width = max(left + columns * (S * CELL + GAP) + 0.7, 3.5)
-    lines = textwrap.wrap(title, int(0.8 * width / (0.62 * 9 / 72)))[:2]
-    top = 0.2 * (len(lines) + 1) + (0.25 if heads > 1 else 0.1)
-    height = bottom + rows * T * CELL + (rows - 1) * 1.2 * GAP + top
+    queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
+    left = 0.35 + max(map(_text_width, queries))
+    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of a panel
+    above = 0.25 if heads > 1 else 0.1
+    width = max(left + columns * (S * CELL + GAP) + 0.7, 4.5)
+    across = int((width - left) / (0.62 * 9 / 72))
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, across, max_lines=2, placeholder=" …")]
+    bottom, top = 0.25, 0.2 * (len(lines) + 1)
+    height = bottom + rows * (above + T * CELL + below) + top
     figure = Figure(figsize=(width, height))
 
     def add_axes(x: float, y: float, across: float, up: float) -> Axes:
@@ -76,22 +81,24 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     with rc_context(STYLE):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
-            y = bottom + (rows - 1 - row) * (T * CELL + 1.2 * GAP)
+            y = height - top - (row + 1) * (above + T * CELL) - row * below
             axes = add_axes(left + column * (S * CELL + GAP), y, S * CELL, T * CELL)
             image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
-            axes.tick_params(length=0, labelsize=7)
+            axes.tick_params(length=0, labelsize=_LABEL_SIZE)
             axes.spines[:].set_visible(True)
-            at_bottom = head + columns >= heads
-            axes.set_xticks(*_ticks(keys, at_bottom), rotation=0 if upright else 90, parse_math=False)
-            axes.set_yticks(*_ticks(queries, column == 0), parse_math=False)
+            axes.set_xticks(range(S), keys, parse_math=False)
+            for tick in axes.get_xticklabels():
+                tick.set_rotation(0 if len(tick.get_text()) == 1 else 90)
+            axes.set_yticks(*((range(T), queries) if column == 0 else ((), ())), parse_math=False)
             if heads > 1:
                 axes.set_title(f"head {head}")
             for key, query in attention.gold:
                 axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
-        bar = add_axes(left + columns * (S * CELL + GAP), bottom, 0.12, min(rows * T * CELL, 1.5))
+        length = min(T * CELL, 1.5)
+        bar = add_axes(left + columns * (S * CELL + GAP), height - top - above - length, 0.12, length)
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
-        across, up = columns * (S * CELL + GAP) - GAP, height - top - bottom
-        figure.supxlabel("attended symbol", x=(left + across / 2) / width, y=0.04 / height, va="bottom", fontsize=8)
+        middle, up = left + (columns * (S * CELL + GAP) - GAP) / 2, height - top - bottom
+        figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=8)
         label = "target symbol" if attention.predicts else "symbol"
         figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
         heading = "\n".join([*lines, attention.layer])
@@ -104,13 +111,10 @@ def _text_width(label: str) -> float:
     return _EM * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
 
 
-def _shortened(label: str) -> str:
-    return label if len(label) <= MAX_LABEL_LENGTH else f"{label[: MAX_LABEL_LENGTH - 1]}…"
-
-
-def _ticks(labels: list[str], shown: bool) -> tuple[range, list[str]]:
-    """Return the positions and labels of ticks; empty if they are not shown."""
-    return (range(len(labels)), labels) if shown else (range(0), [])
+def _label(symbol: str) -> str:
+    """Return the label of a symbol, which shows blanks and has at most MAX_LABEL_LENGTH characters."""
+    symbol = symbol.replace(" ", "\N{OPEN BOX}")
+    return symbol if len(symbol) <= MAX_LABEL_LENGTH else f"{symbol[: MAX_LABEL_LENGTH - 1]}…"
 
 
 def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import itertools
 import math
 from datetime import date
 
@@ -13,6 +14,7 @@ from matplotlib.colors import to_rgb
 from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
 from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.callbacks.attention import short_name
 from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.modules import Seq2SeqModule
@@ -166,7 +168,8 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert len(panels) == heads
         assert bar.get_ylabel() == "weight"
         assert [label.get_text() for label in panels[0].get_yticklabels()] == attention_map.queries
-        assert [label.get_text() for label in panels[-1].get_xticklabels()] == attention_map.keys
+        for panel in panels:
+            assert [label.get_text() for label in panel.get_xticklabels()] == attention_map.keys
         assert figure.get_supxlabel() == "attended symbol"
         assert figure.get_supylabel() == ("target symbol" if attention_map.predicts else "symbol")
         if attention_map.predicts:  # the last row predicts the end
@@ -180,7 +183,8 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_long_title_fits_into_its_figure(heads, size):
     """Check that the title overlaps neither the panels nor the edges of the figure."""
-    title = "attention: " + " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
+    sentences = " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
+    title = f"example 7: {sentences}\ntrue: {sentences}\npredicted: {sentences}"
     symbols = ["Sofa"] * size
     attention_map = AttentionMap(
         "decoder.0.cross_attention", torch.ones(heads, size, size) / size, symbols, symbols, []
@@ -192,6 +196,37 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     assert box.x1 <= figure.bbox.width
     assert box.y1 <= figure.bbox.height
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "columns"), [(1, (9, 9), 1), (2, (9, 9), 2), (4, (9, 9), 2), (2, (5, 40), 1)]
+)
+def test_heads_are_placed_so_that_labels_stay_legible(heads, size, columns):
+    """Place at most two panels in a row, and wide ones below each other; no label reaches the next panel."""
+    T, S = size
+    symbols = ["a", " ", "Straßenbahn", *"bcdefgh"] * 4
+    weights = torch.ones(heads, T, S) / S
+    figure = draw_attention(AttentionMap("layers.0.self_attention", weights, symbols[:T], symbols[:S], []))
+    figure.draw_without_rendering()
+    panels = figure.axes[:-1]
+    assert len({panel.get_window_extent().x0 for panel in panels}) == columns
+    assert [label.get_text() for label in panels[-1].get_xticklabels()][:3] == ["a", "\N{OPEN BOX}", "Straßenbahn"]
+    boxes = [panel.get_tightbbox() for panel in panels]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        ("decoder.1.cross_attention", "decoder1_cross"),
+        ("layers.10.self_attention", "layer10_self"),
+        ("attention", "attention"),
+        ("stack.blocks.0.mix", "stack_block0_mix"),
+    ],
+)
+def test_layers_have_short_names_in_file_names(layer, name):
+    assert short_name(layer) == name
 
 
 def test_cropping_a_long_joint_sequence_keeps_the_target():

@@ -860,6 +860,39 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
         assert any(other == name or other.startswith(f"{name}.") for other in known), option
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name", "setting"),
+    [
+        (["--data.help", "date"], "datamodules.Date", "--data.first_year"),
+        (["--data.help=Tsv"], "datamodules.Tsv", "--data.target_separator"),
+        (["copy_gpt", "--model.help", "classifier", "--trainer.max_steps=1"], "Classifier", "--model.labels"),
+        (["--model.network.help", "gpt"], "GPT", "--network.num_heads"),
+        (["copy_gpt", "--model.init_args.network.help=EncoderClassifier"], "EncoderClassifier", "--network.d_ff"),
+    ],
+)
+def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, monkeypatch, capsys):
+    assert in_process(monkeypatch, "fit", *arguments) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^Help for .*\b{name}$", shown, re.MULTILINE)
+    assert f"  {setting}" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--data.help", "dates"],
+            "--data.help must name a class of datamodules, but is 'dates'; did you mean 'Date'?",
+        ),
+        (["--model.help", "gpt"], "but is 'gpt'; try --model.network.help GPT"),
+        (["--model.network.help"], "but is ''; available: GPT, AttentionLSTM, "),
+        (["--data.help", "transformer"], "but is 'transformer'; try --model.network.help Transformer"),
+    ],
+)
+def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, monkeypatch, capsys):
+    assert message in mistake(monkeypatch, capsys, "fit", *arguments)
+
+
 def test_all_settings_are_listed_without_markup(monkeypatch, capsys):
     assert in_process(monkeypatch, "fit", "--help-all") == 0
     shown = capsys.readouterr().out

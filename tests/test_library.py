@@ -71,7 +71,7 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
     trainer = lightning.Trainer(max_steps=4, **quiet)
     trainer.fit(module, data)
     (metrics,) = trainer.test(module, data, verbose=False)
-    assert metrics["test/val/loss" if data.test_sets == ("val",) else "test/loss"] > 0
+    assert metrics["val/final/loss" if data.test_sets == ("val",) else "test/loss"] > 0
     line = LINES.get(name, "Thursday, May 3, 1979")
     (prediction,) = module.predict([line])
     path = trainer.checkpoint_callback.best_model_path

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.commands.generate import _attention_table
+from lightning_tfm.commands.generate import BARS, _attention_table
 from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
@@ -188,17 +188,20 @@ def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
     checkpoint = reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt"
     assert in_process(monkeypatch, "generate", checkpoint, "3 1 2", "--show-attention") == 0
     output, header, *rows, scale = capsys.readouterr().out.splitlines()
-    assert header.split() == ["3", "1", "2"]
+    assert header.split() == ["3", "1", "2", "EOS"]
     assert [row[0] for row in rows] == output.split()
-    assert {cell for row in rows for cell in row[1:]} <= set(" ░▒▓█")
+    assert {cell for row in rows for cell in row[1:]} <= set(BARS)
     assert "█" in "".join(rows)
-    assert re.fullmatch(r"\(█ is a weight of [01]\.\d\d\)", scale)
+    assert re.fullmatch(r"\(█ is a weight of [01]\.\d\d, a blank is below 0\.0\d\d\)", scale)
 
 
 def test_weights_shown_as_text_are_relative_to_the_largest():
-    weights = torch.tensor([[[0.10, 0.05, 0.01], [0.05, 0.03, 0.10]]])
-    table = _attention_table(AttentionMap("layer", weights, ["x", "y"], ["a", "b", "c"], []))
-    assert table.splitlines() == ["  a b c", "x █ ▒", "y ▒ ░ █", "(█ is a weight of 0.10)"]
+    """Only weights below a fiftieth of the largest are blank, so that diffuse attention is visible."""
+    weights = torch.tensor([[[0.10, 0.05, 0.0019], [0.049, 0.0021, 0.10]]])
+    table = _attention_table(AttentionMap("layer", weights, ["x", "y"], ["a", "b", "EOS"], []))
+    assert table.splitlines() == ["  a b EOS", "x █ ▄", "y ▄ ▁ ███", "(█ is a weight of 0.10, a blank is below 0.002)"]
+    diffuse = _attention_table(AttentionMap("layer", torch.full((1, 1, 40), 1 / 40), ["x"], 40 * ["a"], []))
+    assert diffuse.splitlines()[1] == "x" + 40 * " █"
     none = _attention_table(AttentionMap("layer", torch.zeros(1, 0, 3), [], ["a", "b", "c"], []))
     assert none.splitlines()[0] == " a b c"
 

@@ -382,9 +382,15 @@ def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message,
 
 @pytest.mark.run
 def test_early_stopping_by_an_unknown_metric_is_one_mistake(tmp_path):
+    """Report it before the first step, except that the names of training metrics are not known before."""
     child = run(*fit("gpt", **{"trainer.callbacks": STOPPING % "val/los"}), cwd=tmp_path)
     assert child.wait() == 2
-    assert "conditioned on metric `val/los` which is not available" in child.err.read_text().splitlines()[-1]
+    message = "monitor of EarlyStopping in trainer.callbacks must be a metric of the validation, but is 'val/los'"
+    assert f"{message}; did you mean 'val/loss'?" in child.err.read_text().splitlines()[-1]
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+    child = run(*fit("gpt", **{"trainer.callbacks": STOPPING % "train/los"}), cwd=tmp_path)
+    assert child.wait() == 2
+    assert "conditioned on metric `train/los` which is not available" in child.err.read_text().splitlines()[-1]
     assert "Traceback" not in child.err.read_text()
 
 

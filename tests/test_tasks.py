@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from corpora import TEXT, reviews, write_imdb, write_lines
+from lightning_tfm.callbacks.attention import short_name
 from lightning_tfm.checkpoint import read
 from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
@@ -23,6 +24,7 @@ from lightning_tfm.loading import load
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
+from lightning_tfm.reporting.collect import collect_run
 from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
 from runs import (
     TASKS,
@@ -149,7 +151,7 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
 
 @pytest.mark.parametrize("task", ["spelling_gpt", "text_gpt"])
 def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_path):
-    """Report the metrics as "val", with a message."""
+    """Report the metrics as "val", with a message, and log them apart from the learning curve."""
     path = write_task(task, tmp_path)
     config = yaml.safe_load(path.read_text())
     for name in ("test", "test_fraction"):
@@ -162,8 +164,13 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
     summary = metrics_of(folder)
     assert "test" not in summary
     rows = list(csv.DictReader((folder / "metrics.csv").read_text().splitlines()))
-    assert summary["val"]["loss"] == pytest.approx(float(rows[-1]["test/val/loss"]))
-    assert float(rows[-1]["test/val/loss"]) == pytest.approx(min(float(r["val/loss"]) for r in rows if r["val/loss"]))
+    assert summary["val"]["loss"] == pytest.approx(float(rows[-1]["val/final/loss"]))
+    assert float(rows[-1]["val/final/loss"]) == pytest.approx(min(float(r["val/loss"]) for r in rows if r["val/loss"]))
+    assert not rows[-1]["val/loss"]
+    assert not any(name.startswith("test") for name in rows[-1])
+    curves = collect_run(folder, "run", 1_000, [])["curves"]
+    assert [step for step, _ in curves["val/loss"]] == [int(row["step"]) + 1 for row in rows if row["val/loss"]]
+    assert not any(name.startswith("val/final") for name in curves)
     assert re.search(r"^ *val +$", child.out.read_text(), re.MULTILINE), "the heading of the table"
     child = run("runs", cwd=tmp_path)
     assert "val/" in child.out.read_text()
@@ -203,7 +210,8 @@ def test_attention_is_drawn_for_each_layer_of_a_few_examples(trained, task):
     network = load(trained / "checkpoints/best.ckpt").network
     layers = {name for name, module in network.named_modules() if isinstance(module, Attention)}
     pictures = [path.stem.split("_", 2) for path in (trained / "attention").glob("example_*.png")]
-    assert {layer for *_, layer in pictures} == {layer.replace(".", "_") for layer in layers}
+    assert {layer for *_, layer in pictures} == {short_name(layer) for layer in layers}
+    assert len({layer for *_, layer in pictures}) == len(layers)
     assert 1 <= len({row for _, row, _ in pictures}) <= 4
     positions = {name for name, _ in network.named_modules() if name.endswith(("positions", "rotary"))}
     assert positions or "lstm" in task

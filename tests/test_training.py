@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from tqdm import tqdm
 
 from conftest import DATA
 from datamodules import Copy
+from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, pad_sequences, stable_hash
@@ -317,13 +320,44 @@ def test_pretrained_weights_are_loaded_by_a_new_run_only(monkeypatch, tmp_path):
     assert calls == [module]
 
 
+class Losses(Callback):
+    """Callback that records the loss of each step."""
+
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.values.append(trainer.callback_metrics["train/loss"].item())
+
+
+def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
+    """Show it whether it is logged or not, but read it only when the bar is drawn."""
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0, miniters=1))
+    for log_every_n_steps in (1, 100):
+        lightning.seed_everything(1)
+        data, losses = small_copy(), Losses()
+        callbacks = [progress.ProgressBar(), *([losses] if log_every_n_steps == 1 else [])]
+        settings = {"max_steps": 3, "enable_progress_bar": True, "log_every_n_steps": log_every_n_steps}
+        make_trainer(callbacks=callbacks, **settings).fit(make_module(data), data)
+        shown = dict(re.findall(r"step (\d)/3 [^\r\n]* loss ([\d.]+)", capsys.readouterr().out))
+        if losses.values:
+            expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
+        assert shown == expected
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=1_000))
+    calls = []
+    monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")
+    data = small_copy()
+    make_trainer(callbacks=[progress.ProgressBar()], enable_progress_bar=True, max_steps=3).fit(make_module(data), data)
+    assert len(calls) == 1, "at the end of the training"
+
+
 @pytest.mark.parametrize("length", [80, 81, 200])
 def test_long_sources_are_cut_in_titles(length):
     module = make_module(small_copy())
-    prediction = {"source": "1" * length, "target": "2", "nll": 1.0}
+    prediction = {"source": "1" * length, "target": "2\t3", "prediction": "4", "nll": 1.0}
     (example,) = module.attention_examples(None, [(4, prediction)])
     assert example.row == 4
-    assert example.title == f"{'1' * min(length, 80)}{'...' if length > 80 else ''} \N{RIGHTWARDS ARROW} 2"
+    assert example.title == f"{'1' * min(length, 80)}{'...' if length > 80 else ''}\ntrue: 2 3\npredicted: 4"
 
 
 def test_a_schedule_may_end_before_its_warm_up():

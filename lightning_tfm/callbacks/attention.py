@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
-from lightning_tfm.callbacks.summary import evaluated_split
+from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import RotaryPositions
@@ -89,7 +90,7 @@ class AttentionLogger(Callback):
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image(
-                f"{evaluated_split(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
+                f"{evaluated_prefix(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
             )
 
     def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
@@ -100,7 +101,7 @@ class AttentionLogger(Callback):
         write_text(folder / "examples.json", json.dumps([example.content for example in examples], ensure_ascii=False))
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = folder / f"example_{row:04}_{layer.layer.replace('.', '_')}.png"
+                path = folder / f"example_{row:04}_{short_name(layer.layer)}.png"
                 draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
@@ -111,3 +112,8 @@ class AttentionLogger(Callback):
                 draw_positions(encodings, name.replace("_", " ")).savefig(path := folder / f"{name}.png", dpi=100)
                 pictures.append(path)
         return pictures
+
+
+def short_name(layer: str) -> str:
+    """Return the name of a layer in file names, such as decoder1_cross for decoder.1.cross_attention."""
+    return re.sub(r"s?\.(\d+)", r"\1", layer).removesuffix("_attention").replace(".", "_")

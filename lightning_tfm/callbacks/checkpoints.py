@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -21,6 +21,7 @@ from lightning_tfm.checkpoint import verify_checksum
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
+from lightning_tfm.parsing_errors import nearest
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `Checkpoints` saves; the folder may contain other files."""
@@ -136,13 +137,12 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
             return
-        if self.monitor not in trainer.callback_metrics:
-            metrics = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
-            raise UserError(
-                f"checkpoint.monitor must be a metric of the validation, but is {self.monitor!r}; "
-                f"available: {', '.join(metrics)}"
-            )
-        if trainer.sanity_checking:
+        _check_monitor(trainer, "checkpoint.monitor", self.monitor)
+        if trainer.sanity_checking:  # before the first step
+            for callback in trainer.callbacks:
+                # The metrics of the training are not known yet.
+                if isinstance(callback, EarlyStopping) and not callback.monitor.startswith("train/"):
+                    _check_monitor(trainer, "monitor of EarlyStopping in trainer.callbacks", callback.monitor)
             return
         self.stopped = trainer.should_stop
         score = trainer.callback_metrics[self.monitor].item() * (1 if self.mode == "min" else -1)
@@ -224,3 +224,13 @@ def _flush(trainer: Trainer) -> None:
     """Write the logged metrics to disk, since a resumed run appends to them."""
     for logger in trainer.loggers:
         logger.save()
+
+
+def _check_monitor(trainer: Trainer, setting: str, monitor: str) -> None:
+    """Raise UserError if a monitored metric is not a metric of the validation."""
+    if monitor in trainer.callback_metrics:
+        return
+    names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+    if "alignment" not in monitor:  # a metric of each head
+        names = [name for name in names if not name.startswith("val/alignment/")]
+    raise UserError(f"{setting} must be a metric of the validation, but is {monitor!r}{nearest(monitor, names)}")

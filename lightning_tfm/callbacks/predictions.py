@@ -11,7 +11,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.callbacks.summary import evaluated_split
+from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers, run_folder
@@ -145,5 +145,5 @@ class Predictions(Callback):
             figure.savefig(folder / f"{name}.png", dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(
-                    f"{evaluated_split(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
+                    f"{evaluated_prefix(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
                 )

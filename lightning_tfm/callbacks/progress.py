@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch.callbacks
 from lightning import LightningModule, Trainer
 from tqdm import tqdm
 
 from lightning_tfm.callbacks.checkpoints import Checkpoints
+from lightning_tfm.modules.task import TaskModule
 
 Item = TypeVar("Item")
 
@@ -51,11 +52,10 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self.steps is not None
-        # Reading a metric synchronizes with the device.
-        if self.is_validated or trainer.global_step % (trainer.log_every_n_steps or 1) == 0:
-            self.steps.set_postfix_str(_values(trainer), refresh=False)
+        # Reading the loss synchronizes with the device, so read it only when the bar is drawn, at most every 0.1 s.
+        if self.steps.update(trainer.global_step - self.steps.n) or self.is_validated:
+            self.steps.set_postfix_str(_values(trainer, pl_module))
             self.is_validated = False
-        self.steps.update(trainer.global_step - self.steps.n)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close_batches()
@@ -63,7 +63,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.steps is not None:
-            self.steps.set_postfix_str(_values(trainer))
+            self.steps.set_postfix_str(_values(trainer, pl_module))
             self.steps.close()
             self.steps = None
 
@@ -107,11 +107,11 @@ def _bar(shown: bool, description: str, **settings: Any) -> tqdm[Any]:
     return tqdm(desc=description, disable=not shown, **fixed, **settings)
 
 
-def _values(trainer: Trainer) -> str:
-    """Format the latest training loss and the best value of the monitored metric so far."""
-    metrics, shown = trainer.callback_metrics, []
-    if "train/loss" in metrics:
-        shown.append(f"loss {metrics['train/loss'].item():.4f}")
+def _values(trainer: Trainer, pl_module: LightningModule) -> str:
+    """Format the loss of the last step and the best value of the monitored metric so far."""
+    shown = []
+    if (loss := cast(TaskModule, pl_module).last_loss) is not None:
+        shown.append(f"loss {loss.item():.4f}")
     checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
     if checkpoints is not None and checkpoints.best_model_path:
         best = checkpoints.best_score * (1 if checkpoints.mode == "min" else -1)

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder
-from lightning_tfm.modules import TaskModule
+from lightning_tfm.modules.task import TaskModule, test_prefix
 
 SUMMARY = "summary.json"
 """Name of the file that is written last and thus marks a finished run."""
@@ -26,15 +26,20 @@ def results(trainer: Trainer) -> dict[str, dict[str, float]]:
     Note:
         If the data have no test split, the model is tested on the validation split, and the split is "val".
     """
-    split = evaluated_split(trainer)
-    prefix = "test/val/" if trainer.state.fn != TrainerFn.VALIDATING and split == "val" else f"{split}/"
+    prefix = f"{evaluated_prefix(trainer)}/"
     metrics = trainer.callback_metrics.items()
-    return {split: {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}}
+    evaluated = {name.removeprefix(prefix): value.item() for name, value in metrics if name.startswith(prefix)}
+    return {evaluated_split(trainer): evaluated}
 
 
 def evaluated_split(trainer: Trainer) -> str:
     """Return the split of the last test or validation: "test" or "val"."""
     return "val" if trainer.state.fn == TrainerFn.VALIDATING else trainer.datamodule.test_sets[0]
+
+
+def evaluated_prefix(trainer: Trainer) -> str:
+    """Return the prefix of the metrics and pictures that the last test or validation logs for its split."""
+    return "val" if trainer.state.fn == TrainerFn.VALIDATING else test_prefix(trainer.datamodule.test_sets[0])
 
 
 class Summary(Callback):

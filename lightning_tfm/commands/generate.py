@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from contextlib import ExitStack
 from dataclasses import fields
@@ -19,8 +20,11 @@ from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.lines import clean_line
 from lightning_tfm.modules.prediction import LinePrediction
 
-SHADES = " ░▒▓█"
+BARS = " ▁▂▃▄▅▆▇█"
 """Characters for attention weights from 0 to the largest."""
+
+VISIBLE = 0.02
+"""Smallest attention weight that is not blank, as a fraction of the largest."""
 
 MAX_WIDTH = 120
 """Maximum width of a table of attention weights, in characters."""
@@ -101,7 +105,7 @@ def make_parser() -> CommandParser:
         "--alignments", action="store_true", help="add a column with the alignment, as SOURCE-OUTPUT from 0"
     )
     parser.add_argument("--json", action="store_true", help="write a JSON object per output instead of columns")
-    parser.add_argument("--show-attention", action="store_true", help="draw the attention of short outputs as text")
+    parser.add_argument("--show-attention", action="store_true", help="draw the attention as text, if it fits")
     parser.add_trust_package()
     return parser
 
@@ -146,14 +150,18 @@ def _attention_table(found: AttentionMap) -> str:
     Note:
         The weights are scaled by the largest one, which the last line gives.
     """
-    cell = max(map(len, found.keys))
     first = max(map(len, found.queries), default=0)
-    if first + len(found.keys) * (cell + 1) > MAX_WIDTH:
+    if first + sum(len(key) + 1 for key in found.keys) > MAX_WIDTH:
         return f"(the attention is wider than {MAX_WIDTH} characters)"
-    lines = [" ".join(["".ljust(first), *(key.ljust(cell) for key in found.keys)])]
+    lines = [" ".join(["".ljust(first), *found.keys])]
     largest = max(found.weights.flatten().tolist(), default=0.0) or 1.0
     for query, weights in zip(found.queries, found.weights[0].tolist(), strict=True):
-        shades = [SHADES[min(len(SHADES) - 1, int(weight / largest * len(SHADES)))] * cell for weight in weights]
-        lines.append(" ".join([query.ljust(first), *shades]))
-    lines.append(f"({SHADES[-1]} is a weight of {largest:.2f})")
+        bars = [_bar(weight / largest) * len(key) for key, weight in zip(found.keys, weights, strict=True)]
+        lines.append(" ".join([query.ljust(first), *bars]))
+    lines.append(f"({BARS[-1]} is a weight of {largest:.2f}, a blank is below {VISIBLE * largest:.3f})")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _bar(fraction: float) -> str:
+    """Return the character for a fraction of the largest weight."""
+    return BARS[0] if fraction < VISIBLE else BARS[math.ceil(fraction * (len(BARS) - 1))]

@@ -130,7 +130,7 @@ class LineModule(LightningModule, ABC):
         raise NotImplementedError
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return attention weights, as a single head, from which a target is aligned with its source.
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
 
         Raises:
             UserError: if the task does not have pairs of a source and a target.

@@ -199,7 +199,7 @@ class Seq2SeqModule(TaskModule):
         return [Score(value, len(target)) for (value,), (_, target) in zip(found, pairs, strict=True)]
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return attention weights, as a single head, from which a target is aligned with its source.
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
 
         These are the weights of the head with the highest alignment accuracy in validation, if the data have a gold
         alignment, and otherwise the mean over the heads of the middle layer.
@@ -212,7 +212,7 @@ class Seq2SeqModule(TaskModule):
         with attention_maps(self.network) as maps:
             self.network(*inputs)
         source_attention = self.network.source_attention(maps, inputs[0])  # (1, H, T, S)
-        sources, targets = self.tokenizer.split(source), self.tokenizer.split_target(target)
+        sources, targets = [*self.tokenizer.split(source), "EOS"], self.tokenizer.split_target(target)
         layer, head = self.alignment_head or (list(source_attention)[len(source_attention) // 2], None)
         weights = source_attention[layer][0] if head is None else source_attention[layer][0, head].unsqueeze(0)
         rows = torch.arange(len(targets)).clamp(max=inputs[1].size(1) - 1)

@@ -52,7 +52,13 @@ NUM_EXAMPLES = 2
 
 
 def test_prefix(test_set: str) -> str:
-    """Return the prefix of the metrics of a test set: "test" for "test", "test/longer" for "longer"."""
+    """Return the prefix of the metrics that a test logs for a test set.
+
+    It is "test" for "test", "test/longer" for "longer", and "val/final" for "val", the only test set of data without a
+    test split: the metrics of this last evaluation are not another point of the curves under "val".
+    """
+    if test_set == "val":
+        return "val/final"
     return test_set if test_set == "test" else f"test/{test_set}"
 
 
@@ -105,6 +111,7 @@ class TaskModule(LineModule):
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
+        self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.longest_source = None
         self.alignment_head: tuple[str, int] | None = None  # layer and head that agree best with a gold alignment
@@ -201,8 +208,11 @@ class TaskModule(LineModule):
         examples = []
         for row in dict.fromkeys([*first, *(row for _, row in worst)]):
             prediction = by_row[row]
-            title = f"{short_title(prediction['source'])} \N{RIGHTWARDS ARROW} {prediction['target']}"
-            examples.append(AttentionExample(row, title.replace("\t", " "), {**prediction}))  # fonts have no tab
+            # Fonts have no tab.
+            texts = (prediction["source"], prediction["target"], prediction["prediction"])
+            source, target, output = (short_title(" ".join(text.split())) for text in texts)
+            title = f"{source}\ntrue: {target}\npredicted: {output}"
+            examples.append(AttentionExample(row, title, {**prediction}))
         return examples
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
@@ -364,7 +374,7 @@ class TaskModule(LineModule):
             the number of processes. `grad_scale` reverts both, and divides by the tokens of the step.
         """
         loss, tokens = self._total_loss()
-        loss = loss / tokens
+        self.last_loss = loss = loss / tokens
         averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.sharding.world_size
         self.grad_scale = self.trainer.accumulate_grad_batches * averaged / tokens
         gradients = self._gradients()

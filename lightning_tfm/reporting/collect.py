@@ -200,7 +200,7 @@ def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]]
         with _reading(path):
             for row in read_metrics(path):
                 for name, value in row.items():
-                    if name in ("step", "epoch") or name.startswith("test/"):
+                    if name in ("step", "epoch") or name.startswith(("test/", "val/final/")):
                         continue
                     if value and math.isfinite(float(value)):
                         curves[name].append((int(row["step"]) + 1, float(value)))  # Lightning counts from 0
