@@ -27,7 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
-from lightning_tfm.callbacks import Checkpoints, ProgressBar, Provenance
+from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provenance
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
@@ -90,7 +90,7 @@ class ConfigFile(ActionConfigFile):
         if os.path.isfile(values):  # a pipe could not be read twice
             read_yaml(Path(values), "--config")
         super().__call__(parser, cfg, values, option_string)
-        for name in ("trainer", "checkpoint"):  # the parser checks classes only
+        for name in ("trainer", "checkpoint", "heartbeat"):  # the parser checks classes only
             if not isinstance(cfg[name], Namespace):
                 raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
 
@@ -148,6 +148,7 @@ class TfmCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
+        parser.add_lightning_class_args(Heartbeat, "heartbeat")
         parser.add_argument(
             "--dry-run",
             action="store_true",
