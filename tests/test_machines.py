@@ -1,0 +1,138 @@
+"""Several machines, which are network namespaces joined by a virtual cable, and the loss of their processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.heartbeat import Monitor
+from runs import EXPERIMENTS, assert_same_run, fit, new_folders, ranks, start, wait_for_step
+
+pytestmark = pytest.mark.run
+
+ENDLESS = {"trainer.max_steps": 100_000, "heartbeat.timeout": 5, "checkpoint.every_n_train_steps": 1}
+LIMIT = 60  # seconds in which all survivors of a loss end
+PORT = "29500"  # free in a new namespace
+
+
+@dataclass
+class Machine:
+    """Network namespace with an end of the cable, `cable`."""
+
+    name: str
+    address: str
+
+    @property
+    def network(self):
+        return Path("/run/netns") / self.name
+
+    def ip(self, *arguments):
+        subprocess.run(["ip", "-netns", self.name, *arguments], check=True)
+
+    def kill(self):
+        """Kill all processes of the machine."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
+        for pid in listed.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def machines():
+    """Return two machines, which are joined by a cable and end with the test."""
+    both = [Machine(f"tfm_{uuid4().hex[:8]}", f"10.0.0.{number}") for number in (1, 2)]
+    for machine in both:
+        subprocess.run(["ip", "netns", "add", machine.name], check=True)
+    try:
+        ends = [("name", "cable", "netns", machine.name) for machine in both]
+        subprocess.run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], check=True)
+        for machine in both:
+            machine.ip("address", "add", f"{machine.address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                machine.ip("link", "set", device, "up")
+        yield both
+    finally:
+        for machine in both:
+            machine.kill()
+            subprocess.run(["ip", "netns", "delete", machine.name], check=True)
+
+
+def elastic(nodes, devices, **settings):
+    """Return the arguments of a run with elastic determinism on several nodes."""
+    options = {"trainer.num_nodes": nodes, "trainer.devices": devices, "trainer.strategy.init_args.num_shards": 4}
+    return (
+        *fit("gpt", "--trainer.accelerator=cpu", **settings),
+        "--config",
+        EXPERIMENTS / "elastic.yaml",
+        *(f"--{name}={value}" for name, value in options.items()),
+    )
+
+
+def start_nodes(machines, devices, cwd, fault=None, **settings):
+    """Start a run on machines with the variables of Lightning; return the processes by rank."""
+    shared = {"MASTER_ADDR": machines[0].address, "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "cable"}
+    return [
+        start(
+            *elastic(len(machines), devices, **settings),
+            cwd=cwd,
+            network=machine.network,
+            fault=fault if node == rank == 0 else None,
+            NODE_RANK=str(node),
+            LOCAL_RANK=str(rank),
+            **shared,
+        )
+        for node, machine in enumerate(machines)
+        for rank in range(devices)
+    ]
+
+
+def assert_ended(child, message):
+    """Assert that a process has ended within the limit, with a line."""
+    child.process.join(LIMIT)
+    assert child.process.exitcode == 1, child.err.read_text()
+    printed = child.err.read_text()
+    assert re.search(f"^lightning-tfm: error: {message}.*; resume with --ckpt_path last$", printed.splitlines()[-1])
+    assert "Traceback" not in printed
+
+
+def test_two_machines_train_as_one_process(machines, tmp_path):
+    alone, together = new_folders(tmp_path, "alone", "together")
+    child = start(*elastic(1, 1), cwd=alone)
+    for rank in (child, *start_nodes(machines, 1, together)):
+        assert rank.wait() == 0, rank.err.read_text()
+    assert_same_run(together, alone, "gpt", same_processes=False)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_cut_link_ends_both_sides(lost, machines, tmp_path):
+    both = start_nodes(machines, 1, tmp_path, **ENDLESS)
+    wait_for_step(5, both[0].process, tmp_path, "gpt")
+    machines[lost].ip("link", "set", "cable", "down")
+    for child, other in zip(both, (1, 0), strict=True):
+        assert_ended(child, f"lost rank {other} on .*: no answer for 5 s")
+
+
+def test_a_lost_machine_is_named(machines, tmp_path):
+    four = start_nodes(machines, 2, tmp_path, **ENDLESS)
+    wait_for_step(5, four[0].process, tmp_path, "gpt")
+    machines[1].kill()
+    for child in four[:2]:
+        assert_ended(child, "lost rank [23] on .*: the process was killed")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
+    both = start_nodes(machines, 1, tmp_path, **ENDLESS)
+    wait_for_step(5, both[0].process, tmp_path, "gpt")
+    os.kill(both[rank].process.pid, signal.SIGSTOP)
+    assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer for 5 s")
