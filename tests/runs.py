@@ -475,7 +475,7 @@ def wait_for_step(step, process, cwd, model):
         return path.exists() and read(path)["global_step"] >= step
 
     while not any(saved(path) for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt")):
-        assert Path(f"/proc/{process.pid}").exists(), (cwd / "stderr").read_text()
+        assert Path(f"/proc/{process.pid}").exists(), [path.read_text() for path in cwd.glob("stderr*")]
         time.sleep(0.02)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from lightning_tfm.errors import UserError
-from lightning_tfm.heartbeat import Monitor
-from runs import EXPERIMENTS, assert_same_run, fit, new_folders, ranks, start, wait_for_step
+from runs import EXPERIMENTS, assert_same_run, fit, folder, new_folders, start, wait_for_step
 
 pytestmark = pytest.mark.run
 
@@ -136,3 +133,55 @@ def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
     wait_for_step(5, both[0].process, tmp_path, "gpt")
     os.kill(both[rank].process.pid, signal.SIGSTOP)
     assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer for 5 s")
+
+
+def torchrun(machine, host, nodes, cwd, *arguments):
+    """Start a command with torchrun on a machine, whose output is in the file `stderr_MACHINE`."""
+    environment = {
+        "GLOO_SOCKET_IFNAME": "cable",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "WANDB_MODE": "disabled",
+    }
+    options = {
+        "nnodes": nodes,
+        "max-restarts": 3,
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": f"{host.address}:{PORT}",
+        "rdzv-conf": f"is_host={int(machine is host)},last_call_timeout=2,keep_alive_interval=1",
+        "local-addr": machine.address,
+    }
+    command = ["ip", "netns", "exec", machine.name, sys.executable, "-m", "torch.distributed.run"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    with open(cwd / f"stderr_{machine.name}", "a") as output:
+        return subprocess.Popen(
+            [*command, "-m", "lightning_tfm", *map(str, arguments)],
+            cwd=cwd,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+        )
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_path):
+    """The run goes on from the last checkpoint: alone, or with the machine once it is back."""
+    alone, together = new_folders(tmp_path, "alone", "together")
+    first, second = machines
+    nodes = "2" if comes_back else "1:2"
+    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
+    child = start(*arguments, cwd=alone)
+    stays, lost = (torchrun(machine, first, nodes, together, *arguments, "--ckpt_path=last") for machine in machines)
+    wait_for_step(20, stays, together, "gpt")
+    second.kill()
+    lost.wait()
+    others = [torchrun(second, first, nodes, together, *arguments, "--ckpt_path=last")] if comes_back else []
+    for process, machine in zip((stays, *others), machines, strict=False):
+        assert process.wait(120) == 0, (together / f"stderr_{machine.name}").read_text()
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(together, alone, "gpt", rows_lost=40, same_processes=False)
+    printed = (together / f"stderr_{first.name}").read_text()
+    assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
+    provenance = json.loads((folder(together, "gpt") / "provenance.json").read_text())
+    assert [entry["processes"] for entry in provenance] == [2, 2 if comes_back else 1]
