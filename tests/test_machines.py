@@ -37,17 +37,18 @@ class Machine:
     def ip(self, *arguments):
         subprocess.run(["ip", "-netns", self.name, *arguments], check=True)
 
-    def kill(self):
-        """Kill all processes of the machine."""
+    def signal(self, signum):
+        """Signal all processes of the machine."""
         listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
         for pid in listed.stdout.split():
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(int(pid), signum)
 
 
 @pytest.fixture
 def machines():
     """Return two machines, which are joined by a cable and end with the test."""
-    both = [Machine(f"tfm_{uuid4().hex[:8]}", f"10.0.0.{number}") for number in (1, 2)]
+    name = f"tfm_{uuid4().hex[:8]}"
+    both = [Machine(f"{name}_{number}", f"10.0.0.{number + 1}") for number in (0, 1)]
     for machine in both:
         subprocess.run(["ip", "netns", "add", machine.name], check=True)
     try:
@@ -60,7 +61,7 @@ def machines():
         yield both
     finally:
         for machine in both:
-            machine.kill()
+            machine.signal(signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", machine.name], check=True)
 
 
@@ -122,7 +123,7 @@ def test_a_cut_link_ends_both_sides(lost, machines, tmp_path):
 def test_a_lost_machine_is_named(machines, tmp_path):
     four = start_nodes(machines, 2, tmp_path, **ENDLESS)
     wait_for_step(5, four[0].process, tmp_path, "gpt")
-    machines[1].kill()
+    machines[1].signal(signal.SIGKILL)
     for child in four[:2]:
         assert_ended(child, "lost rank [23] on .*: the process was killed")
 
@@ -174,7 +175,7 @@ def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_
     child = start(*arguments, cwd=alone)
     stays, lost = (torchrun(machine, first, nodes, together, *arguments, "--ckpt_path=last") for machine in machines)
     wait_for_step(20, stays, together, "gpt")
-    second.kill()
+    second.signal(signal.SIGKILL)
     lost.wait()
     others = [torchrun(second, first, nodes, together, *arguments, "--ckpt_path=last")] if comes_back else []
     for process, machine in zip((stays, *others), machines, strict=False):
@@ -185,3 +186,57 @@ def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_
     assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
     provenance = json.loads((folder(together, "gpt") / "provenance.json").read_text())
     assert [entry["processes"] for entry in provenance] == [2, 2 if comes_back else 1]
+
+
+SRUN = """\
+#!/usr/bin/env bash
+# Start the command on both machines, each of which is a task of a job.
+[ "$1" = --kill-on-bad-exit=1 ] && shift
+for node in 0 1; do
+    SLURM_NODEID=$node SLURM_PROCID=$node SLURM_LOCALID=0 ip netns exec "${MACHINES}_$node" "$@" &
+done
+wait -n || status=$?
+wait -n || status=$?
+exit ${status:-0}
+"""
+
+
+def test_a_job_of_slurm_is_requeued_and_goes_on(machines, tmp_path):
+    """SLURM itself is replaced by its environment variables, `srun` and `scontrol`; the signal is real."""
+    alone, together, programs = new_folders(tmp_path, "alone", "together", "programs")
+    for name, program in (("srun", SRUN), ("scontrol", f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol\n')):
+        (programs / name).write_text(program)
+        (programs / name).chmod(0o755)
+    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
+    child = start(*arguments, cwd=alone)
+    environment = {
+        "GLOO_SOCKET_IFNAME": "cable",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_NAME": "lightning-tfm",
+        "SLURM_NNODES": "2",
+        "SLURM_NODELIST": "10.0.0.[1-2]",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "MACHINES": machines[0].name.removesuffix("_0"),
+        "WANDB_MODE": "disabled",
+    }
+    command = ["bash", str(EXPERIMENTS / "slurm.sbatch"), *map(str, arguments[1:])]
+    for status in (128 + signal.SIGUSR1, 0):
+        with open(together / "stderr", "a") as output:
+            job = subprocess.Popen(command, cwd=together, env=os.environ | environment, stdout=output, stderr=output)
+        if status:
+            wait_for_step(20, job, together, "gpt")
+            for machine in machines:
+                machine.signal(signal.SIGUSR1)
+        assert job.wait(120) == status, (together / "stderr").read_text()
+    assert (tmp_path / "scontrol").read_text() == "requeue 4242\n"
+    printed = (together / "stderr").read_text()
+    assert printed.count("lightning-tfm: interrupted by SIGUSR1, saved after step ") == 2, "on each machine"
+    assert printed.count("lightning-tfm: requeued job 4242\n") == 1
+    assert "Traceback" not in printed
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(together, alone, "gpt", same_processes=False)
+    assert [path.name for path in (together / "runs/copy_gpt").iterdir()] == ["version_0"]
