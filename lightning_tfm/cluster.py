@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # is exported at run time only
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.strategies import TIMEOUT
@@ -73,7 +74,11 @@ def check_processes(trainer: Trainer) -> None:
             f"trainer.devices must be at most {limit} on this machine, which has {os.cpu_count()} cores, but is "
             f"{trainer.num_devices}; try {os.cpu_count()}"
         )
-    if isinstance(strategy.cluster_environment, LightningEnvironment) and trainer.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
+    if (
+        isinstance(strategy.cluster_environment, LightningEnvironment)
+        and trainer.num_nodes > 1
+        and "MASTER_ADDR" not in os.environ
+    ):
         raise UserError(
             f"trainer.num_nodes must be 1 without a launcher of several machines, but is {trainer.num_nodes}; start "
             "the command with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each machine"
@@ -108,13 +113,15 @@ def check_port(trainer: Trainer) -> None:
             time.sleep(0.1)
     else:
         raise UserError(f"rank 0 must be reachable at MASTER_ADDR and MASTER_PORT, but is not at {address}:{port}")
-    answered = threading.Event()
+    stores = []
 
     def connect() -> None:
-        TCPStore(address, port, is_master=False, wait_for_workers=False)
-        answered.set()
+        with suppress(DistError):
+            stores.append(TCPStore(address, port, is_master=False, wait_for_workers=False))
 
     # The client of the store waits for an answer without a limit.
-    threading.Thread(target=connect, daemon=True).start()
-    if not answered.wait(ANSWER_TIMEOUT):
+    client = threading.Thread(target=connect, daemon=True)
+    client.start()
+    client.join(ANSWER_TIMEOUT)
+    if not stores:
         raise taken

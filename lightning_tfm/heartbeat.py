@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, cast
 
 INTERVAL = 1.0
 """Seconds between two heartbeats of a process."""
@@ -83,22 +83,19 @@ class Monitor:
         self.goodbye: str | None = None
         self.waits = False
         self.selector = selectors.DefaultSelector()
-        self.alarm, wakened = socket.socketpair()
-        self.selector.register(wakened, selectors.EVENT_READ)
         self.listener: socket.socket | None = None
         if endpoint is None:
             self.listener = _listen()
             self.selector.register(self.listener, selectors.EVENT_READ)
-            endpoint = Endpoint(
-                [_own_address(), os.environ.get("MASTER_ADDR", "127.0.0.1")],
-                self.listener.getsockname()[1],
-                secrets.token_hex(16),
-                socket.gethostname(),
-            )
+            addresses = [_own_address(), os.environ.get("MASTER_ADDR", "127.0.0.1")]
+            port = self.listener.getsockname()[1]
+            endpoint = Endpoint(addresses, port, secrets.token_hex(16), socket.gethostname())
         else:
             connection = _connect(endpoint, f"{endpoint.token} {rank} {socket.gethostname()}\n".encode())
             self._add(Peer(connection, 0, endpoint.host))
         self.endpoint = endpoint
+        self.alarm, wakened = socket.socketpair()
+        self.selector.register(wakened, selectors.EVENT_READ)
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self.thread.start()
 
@@ -110,7 +107,8 @@ class Monitor:
         """
         if self.goodbye is None:
             self.goodbye = "failed" if failed else "done"
-            self.alarm.send(b"!")
+            with suppress(OSError):  # the thread has just seen it
+                self.alarm.send(b"!")
             self.thread.join(2 * INTERVAL)
 
     def wait(self) -> None:
@@ -140,6 +138,10 @@ class Monitor:
                 self._send("")
                 beat = now
         self._send(self.goodbye)
+        self.alarm.close()
+        for key in list(self.selector.get_map().values()):
+            cast(socket.socket, key.fileobj).close()
+        self.selector.close()
 
     def _accept(self) -> None:
         assert self.listener is not None
@@ -217,8 +219,8 @@ class Monitor:
         if any(peer.silent > self.timeout and not peer.closed for peer in self.peers):
             silent = [peer for peer in self.peers if peer.silent > self.timeout / 2 and not peer.closed]
             return (
-                f"lost {_names(silent)}: no answer for {self.timeout:g} s, so the process is stopped, or its machine or "
-                "the network is down"
+                f"lost {_names(silent)}: no answer for {self.timeout:g} s, so the process is stopped, or its machine "
+                "or the network is down"
             )
         return None
 
@@ -236,9 +238,8 @@ class Monitor:
 
 def _names(peers: Iterable[Peer]) -> str:
     """Return the ranks and the machines of processes."""
-    return ", ".join(
-        f"rank {peer.rank} on {peer.host}" for peer in sorted(peers, key=lambda peer: (peer.rank is not None, peer.rank))
-    )
+    by_rank = sorted(peers, key=lambda peer: peer.rank or 0)
+    return ", ".join(f"rank {peer.rank} on {peer.host}" for peer in by_rank)
 
 
 def _listen() -> socket.socket:
@@ -268,12 +269,13 @@ def _connect(endpoint: Endpoint, introduction: bytes) -> socket.socket:
     for address in dict.fromkeys(endpoint.addresses):
         try:
             connection = socket.create_connection((address, endpoint.port), timeout=GRACE)
-            connection.sendall(introduction)
-            with connection.makefile("rb") as answer:
-                if answer.readline(100).decode(errors="replace").strip() == endpoint.token:
-                    return connection
-            connection.close()
-            reasons.append(f"{address}: another program answers")
         except OSError as error:
             reasons.append(f"{address}: {error.strerror or error}")
+            continue
+        with suppress(OSError), connection.makefile("rb") as answer:
+            connection.sendall(introduction)
+            if answer.readline(100).decode(errors="replace").strip() == endpoint.token:
+                return connection
+        connection.close()
+        reasons.append(f"{address}: another program answers")
     raise OSError(f"no connection to rank 0 on {endpoint.host}, port {endpoint.port} ({'; '.join(reasons)})")

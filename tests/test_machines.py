@@ -6,15 +6,35 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from runs import EXPERIMENTS, assert_same_run, fit, folder, new_folders, start, wait_for_step
+from lightning_tfm.callbacks import Heartbeat
+from lightning_tfm.errors import UserError
+from lightning_tfm.heartbeat import Monitor
+from runs import (
+    EXPERIMENTS,
+    TWO_PROCESSES,
+    Child,
+    assert_same_run,
+    fit,
+    folder,
+    new_folders,
+    run,
+    start,
+    start_elastic,
+    start_two,
+    wait_for_step,
+)
 
 pytestmark = pytest.mark.run
 
@@ -134,6 +154,146 @@ def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
     wait_for_step(5, both[0].process, tmp_path, "gpt")
     os.kill(both[rank].process.pid, signal.SIGSTOP)
     assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer for 5 s")
+
+
+def test_survivors_of_a_kill_during_a_checkpoint_end(tmp_path):
+    """Only the process of rank 0 writes, and it is killed while the three others wait for it."""
+    child = start_elastic(
+        4, *fit("gpt", **ENDLESS), cwd=tmp_path, num_shards=4, fault=("while a checkpoint is written", 3)
+    )
+    child.process.join(LIMIT)
+    assert child.process.exitcode == -9
+    for rank, process in enumerate(child.others, start=1):
+        assert_ended(
+            Child(process, child.out, tmp_path / f"stderr_{rank}"), "lost rank 0 on .*: the process was killed"
+        )
+
+
+def test_a_busy_process_is_not_lost(tmp_path):
+    """A process computes for longer than the limit of the heartbeats, while the other one waits for it."""
+    (tmp_path / "busy.py").write_text(
+        "import time\n"
+        "from lightning import Callback\n"
+        "class Busy(Callback):\n"
+        "    def on_validation_start(self, trainer, pl_module):\n"
+        "        end = time.monotonic() + 8 * trainer.global_rank\n"
+        "        while time.monotonic() < end:\n"
+        "            pass\n"
+    )
+    options = ["--trust-package=busy", "--trainer.callbacks+=busy.Busy", "--heartbeat.timeout=5"]
+    child = start_two(*fit("gpt", *options, **{"trainer.max_steps": 12}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "lost" not in child.err.read_text()
+
+
+def test_processes_that_were_all_stopped_go_on(tmp_path):
+    """As by Ctrl-Z and `fg`: none takes the others for lost, however long they were stopped."""
+    child = start_two(*fit("gpt", **{"heartbeat.timeout": 5, "trainer.max_steps": 300}), cwd=tmp_path)
+    processes = [child.process, *child.others]
+    wait_for_step(5, child.process, tmp_path, "gpt")
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        for process in processes:
+            os.kill(process.pid, signum)
+        time.sleep(8 if signum == signal.SIGSTOP else 0)
+    assert child.wait() == 0, child.err.read_text()
+    assert "lost" not in child.err.read_text()
+
+
+def test_an_error_of_one_process_ends_the_others(tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from lightning import Callback\n"
+        "from lightning_tfm.errors import UserError\n"
+        "class Broken(Callback):\n"
+        "    def on_validation_start(self, trainer, pl_module):\n"
+        "        if trainer.global_rank:\n"
+        "            raise UserError('the disk of this machine must not be full')\n"
+    )
+    options = ["--trust-package=broken", "--trainer.callbacks+=broken.Broken"]
+    child = start_two(*fit("gpt", *options), cwd=tmp_path)
+    assert_ended(child, "lost rank 1 on .* by an error")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_port_in_use_ends_all_processes(answers, tmp_path):
+    """Another program has opened the port: it closes each connection, or says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        if answers:
+
+            def close():
+                with suppress(OSError):
+                    while True:
+                        other.accept()[0].close()
+
+            threading.Thread(target=close, daemon=True).start()
+        port = str(other.getsockname()[1])
+        both = [
+            start(*fit("gpt", *TWO_PROCESSES), cwd=tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **rank)
+            for rank in ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, {"NODE_RANK": "0", "LOCAL_RANK": "1"})
+        ]
+        assert [child.wait() for child in both] == [2, 0], "the second is not the main process of its machine"
+    printed = both[0].err.read_text()
+    message = "lightning-tfm: error: MASTER_PORT must be a free port on the machine of rank 0, but another program uses"
+    assert printed.splitlines()[-1].startswith(f"{message} {port}")
+    assert "Traceback" not in printed + both[1].err.read_text()
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (
+            ["--trainer.devices=640"],
+            {},
+            "trainer.devices must be at most .* on this machine, which has .* cores, but is 640",
+        ),
+        (["--trainer.num_nodes=2"], {}, "trainer.num_nodes must be 1 without a launcher of several machines, but is 2"),
+        (["--trainer.devices=0"], {}, "trainer.devices must be at least 1, but is 0; try 1"),
+        (
+            ["--trainer.accelerator=gpu"],
+            {},
+            "trainer.accelerator must be available on this machine, but is gpu; try auto",
+        ),
+        (
+            ["--trainer.devices=3"],
+            {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
+            r"trainer.devices must be the number that torchrun has started \(2\), but is 3; leave it out",
+        ),
+    ],
+)
+def test_devices_that_do_not_exist_are_refused(options, environment, message, tmp_path):
+    child = run(
+        *fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", *options), cwd=tmp_path, **environment
+    )
+    assert child.wait() == 2
+    printed = child.err.read_text()
+    assert re.match(f"lightning-tfm: error: {message}", printed.splitlines()[-1])
+    assert "Traceback" not in printed
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+def test_another_program_cannot_disturb_the_heartbeats():
+    """Strangers connect to the port of rank 0, say anything and leave; the real processes say goodbye."""
+    first = Monitor(5)
+    try:
+        strangers = [socket.create_connection(("127.0.0.1", first.endpoint.port)) for _ in range(3)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        strangers[1].sendall(b"x" * 10_000)
+        second = Monitor(5, first.endpoint, rank=1)
+        for stranger in strangers:
+            stranger.close()
+        second.stop()
+        first.thread.join(3)
+        assert first.thread.is_alive()
+        assert first.peers == []
+    finally:
+        first.stop()
+    with pytest.raises(OSError, match="no connection to rank 0"):
+        Monitor(5, first.endpoint, rank=1)
+
+
+def test_a_short_limit_is_refused():
+    with pytest.raises(UserError, match=r"heartbeat.timeout must be at least 5 s, but is 1; try 20"):
+        Heartbeat(timeout=1)
 
 
 def torchrun(machine, host, nodes, cwd, *arguments):

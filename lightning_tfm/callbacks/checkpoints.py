@@ -32,7 +32,8 @@ class Checkpoints(Checkpoint):
     Checkpoints of the latest validations can be kept as `step_N.ckpt`, for weight averaging. Checkpoints are saved only
     after a complete step and its validation, so a resumed run neither repeats nor skips any.
 
-    On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second Ctrl-C stops it immediately.
+    On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second Ctrl-C stops it
+    immediately.
 
     Args:
         every_n_train_steps: number of steps between saves of last.ckpt, the most steps that a killed run can lose.
@@ -169,7 +170,9 @@ class Checkpoints(Checkpoint):
         self.stopped = trainer.should_stop
         self.ending = self._signal_of_any(trainer)
         step = trainer.global_step
-        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ending is not None
+        due = (
+            step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ending is not None
+        )
         if due and self.dirpath:
             self._save(trainer, self.last_model_path)
             self.saved_step = step
