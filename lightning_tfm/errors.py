@@ -99,7 +99,7 @@ def requeue() -> None:
         return
     command = ["scontrol", "requeue", job]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
         print(f"lightning-tfm: requeued job {job}", file=sys.stderr)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip()
