@@ -13,7 +13,7 @@ from importlib.metadata import version
 from io import TextIOWrapper
 
 from lightning_tfm.commands import FUNCTIONS
-from lightning_tfm.errors import Interrupted, UserError, ignore_signals, is_main_process, shell_quote
+from lightning_tfm.errors import Interrupted, UserError, ignore_signals, is_main_process, requeue, shell_quote
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.parsing_errors import format_error, out_of_memory
 
@@ -89,6 +89,8 @@ def main() -> None:
             sys.exit(0)
         with suppress(OSError):  # the terminal was closed
             _print_resume_command(interrupted)
+        if signal.Signals(interrupted.signum).name == "SIGUSR1":
+            requeue()
         sys.exit(128 + interrupted.signum)
     except KeyboardInterrupt:
         ignore_signals()

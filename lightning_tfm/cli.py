@@ -27,11 +27,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
-from lightning_tfm.callbacks import Checkpoints, ProgressBar, Provenance
+from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provenance
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import read
+from lightning_tfm.cluster import check_port, check_processes, launched_settings
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import TaskDataModule
@@ -90,7 +91,7 @@ class ConfigFile(ActionConfigFile):
         if os.path.isfile(values):  # a pipe could not be read twice
             read_yaml(Path(values), "--config")
         super().__call__(parser, cfg, values, option_string)
-        for name in ("trainer", "checkpoint"):  # the parser checks classes only
+        for name in ("trainer", "checkpoint", "heartbeat"):  # the parser checks classes only
             if not isinstance(cfg[name], Namespace):
                 raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
 
@@ -148,6 +149,7 @@ class TfmCLI(LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_lightning_class_args(Checkpoints, "checkpoint")
+        parser.add_lightning_class_args(Heartbeat, "heartbeat")
         parser.add_argument(
             "--dry-run",
             action="store_true",
@@ -266,6 +268,7 @@ class TfmCLI(LightningCLI):
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
         if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
+        kwargs |= launched_settings(config)
         if config.strategy == "ddp":
             kwargs["strategy"] = DDPStrategy(timeout=TIMEOUT)
         effective, self.config = self.config, self.original_config  # saved as config.yaml
@@ -276,6 +279,7 @@ class TfmCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         check_strategy(self.trainer.strategy)
+        check_processes(self.trainer)
         if self.trainer.profiler is not None:  # it logs its table, see `run`
             logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
         check_callbacks(self.trainer.callbacks)
@@ -312,6 +316,7 @@ class TfmCLI(LightningCLI):
         ours: dict[str, Any] = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
         if subcommand == "fit" and self.trainer.fast_dev_run:
             ours["ckpt_path"] = None  # the checkpoint has been checked, and its step may be the last
+        check_port(self.trainer)  # last, since it waits for rank 0, which may fail in the checks before
         return super()._prepare_subcommand_kwargs(subcommand) | ours
 
     def before_fit(self) -> None:

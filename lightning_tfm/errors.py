@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +14,11 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-"""Signals that end a command, before which training saves. SIGHUP, of a closed terminal, is not defined on Windows."""
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""Signals that end a command, before which training saves.
+
+SIGHUP, of a closed terminal, and SIGUSR1, of SLURM before a time limit, are not defined on Windows.
+"""
 
 
 class UserError(ValueError):
@@ -37,7 +41,7 @@ class Interrupted(BaseException):
 
 def rank_zero_print(text: str) -> None:
     """Print a message to standard error on the process of rank 0 only."""
-    if is_main_process() and os.environ.get("RANK", "0") == "0":
+    if is_main_process() and _rank("RANK", "SLURM_PROCID") == 0:
         with suppress(OSError):  # the terminal was closed
             tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above progress bars
 
@@ -80,7 +84,26 @@ def ignore_signals() -> None:
 
 def is_main_process() -> bool:
     """Return whether this is the main process of its machine."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return _rank("LOCAL_RANK", "SLURM_LOCALID") == 0
+
+
+def _rank(*variables: str) -> int:
+    """Return the value of the first environment variable that is set; 0 if none is."""
+    return int(next((os.environ[name] for name in variables if name in os.environ), 0))
+
+
+def requeue() -> None:
+    """Requeue the SLURM job of this process, if it has rank 0 in one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or _rank("RANK", "SLURM_PROCID"):
+        return
+    command = ["scontrol", "requeue", job]
+    try:
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
+        print(f"lightning-tfm: requeued job {job}", file=sys.stderr)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip()
+        print(f"lightning-tfm: error: {' '.join(command)} failed: {reason}", file=sys.stderr)
 
 
 def interrupt(signum: int, frame: FrameType | None) -> NoReturn:

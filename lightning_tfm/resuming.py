@@ -22,6 +22,7 @@ IGNORED = (
     "ckpt_path",
     "config",
     "dry_run",
+    "heartbeat",
     "trust_package",
     "trainer.enable_model_summary",
     "trainer.enable_progress_bar",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def check_settings(config: Namespace) -> None:
             f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
             "to overfit a few examples, lower data.train_size"
         )
+    for name in ("devices", "num_nodes"):
+        if re.fullmatch(r"0|-[1-9]\d+|-[2-9]", str(config.trainer[name])):  # -1 is all devices
+            raise UserError(f"trainer.{name} must be at least 1, but is {config.trainer[name]}; try 1")
     for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
         if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
             raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")

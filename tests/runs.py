@@ -6,6 +6,7 @@ The processes are forked from a server that has imported the package, so that ea
 from __future__ import annotations
 
 import csv
+import ctypes
 import inspect
 import json
 import math
@@ -39,6 +40,7 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import SIGNALS
 from lightning_tfm.tokenization import train_tokenizer
 
+CLONE_NEWNET = 0x40000000  # from sched.h
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
 
@@ -64,6 +66,7 @@ def start(
     cwd: Path,
     fault: tuple[object, ...] | None = None,
     pictures: bool = False,
+    network: Path | None = None,
     **environment: str | None,
 ) -> Child:
     """Start `lightning-tfm` in a child process.
@@ -71,17 +74,19 @@ def start(
     Args:
         arguments: the command-line arguments.
         cwd: the working directory, which receives the files `stdout` and `stderr`, or `stdout_1` and `stderr_1` of the
-            process of rank 1, and so on.
+            process of local rank 1, and so on; on the node of rank 1, `stdout_node_1` and so on.
         fault: a key of MOMENTS, the number of the call to fail, from 1, and what to inject: the name of a signal
             (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
         pictures: whether to draw pictures, which take half of the time of a short run; otherwise they are blank.
+        network: the file of the network namespace of the process.
         environment: environment variables to set, or to unset if None.
     """
-    rank = f"_{environment['LOCAL_RANK']}" if environment.get("LOCAL_RANK", "0") != "0" else ""
+    rank = f"_node_{environment['NODE_RANK']}" if environment.get("NODE_RANK", "0") != "0" else ""
+    rank += f"_{environment['LOCAL_RANK']}" if environment.get("LOCAL_RANK", "0") != "0" else ""
     out, err = cwd / f"stdout{rank}", cwd / f"stderr{rank}"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, pictures, environment))
+    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, pictures, network, environment))
     process.start()
     return Child(process, out, err)
 
@@ -137,13 +142,15 @@ def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
     return Child(first.process, first.out, first.err, [other.process for other in others])
 
 
-def _child(arguments, cwd, out, err, fault, pictures, environment):
+def _child(arguments, cwd, out, err, fault, pictures, network, environment):
     import warnings
 
     import torch
 
     from lightning_tfm.__main__ import main
 
+    if network is not None:  # os.setns requires Python 3.12
+        assert ctypes.CDLL(None).setns(os.open(network, os.O_RDONLY), CLONE_NEWNET) == 0
     os.chdir(cwd)
     sys.path.insert(0, str(cwd))  # so that a configuration could import modules of the folder, which it must not
     for name, value in environment.items():
@@ -470,6 +477,17 @@ def in_terminal(command, cwd, environment, columns=120):
             printed += part
     os.close(ours)
     return process.wait(60), printed.decode()
+
+
+def wait_for_step(step, process, cwd, model):
+    """Wait until a run has saved a checkpoint of at least this step."""
+
+    def saved(path):
+        return path.exists() and read(path)["global_step"] >= step
+
+    while not any(saved(path) for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt")):
+        assert Path(f"/proc/{process.pid}").exists(), [path.read_text() for path in cwd.glob("stderr*")]
+        time.sleep(0.02)
 
 
 def new_folders(parent, *names):

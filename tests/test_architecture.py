@@ -12,7 +12,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"lightning_tfm.errors", "lightning_tfm.files", "lightning_tfm.memory", "lightning_tfm.style"},
+    {
+        "lightning_tfm.errors",
+        "lightning_tfm.files",
+        "lightning_tfm.heartbeat",
+        "lightning_tfm.memory",
+        "lightning_tfm.style",
+    },
     {"lightning_tfm.parsing_errors"},
     {
         "lightning_tfm.checkpoint",
@@ -24,7 +30,7 @@ LAYERS = [
     },
     {"lightning_tfm.attention_maps", "lightning_tfm.catalog", "lightning_tfm.data", "lightning_tfm.networks"},
     {"lightning_tfm.decoding", "lightning_tfm.metrics", "lightning_tfm.pictures", "lightning_tfm.strategies"},
-    {"lightning_tfm.alignment"},
+    {"lightning_tfm.alignment", "lightning_tfm.cluster"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
     {"lightning_tfm.loading"},
     {"lightning_tfm.callbacks"},

@@ -38,6 +38,7 @@ from runs import (
     run,
     start,
     start_two,
+    wait_for_step,
 )
 
 
@@ -474,13 +475,7 @@ def by_the_console_script(model, cwd, *options):
 
 def signal_after(steps, signum, process, cwd, model):
     """Signal a process as soon as its run has saved a checkpoint of at least this step."""
-
-    def saved(path):
-        return path.exists() and read(path)["global_step"] >= steps
-
-    while not any(saved(path) for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt")):
-        assert Path(f"/proc/{process.pid}").exists(), (cwd / "stderr").read_text()
-        time.sleep(0.02)
+    wait_for_step(steps, process, cwd, model)
     os.kill(process.pid, signum)
 
 

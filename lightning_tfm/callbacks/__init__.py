@@ -4,6 +4,7 @@ from lightning_tfm.callbacks.attention import AttentionLogger
 from lightning_tfm.callbacks.averaging import WeightAveraging
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.callbacks.compile import Compile
+from lightning_tfm.callbacks.heartbeat import Heartbeat
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import ProgressBar
 from lightning_tfm.callbacks.provenance import Provenance
@@ -14,6 +15,7 @@ __all__ = [
     "AttentionLogger",
     "Checkpoints",
     "Compile",
+    "Heartbeat",
     "Predictions",
     "ProgressBar",
     "Provenance",

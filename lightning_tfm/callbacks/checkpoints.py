@@ -1,4 +1,4 @@
-"""Saving of best.ckpt and last.ckpt, and handling of SIGTERM, SIGHUP and Ctrl-C."""
+"""Saving of best.ckpt and last.ckpt, and handling of signals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Checkpoints(Checkpoint):
     Checkpoints of the latest validations can be kept as `step_N.ckpt`, for weight averaging. Checkpoints are saved only
     after a complete step and its validation, so a resumed run neither repeats nor skips any.
 
-    On SIGTERM, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second Ctrl-C stops it immediately.
+    On SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, training stops after saving the next checkpoint; a second Ctrl-C stops it
+    immediately.
 
     Args:
         every_n_train_steps: number of steps between saves of last.ckpt, the most steps that a killed run can lose.
@@ -65,7 +66,7 @@ class Checkpoints(Checkpoint):
         self.best_score = math.inf
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # received by this process
-        self.ends = False  # the same on all processes
+        self.ending: int | None = None  # the signal that ends training, the same on all processes
         self.saved_step: int | None = None  # since the run was started or resumed
         self.handlers: dict[int, Any] = {}
 
@@ -167,9 +168,11 @@ class Checkpoints(Checkpoint):
 
     def _save_if_due(self, trainer: Trainer) -> None:
         self.stopped = trainer.should_stop
-        self.ends = self._any_interrupted(trainer)
+        self.ending = self._signal_of_any(trainer)
         step = trainer.global_step
-        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ends
+        due = (
+            step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ending is not None
+        )
         if due and self.dirpath:
             self._save(trainer, self.last_model_path)
             self.saved_step = step
@@ -189,25 +192,25 @@ class Checkpoints(Checkpoint):
         if failure is not None:
             raise UserError(failure)
 
-    def _any_interrupted(self, trainer: Trainer) -> bool:
-        """Return whether any process has received a signal."""
+    def _signal_of_any(self, trainer: Trainer) -> int | None:
+        """Return the signal that any process has received, or None."""
         if trainer.world_size == 1:
-            return self.signum is not None  # a tensor would synchronize with the device
-        interrupted = torch.tensor(int(self.signum is not None), device=trainer.strategy.root_device)
+            return self.signum  # a tensor would synchronize with the device
+        signum = torch.tensor(self.signum or 0, device=trainer.strategy.root_device)
         # Lightning's all_reduce adds a barrier.
-        torch.distributed.all_reduce(interrupted, torch.distributed.ReduceOp.MAX)
-        return bool(interrupted)
+        torch.distributed.all_reduce(signum, torch.distributed.ReduceOp.MAX)
+        return int(signum) or None
 
     def _end_if_interrupted(self, trainer: Trainer) -> None:
-        if self.ends:
+        if self.ending is not None:
             resumable = None
             if self.dirpath:
                 in_place = isinstance(trainer.logger, CSVLogger)
                 resumable = relative(self.dirpath.parent if in_place else self.last_model_path)
-            raise Interrupted(self.signum or signal.SIGTERM, self.saved_step, resumable)
+            raise Interrupted(self.ending, self.saved_step, resumable)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.ends = self._any_interrupted(trainer)
+        self.ending = self._signal_of_any(trainer)
         self._restore_handlers()
         self._end_if_interrupted(trainer)
 
