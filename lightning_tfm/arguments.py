@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint import read_index
 from lightning_tfm.errors import UserError
 
 
@@ -29,7 +29,7 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
     path = Path(options[0])
     if path.is_dir():
         path = next((file for name in ("best", "last") if (file := path / f"checkpoints/{name}.ckpt").is_file()), path)
-    experiment = read(path).get("experiment")
+    experiment = read_index(path).get("experiment")
     if experiment is None:
         raise UserError(
             f"CHECKPOINT must hold the configuration of its experiment, but {str(path)!r}, which was not written by "

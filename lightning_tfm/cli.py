@@ -31,7 +31,7 @@ from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provena
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
-from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint import read_index
 from lightning_tfm.cluster import check_port, check_processes, launched_settings
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
@@ -296,7 +296,7 @@ class TfmCLI(LightningCLI):
             self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            checkpoint = read(path)
+            checkpoint = read_index(path)
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
         elif self.subcommand != "fit":

@@ -21,6 +21,7 @@ from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
@@ -154,6 +155,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         artifact = wandb.Artifact(f"model-{self.experiment.id}", type="model")
         artifact.add_file(path)
+        for folder in shard_folders(Path(path)):
+            artifact.add_dir(str(folder), name=folder.name)
         self.experiment.log_artifact(artifact, aliases=[Path(path).stem])
 
     def _try(self, log: Any, *values: Any) -> None:

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_t
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
+from lightning_tfm.checkpoint.shards import INDEX, part_major, rank_major, read_shards, write_shards
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
@@ -82,7 +84,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
         check_tensor_parallel(network, tensor.size())
         for module, name, parts in _fused(network):
             weight = getattr(module, name)
-            weight.data.copy_(_rank_major(weight.data, parts, tensor.size()))
+            weight.data.copy_(rank_major(weight.data, parts, tensor.size()))
         for layer in layers:
             _divide(layer, tensor)
     if activation_checkpointing:
@@ -131,16 +133,6 @@ def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
                 yield projection, name, parts
 
 
-def _rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
-    """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
-    return rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _part_major(rows: Tensor, parts: int, size: int) -> Tensor:
-    """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
-    return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
-
-
 class Layout:
     """Conversion of checkpoints between a divided module and a single process.
 
@@ -160,30 +152,68 @@ class Layout:
 
     def gather(self, checkpoint: dict[str, Any]) -> None:
         """Replace the shards in a checkpoint by whole tensors on the CPU, in place; called by all processes."""
-        for state, name, parameter in self._tensors(checkpoint):
-            value, parts = whole(state[name]).cpu(), self.parts.get(id(parameter), 1)
-            state[name] = _part_major(value, parts, self.tensor_parallel_size) if parts > 1 else value
+        for state, name, parameter, _ in self._tensors(checkpoint):
+            state[name] = part_major(whole(state[name]).cpu(), self._parts(parameter), self.tensor_parallel_size)
 
     def scatter(self, checkpoint: dict[str, Any]) -> None:
         """Replace the whole tensors in a checkpoint by the shards of this process, in place."""
-        for state, name, parameter in self._tensors(checkpoint):
-            value, parts = state[name], self.parts.get(id(parameter), 1)
-            value = _rank_major(value, parts, self.tensor_parallel_size) if parts > 1 else value
+        for state, name, parameter, _ in self._tensors(checkpoint):
+            value = rank_major(state[name], self._parts(parameter), self.tensor_parallel_size)
             state[name] = shard(value.to(parameter.device), like=parameter)
 
-    def _tensors(self, checkpoint: Mapping[str, Any]) -> Iterator[tuple[dict[Any, Any], Any, DTensor]]:
-        """Yield each tensor of the shape of a divided parameter: its dictionary, its key, and the parameter."""
+    def write(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Write the shards in a checkpoint to files, and replace them by tensors without data, in place.
+
+        Args:
+            checkpoint: the content of the checkpoint.
+            path: the path at which the checkpoint will be written.
+        """
+        found = list(self._tensors(checkpoint))
+        folder = path.with_name(f"{path.stem}_step_{checkpoint['global_step']}.shards")
+        checkpoint[INDEX] = {
+            "folder": folder.name,
+            "files": write_shards({key: state[name] for state, name, _, key in found}, folder),
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "fused": {key: parts for *_, parameter, key in found if (parts := self._parts(parameter)) > 1},
+        }
+        for state, name, _, _ in found:
+            state[name] = torch.empty(state[name].shape, dtype=state[name].dtype, device="meta")
+
+    def read(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Replace the tensors without data in a checkpoint by the shards of this process, in place.
+
+        Args:
+            checkpoint: the content of the checkpoint, whose shards may have been written by other processes.
+            path: the path of the checkpoint.
+        """
+        index = checkpoint[INDEX]
+        found = [entry for entry in self._tensors(checkpoint) if entry[0][entry[1]].is_meta]
+        tensors = {key: torch.empty_like(parameter, dtype=state[name].dtype) for state, name, parameter, key in found}
+        read_shards(tensors, path, index)
+        for state, name, parameter, key in found:
+            state[name] = tensors[key]
+            if self._parts(parameter) > 1 and index["tensor_parallel_size"] != self.tensor_parallel_size:
+                value = part_major(whole(tensors[key]), self._parts(parameter), index["tensor_parallel_size"])
+                state[name] = shard(rank_major(value, self._parts(parameter), self.tensor_parallel_size), parameter)
+
+    def _parts(self, parameter: Tensor) -> int:
+        """Return the number of projections that are fused in a matrix."""
+        return self.parts.get(id(parameter), 1)
+
+    def _tensors(self, checkpoint: Mapping[str, Any]) -> Iterator[tuple[dict[Any, Any], Any, DTensor, str]]:
+        """Yield the tensors of the shapes of divided parameters: dictionary, key, parameter, and key in the shards."""
         for part in ("state_dict", "current_model_state"):  # the second one with averaged weights
             state = checkpoint.get(part, {})
             for name, parameter in self.by_name.items():
                 if name in state and isinstance(parameter, DTensor):
-                    yield state, name, parameter
-        for parameters, saved in zip(self.by_optimizer, checkpoint.get("optimizer_states", ()), strict=False):
+                    yield state, name, parameter, f"{part}/{name}"
+        optimizers = zip(self.by_optimizer, checkpoint.get("optimizer_states", ()), strict=False)
+        for number, (parameters, saved) in enumerate(optimizers):
             for index, state in saved["state"].items():
                 parameter = parameters[index]
                 for name, value in state.items():
                     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-                        yield state, name, parameter
+                        yield state, name, parameter, f"optimizer_states/{number}/state/{index}/{name}"
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -246,7 +276,7 @@ def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return values
 
 
-def keep_weights(network: Network, whole: bool) -> None:
+def keep_weights(network: nn.Module, whole: bool) -> None:
     """Keep the whole weights in each process after its next forward pass, or only the shards.
 
     Decoding calls the network once per token, and each process stops when its own rows have ended, so weights cannot be
@@ -263,7 +293,7 @@ def keep_weights(network: Network, whole: bool) -> None:
             module.set_reshard_after_forward(not whole, recurse=False)
 
 
-def reshard(network: Network) -> None:
+def reshard(network: nn.Module) -> None:
     """Free the whole weights that `keep_weights` keeps, until the next forward pass."""
     for module in network.modules():
         if isinstance(module, FSDPModule):

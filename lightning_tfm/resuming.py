@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY
-from lightning_tfm.checkpoint import latest_valid, read
+from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.configuration import flatten, read_json
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.run_folder import check_empty, copy_history, lock_run, reopen_metrics
@@ -196,7 +196,7 @@ def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tu
         checkpoint: the path of the checkpoint.
         settings: the settings, nested as in config.yaml.
     """
-    experiment = read(checkpoint).get("experiment")
+    experiment = read_index(checkpoint).get("experiment")
     if experiment is None:  # not written by the command
         return {}
     theirs, ours = (

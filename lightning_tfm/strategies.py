@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from lightning_tfm.checkpoint import read_index
+from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
 from lightning_tfm.data import ShardedBatch, Sharding
 from lightning_tfm.errors import UserError
 from lightning_tfm.parallel import Layout
@@ -151,6 +154,9 @@ class ModelParallel(ModelParallelStrategy):
             and read the same data; must divide the number of devices. With 1, weights are only sharded.
         activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass,
             which saves memory and costs about a third more time.
+        save_distributed_checkpoint: whether each process writes its shards to a file of its own, for networks that are
+            too large for the memory of one process. All commands read such checkpoints; `lightning-tfm export --format
+            single` writes them as one file.
         process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
 
     Note:
@@ -161,13 +167,14 @@ class ModelParallel(ModelParallelStrategy):
         self,
         tensor_parallel_size: int = 1,
         activation_checkpointing: bool = False,
+        save_distributed_checkpoint: bool = False,
         process_group_backend: str | None = None,
     ) -> None:
         if tensor_parallel_size < 1:
             raise UserError(f"tensor_parallel_size must be at least 1, but is {tensor_parallel_size}; try 1")
         super().__init__(
             tensor_parallel_size=tensor_parallel_size,
-            save_distributed_checkpoint=False,
+            save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
             timeout=TIMEOUT,
         )
@@ -204,12 +211,19 @@ class ModelParallel(ModelParallelStrategy):
         return saved | {"state": {index: dict(state) for index, state in saved["state"].items()}}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        self._layout().gather(checkpoint)
+        if self._save_distributed_checkpoint:
+            self._layout().write(checkpoint, Path(filepath))
+        else:
+            self._layout().gather(checkpoint)
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = Strategy.load_checkpoint(self, checkpoint_path, weights_only)
-        self._layout().scatter(checkpoint)
+        checkpoint = read_index(checkpoint_path)
+        if is_sharded(checkpoint):
+            self._layout().read(checkpoint, Path(checkpoint_path))
+            gather_shards(checkpoint, Path(checkpoint_path))
+        else:
+            self._layout().scatter(checkpoint)
         return checkpoint
 
     def _layout(self) -> Layout:

@@ -127,11 +127,21 @@ def start_elastic(
 
 
 def start_parallel(
-    number: int, tensor_parallel_size: int, *arguments: object, activation_checkpointing: bool = False, **settings: Any
+    number: int,
+    tensor_parallel_size: int,
+    *arguments: object,
+    activation_checkpointing: bool = False,
+    save_distributed_checkpoint: bool = False,
+    **settings: Any,
 ) -> Child:
     """Start a run of a number of processes that divide the network, see `start`."""
-    options = {"accelerator": "cpu", "devices": number, "strategy.init_args.tensor_parallel_size": tensor_parallel_size}
-    options["strategy.init_args.activation_checkpointing"] = activation_checkpointing
+    options = {
+        "accelerator": "cpu",
+        "devices": number,
+        "strategy.init_args.tensor_parallel_size": tensor_parallel_size,
+        "strategy.init_args.activation_checkpointing": activation_checkpointing,
+        "strategy.init_args.save_distributed_checkpoint": save_distributed_checkpoint,
+    }
     parallel = (f"--trainer.{name}={value}" for name, value in options.items())
     arguments = (*arguments, "--config", EXPERIMENTS / "model_parallel.yaml", *parallel)
     return _start_ranks(number, *arguments, **settings)
@@ -264,6 +274,12 @@ def _writer():
     return archive._ChecksumWriter, "write"
 
 
+def _shards():
+    from lightning_tfm.checkpoint import shards
+
+    return shards, "_checksum"
+
+
 def _stream():
     from lightning_tfm.data import LengthGroupedSampler
 
@@ -276,6 +292,7 @@ MOMENTS = {
     "before an update of the weights": lambda: (*_optimizer(), False),
     "after an update of the weights": lambda: (*_optimizer(), True),
     "while a checkpoint is written": lambda: (*_writer(), True),
+    "while shards are written": lambda: (*_shards(), False),
     "before a checkpoint is on the disk": lambda: (os, "fsync", False),
     "after a checkpoint is in its place": lambda: (Path, "replace", True),
     "in a validation": lambda: (*_module("validation_step"), False),

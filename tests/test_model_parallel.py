@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lightning_tfm.checkpoint import read
-from runs import TASKS, fit, folder, new_folders, start, start_parallel, start_two, write_task
+from lightning_tfm.errors import UserError
+from runs import TASKS, equal, fit, folder, in_process, new_folders, start, start_parallel, start_two, write_task
 
 LAYOUTS = {
     "one process": start,
@@ -84,8 +85,8 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
 def assert_close_runs(ours, theirs, muon=False):
     """Assert that two runs have the same weights, losses, predictions and test metrics, within the tolerance.
 
-    With Muon, only the losses are compared, within 1e-4: torch orthogonalizes in bfloat16, whose rounding turns differences in
-    float32 into larger ones, in directions that matter little.
+    With Muon, only the losses are compared, within 1e-4: torch orthogonalizes in bfloat16, whose rounding turns
+    differences in float32 into larger ones, in directions that matter little.
 
     Note:
         The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
@@ -142,23 +143,98 @@ CIRCUIT = [
 """Layouts such that each of the four follows each other one once."""
 
 
-@pytest.mark.parametrize("optimizer", [{}, MUON], ids=["AdamW", "Muon"])
+SHARDED = [
+    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
+    partial(start_parallel, 4, 2, save_distributed_checkpoint=True),
+    partial(start_parallel, 2, 2, save_distributed_checkpoint=True),
+    start,
+    partial(start_parallel, 2, 1, save_distributed_checkpoint=True),
+    start_two,
+]
+"""Layouts of a run whose checkpoints are sharded if they can be."""
+
+
+@pytest.mark.parametrize(
+    ("starts", "settings"),
+    [
+        ([LAYOUTS[name] for name in CIRCUIT], {}),
+        ([LAYOUTS[name] for name in CIRCUIT], MUON),
+        (SHARDED, AVERAGED),
+    ],
+    ids=["AdamW", "Muon", "sharded checkpoints"],
+)
 @pytest.mark.run
-def test_a_killed_run_resumes_in_any_other_layout(optimizer, tmp_path):
-    settings = UNDIVIDED | TWO_HEADS | optimizer | {"trainer.max_steps": 5 * len(CIRCUIT)}
+def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
+    muon = settings is MUON
+    settings = UNDIVIDED | TWO_HEADS | settings | {"trainer.max_steps": 5 * len(starts)}
     whole, killed = new_folders(tmp_path, "whole", "killed")
     child = start(*fit("gpt", **settings), cwd=whole)
     assert child.wait() == 0, child.err.read_text()
-    for layout in CIRCUIT[:-1]:
+    for begin in starts[:-1]:
         fault = ("before an update of the weights", 7)
-        child = LAYOUTS[layout](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault)
+        child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault)
         child.process.join(300)
         for other in child.others:
             other.kill()
         assert child.wait() == -9, child.err.read_text()
-    child = LAYOUTS[CIRCUIT[-1]](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
+    child = starts[-1](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
     assert child.wait() == 0, child.err.read_text()
-    assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"), muon=bool(optimizer))
+    assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"), muon)
+
+
+@pytest.mark.run
+def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, capsys):
+    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
+    one, divided = new_folders(tmp_path, "one", "divided")
+    child = start(*fit("gpt", **settings), cwd=one)
+    assert child.wait() == 0, child.err.read_text()
+    child = start_parallel(4, 2, *fit("gpt", **settings), cwd=divided, save_distributed_checkpoint=True)
+    assert child.wait() == 0, child.err.read_text()
+    assert_close_runs(folder(divided, "gpt"), folder(one, "gpt"))
+    saved = folder(divided, "gpt") / "checkpoints"
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "best.ckpt",
+        "best_step_12.shards",
+        "last.ckpt",
+        "last_step_12.shards",
+    ]
+    assert len(list((saved / "last_step_12.shards").iterdir())) == 4
+    assert (saved / "last.ckpt").stat().st_size < (folder(one, "gpt") / "checkpoints/last.ckpt").stat().st_size
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        ("export", saved / "best.ckpt", "--format=single", "--output=exported"),
+        ("generate", saved / "best.ckpt", "1 2 3"),
+        ("generate", "exported/model.ckpt", "1 2 3"),
+        ("generate", folder(one, "gpt") / "checkpoints/best.ckpt", "1 2 3"),
+        ("runs", divided),
+    ]
+    for command in commands:
+        assert in_process(monkeypatch, *command) in (0, None)
+    _, *answers = capsys.readouterr().out.splitlines()[:4]
+    assert len(set(answers)) == 1
+    equal(read(tmp_path / "exported/model.ckpt"), read(saved / "best.ckpt"))
+    (shard, *_) = (saved / "best_step_12.shards").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match=r"must have all files of best_step_12\.shards, but one is missing or damaged"):
+        read(saved / "best.ckpt")
+
+
+@pytest.mark.run
+def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
+    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
+    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
+    for call, step in ((2, 5), (1, 5)):  # the second start resumes at step 5
+        fault = ("while shards are written", call)
+        child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault)
+        child.process.join(300)
+        for other in child.others:
+            other.kill()
+        assert child.wait() == -9, child.err.read_text()
+        assert read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] == step
+    child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
+    assert names == ["best_step_12.shards", "last_step_12.shards"]
 
 
 def test_the_circuit_has_all_pairs_of_layouts():

@@ -51,9 +51,8 @@ class WeightAveraging(callbacks.WeightAveraging):
         if trainer.precision == "64-true":
             self._average_model.double()
         if isinstance(trainer.strategy, ModelParallel):
-            parallelize(
-                self._average_model.module.network, trainer.strategy.device_mesh, activation_checkpointing=False
-            )
+            network = cast(Network, self._average_model.module.network)
+            parallelize(network, trainer.strategy.device_mesh, activation_checkpointing=False)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._trained is not None:  # during validation: a checkpoint saved now must contain the trained weights
@@ -61,7 +60,7 @@ class WeightAveraging(callbacks.WeightAveraging):
 
     def _swap_models(self, pl_module: LightningModule) -> None:
         """Swap the trained weights of the module with the average, or back, without rounding."""
-        reshard(pl_module.network)  # whole weights of a validation are copies
+        reshard(pl_module)  # whole weights of a validation are copies
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]

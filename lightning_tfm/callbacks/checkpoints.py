@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -17,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.checkpoint import verify_checksum
+from lightning_tfm.checkpoint import copy_checkpoint, is_whole
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
@@ -88,7 +87,7 @@ class Checkpoints(Checkpoint):
         if best and best.is_file() and stage == "fit":
             if trainer.is_global_zero:
                 self.dirpath.mkdir(exist_ok=True)
-                shutil.copyfile(best, self.dirpath / best.name)
+                copy_checkpoint(best, self.dirpath / best.name)
             trainer.strategy.barrier()
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +100,7 @@ class Checkpoints(Checkpoint):
         trainer.should_stop = state["stopped"]
         # A run resumed in a new folder has no best checkpoint there yet, and a damaged one is ignored.
         best = self.dirpath / "best.ckpt" if self.dirpath else None
-        if best and best.exists() and verify_checksum(best):
+        if best and is_whole(best):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

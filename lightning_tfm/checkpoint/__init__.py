@@ -3,14 +3,19 @@
 from lightning_tfm.checkpoint.archive import verify_checksum, write
 from lightning_tfm.checkpoint.averaging import average_checkpoints
 from lightning_tfm.checkpoint.compatibility import check_fits
-from lightning_tfm.checkpoint.content import VerifiedCheckpointIO, latest_valid, read
+from lightning_tfm.checkpoint.content import FORMAT, VerifiedCheckpointIO, is_whole, latest_valid, read, read_index
+from lightning_tfm.checkpoint.shards import copy_checkpoint
 
 __all__ = [
+    "FORMAT",
     "VerifiedCheckpointIO",
     "average_checkpoints",
     "check_fits",
+    "copy_checkpoint",
+    "is_whole",
     "latest_valid",
     "read",
+    "read_index",
     "verify_checksum",
     "write",
 ]

@@ -32,6 +32,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
             total[name] += weight.double()
     weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
     kept = (
+        "format_version",
         "epoch",
         "global_step",
         "pytorch-lightning_version",

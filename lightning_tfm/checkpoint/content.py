@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,15 +11,31 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_tfm.checkpoint.archive import verify_checksum, write
+from lightning_tfm.checkpoint.shards import gather_shards, is_sharded, remove_shards, verify_shards
 from lightning_tfm.errors import UserError
+
+FORMAT = 1
+"""Version of the format of checkpoints, which is increased when its meaning changes."""
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint, which may only contain plain values and tensors, on the CPU.
+    """Load a checkpoint, which may only contain plain values and tensors, on the CPU, with the tensors of its shards.
 
     Raises:
-        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, or names classes other
-            than those of its module, network and optimizer.
+        UserError: see `read_index`.
+    """
+    checkpoint = read_index(path)
+    if is_sharded(checkpoint):
+        gather_shards(checkpoint, Path(path))
+    return checkpoint
+
+
+def read_index(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint as `read` does, with tensors without data in place of those that are in its shards.
+
+    Raises:
+        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, has another version of
+            the format, or names classes other than those of its module, network and optimizer.
     """
     path = Path(path)
     if path.is_dir():
@@ -48,6 +63,16 @@ def read(path: str | Path) -> dict[str, Any]:
         named = [name for name in [*named, *_class_paths(network["init_args"])] if name is not None]
     except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
+    if checkpoint.get("format_version") != FORMAT:
+        raise UserError(
+            f"{str(path)!r} must have version {FORMAT} of the checkpoint format, but has version "
+            f"{checkpoint.get('format_version')}; use the version of lightning_tfm that wrote it"
+        )
+    if is_sharded(checkpoint) and not verify_shards(path, checkpoint["shards"]):
+        raise UserError(
+            f"{str(path)!r} must have all files of {checkpoint['shards']['folder']}, but one is missing or damaged; "
+            "restore the folder, or use another checkpoint"
+        )
     if named:
         raise UserError(
             f"{str(path)!r} must name only the classes of its module, network and optimizer, but names {named[0]!r}; "
@@ -76,14 +101,22 @@ def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
     """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        whole = False
-        with suppress(OSError):
-            whole = verify_checksum(path)
-        if not whole:
+        if not is_whole(path):
             damaged.append(path)
-        elif has_training_state(read(path)):
+        elif has_training_state(read_index(path)):
             return path, damaged
     return None, damaged
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a checkpoint and its shards, if any, are complete and unchanged."""
+    try:
+        if not verify_checksum(path):
+            return False
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        return not is_sharded(checkpoint) or verify_shards(path, checkpoint["shards"])
+    except (OSError, UnpicklingError, RuntimeError, KeyError):
+        return False
 
 
 def has_training_state(checkpoint: dict[str, Any]) -> bool:
@@ -96,6 +129,7 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         write(checkpoint, path)
+        remove_shards(Path(path), kept=checkpoint.get("shards", {}).get("folder"))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
@@ -104,3 +138,4 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
+        remove_shards(Path(path))

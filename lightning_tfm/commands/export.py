@@ -8,7 +8,7 @@ import math
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
@@ -25,7 +26,7 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 TOLERANCE = 1e-4
 """Maximum difference of logits, since other programs may sum in a different order."""
 
-FILES = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+FILES = {"single": "model.ckpt", "safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
 
 Inputs = dict[str, Tensor]
 """Arguments of a network's `forward` by name."""
@@ -51,7 +52,10 @@ def export(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory(dir=output.parent) as folder:
             path = Path(folder) / "export" / FILES[options.format]
             path.parent.mkdir()
-            difference = WRITERS[options.format](module, path)
+            if options.format == "single":
+                difference = _single(module, Path(options.checkpoint), path, options.trust_package)
+            else:
+                difference = WRITERS[options.format](module, path)
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"the exported network must give the logits of the checkpoint within {TOLERANCE:g}, but differs by "
@@ -76,7 +80,10 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument(
-        "--format", choices=sorted(FILES), default="safetensors", help="format of the export (default: safetensors)"
+        "--format",
+        choices=sorted(FILES),
+        default="safetensors",
+        help="format; single is a checkpoint in one file (default: safetensors)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder to write (default: beside the checkpoint)"
@@ -119,6 +126,13 @@ def difference(module: TaskModule, other: Callable[[Inputs], Tensor]) -> float:
             return math.inf
         differences.append((ours - theirs).abs().max())
     return torch.stack(differences).max().item()  # NaN if any difference is
+
+
+def _single(module: TaskModule, checkpoint: Path, path: Path, trust_packages: Sequence[str]) -> float:
+    """Write a checkpoint, which may be sharded, as a single file with its training state."""
+    write(read(checkpoint), path)
+    again = load(path, trust_packages)
+    return difference(module, lambda inputs: again.network(**inputs))
 
 
 def _safetensors(module: TaskModule, path: Path) -> float:

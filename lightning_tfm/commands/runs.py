@@ -117,10 +117,10 @@ def _last_checkpoint(run: Path) -> tuple[int, float | None]:
     path = run / "checkpoints/last.ckpt"
     if not path.is_file():
         return 0, None
-    from lightning_tfm.checkpoint import read  # slow to import
+    from lightning_tfm.checkpoint import read_index  # slow to import
 
     try:
-        checkpoint = read(path)
+        checkpoint = read_index(path)
         return checkpoint["global_step"], float(checkpoint["callbacks"]["Summary"]["train_seconds"])
     except (UserError, KeyError):
         return 0, None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
+from lightning_tfm.checkpoint import FORMAT, VerifiedCheckpointIO, check_fits
 from lightning_tfm.configuration import flatten
 from lightning_tfm.data import Sharding, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -487,6 +487,7 @@ class TaskModule(LineModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()  # before a good checkpoint is replaced
+        checkpoint["format_version"] = FORMAT
         checkpoint["step_settings"] = self.step_settings(self.trainer)
         checkpoint["skipped_steps"] = self.skipped_steps
         checkpoint["longest_source"], checkpoint["alignment_head"] = self.longest_source, self.alignment_head

@@ -1,0 +1,181 @@
+"""Sharded checkpoints: each process writes its part of the large tensors, in safetensors files.
+
+A sharded checkpoint is a checkpoint file without the large tensors, and a folder `NAME_step_N.shards` beside it with a
+file for each process, written by torch.distributed.checkpoint. The checkpoint file, which holds the checksums of these
+files, is written last, so a checkpoint is complete or not there at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from lightning_tfm.errors import UserError
+
+INDEX = "shards"
+"""Key of a sharded checkpoint, with the folder, the checksums of its files, and the order of rows in fused matrices."""
+
+
+def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint, as read by `read_index`, has tensors in other files."""
+    return INDEX in checkpoint
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
+    """Write the shards of distributed tensors; called by all processes.
+
+    Args:
+        tensors: the tensors by key.
+        folder: the folder, which is created.
+
+    Returns:
+        The SHA-256 checksum of each file.
+
+    Raises:
+        UserError: on all processes, if one cannot write.
+    """
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    written, known = {}, set()
+    for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
+        address = cast(DTensor, tensor).to_local().data_ptr()
+        written[key] = tensor.clone() if address in known else tensor
+        known.add(address)
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it wrote
+    torch.distributed.barrier()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save(written, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
+        reason = next(iter(error.failures.values()))[0]
+        raise UserError(
+            f"the shards {str(folder)!r} cannot be written: {reason}; the checkpoint before is kept; free disk space, "
+            "or choose a writable folder, then resume with --ckpt_path last"
+        ) from None
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    own = {path.name: _checksum(path) for path in files[rank::world_size]}
+    gathered: list[dict[str, str]] = [{} for _ in range(world_size)]
+    torch.distributed.all_gather_object(gathered, own)
+    return {name: checksum for part in gathered for name, checksum in part.items()}
+
+
+def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any]) -> None:
+    """Read the shards of this process of distributed tensors, in place; called by all processes.
+
+    Args:
+        tensors: the distributed tensors by key, in any layout.
+        path: the path of the checkpoint file.
+        index: the value of INDEX in the checkpoint.
+    """
+    load(tensors, storage_reader=_reader(path, index))
+
+
+def verify_shards(path: Path, index: Mapping[str, Any]) -> bool:
+    """Return whether all files of a sharded checkpoint exist and have not changed.
+
+    Raises:
+        OSError: if a file cannot be read.
+    """
+    folder = path.with_name(index["folder"])
+    return all(
+        (folder / name).is_file() and _checksum(folder / name) == value for name, value in index["files"].items()
+    )
+
+
+def shard_folders(path: Path) -> list[Path]:
+    """Return the folders with shards of a checkpoint file; more than one if a process was killed between two."""
+    return sorted(path.parent.glob(f"{path.stem}_step_*.shards"))
+
+
+def remove_shards(path: Path, kept: str | None = None) -> None:
+    """Remove the folders with shards of a checkpoint file.
+
+    Args:
+        path: the path of the checkpoint file, which may not exist.
+        kept: the name of a folder that is kept.
+    """
+    for folder in shard_folders(path):
+        if folder.name != kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def placeholders(content: Any, key: str = "") -> Iterator[tuple[dict[Any, Any], Any, str]]:
+    """Yield the tensors of a checkpoint that are in its shards: the dictionary, its key, and the key in the shards."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            if isinstance(value, Tensor) and value.is_meta:
+                yield content, name, f"{key}{name}"
+            else:
+                yield from placeholders(value, f"{key}{name}/")
+    elif isinstance(content, list):
+        for number, value in enumerate(content):
+            yield from placeholders(value, f"{key}{number}/")
+
+
+def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
+    """Read the tensors of the shards into a checkpoint, in place, as a single process would have saved them.
+
+    Args:
+        checkpoint: the content of the checkpoint; tensors that have data are left as they are.
+        path: the path of the checkpoint.
+    """
+    index = checkpoint.pop(INDEX)
+    found = list(placeholders(checkpoint))
+    if not found:
+        return
+    tensors = {key: torch.empty(state[name].shape, dtype=state[name].dtype) for state, name, key in found}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a single process reads
+        load(tensors, storage_reader=_reader(path, index), no_dist=True)
+    for state, name, key in found:
+        parts = index["fused"].get(key, 1)
+        state[name] = part_major(tensors[key], parts, index["tensor_parallel_size"])
+
+
+def copy_checkpoint(path: Path, target: Path) -> None:
+    """Copy a checkpoint file and its shards.
+
+    Args:
+        path: the path of the file.
+        target: the path of the copy, in another folder.
+    """
+    for folder in shard_folders(path):
+        shutil.copytree(folder, target.parent / folder.name, dirs_exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
+    """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
+    if parts == 1:
+        return rows
+    return rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
+    """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
+    if parts == 1:
+        return rows
+    return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _reader(path: Path, index: Mapping[str, Any]) -> HuggingFaceStorageReader:
+    return HuggingFaceStorageReader(str(path.with_name(index["folder"])))
+
+
+def _checksum(path: Path) -> str:
+    """Return the SHA-256 checksum of a file, after it is synchronized to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
