@@ -250,9 +250,9 @@ def test_the_batches_of_a_shard_do_not_depend_on_the_number_of_processes(world_s
 def test_lists_of_all_processes_are_concatenated(monkeypatch):
     assert all_gather_list([1]) == [1]
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
 
-    def gather(gathered, lines):
+    def gather(gathered, lines, group):
         gathered[:] = [lines, [3]]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from lightning_tfm import cli
-from lightning_tfm.checkpoint import read, verify_checksum, write
+from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.run_folder import lock_run
 from runs import (
@@ -205,6 +205,7 @@ def test_locking_a_folder_without_permission_raises(monkeypatch, tmp_path):
 
 def write_checkpoint(path):
     content = {
+        "format_version": FORMAT,
         "state_dict": {"network.weight": torch.randn(40, 30)},
         "hyper_parameters": {"network": {"class_path": "none", "init_args": {}}},
         "extra": [1, "text", None, 2.5],
@@ -219,6 +220,16 @@ def test_checkpoints_are_read_as_written(tmp_path):
     equal(read(path), content)
     equal(torch.load(path, weights_only=True), content)  # torch can read it, too
     assert [other.name for other in path.parent.iterdir()] == ["a.ckpt"]
+
+
+@pytest.mark.parametrize("version", [None, FORMAT + 1])
+def test_checkpoints_of_another_format_are_refused(version, tmp_path):
+    content = write_checkpoint(tmp_path / "a.ckpt")
+    write(content | {"format_version": version}, tmp_path / "b.ckpt")
+    with pytest.raises(
+        UserError, match=f"must have version {FORMAT} of the checkpoint format, but has version {version};"
+    ):
+        read(tmp_path / "b.ckpt")
 
 
 BLOCK = 512

@@ -187,7 +187,8 @@ def test_dropout_differs_between_processes_and_batches():
     for rank in (0, 1):
         for number in (0, 1):
             loop = SimpleNamespace(total_batch_idx=number)
-            module._trainer = SimpleNamespace(fit_loop=loop, global_rank=rank)
+            strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": 2})
+            module._trainer = SimpleNamespace(fit_loop=loop, strategy=strategy)
             for _ in range(2):  # independent of earlier random numbers
                 module.on_train_batch_start(None, 0)
                 masks.add(tuple(torch.nn.functional.dropout(torch.ones(100)).tolist()))
@@ -202,7 +203,8 @@ def test_dropout_is_seeded_on_the_device_of_the_module(kind, monkeypatch):
     module = make_module(small_copy())
     monkeypatch.setattr(type(module), "device", torch.device(kind))
     module.seed, expected = 3, stable_hash("3 5 1") >> 1
-    module._trainer = SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=5), global_rank=1)
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": 1, "num_replicas": 2})
+    module._trainer = SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=5), strategy=strategy)
     module.on_train_batch_start(None, 0)
     assert torch.initial_seed() == expected
     assert seeds == ({} if kind == "cpu" else {kind: expected}), "seeding other devices would take time"
@@ -420,7 +422,7 @@ def test_gpu_memory_is_logged(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     logged = {}
     module = SimpleNamespace(device=torch.device("cuda"), log_dict=logged.update)
-    strategy, loader = SimpleNamespace(reduce=lambda value, reduce_op: value), SimpleNamespace(samples=10)
+    strategy, loader = SimpleNamespace(reduce=lambda value, group, reduce_op: value), SimpleNamespace(samples=10)
     trainer = SimpleNamespace(global_step=50, log_every_n_steps=50, strategy=strategy, train_dataloader=loader)
     telemetry = Telemetry()
     telemetry.peak = None

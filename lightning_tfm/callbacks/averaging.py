@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning import LightningModule, Trainer
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import Network
 from lightning_tfm.parallel import parallelize, reshard
 from lightning_tfm.strategies import ModelParallel
 

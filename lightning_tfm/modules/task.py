@@ -113,6 +113,7 @@ class TaskModule(LineModule):
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
+        self.is_restored = False  # from a checkpoint
         self.longest_source = None
         self.alignment_head: tuple[str, int] | None = None  # layer and head that agree best with a gold alignment
         self.save_hyperparameters(
@@ -292,11 +293,11 @@ class TaskModule(LineModule):
         return Sharding.of(self.trainer.strategy)
 
     def configure_model(self) -> None:
-        """Load pretrained weights into the network of a new run, and divide the network if the strategy does."""
-        if self.trainer.state.fn == TrainerFn.FITTING and self.trainer.ckpt_path is None:
-            self.load_pretrained()
+        """Divide the network among the processes, if the strategy does."""
         strategy = self.trainer.strategy
         if isinstance(strategy, ModelParallel) and not is_parallel(self.network):
+            if self.trainer.state.fn == TrainerFn.FITTING:
+                self.load_pretrained()  # which a divided network cannot; a checkpoint overwrites the weights
             parallelize(self.network, strategy.device_mesh, strategy.activation_checkpointing)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -312,6 +313,8 @@ class TaskModule(LineModule):
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
         check_callbacks(self.trainer.callbacks)
+        if not self.is_restored and not is_parallel(self.network):
+            self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         self.seed = torch.initial_seed()
@@ -516,6 +519,7 @@ class TaskModule(LineModule):
             self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
+        self.is_restored = True
 
     def on_train_end(self) -> None:
         self.check_finite()
