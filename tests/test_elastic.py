@@ -87,6 +87,9 @@ def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, tmp_
         moment = draw.choice(list(KILLED))
         fault = (moment, draw.randint(1, KILLED[moment]))
         child = start_elastic(draw.choice((1, 4)) if kill % 2 else 2, *arguments, cwd=killed, fault=fault)
+        child.process.join(300)
+        for other in child.others:  # before all processes have found each other, they wait for minutes
+            other.kill()
         assert child.wait() == -9, child.err.read_text()
     child = start_elastic(4, *arguments, cwd=killed)
     assert child.wait() == 0, child.err.read_text()
