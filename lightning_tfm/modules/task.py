@@ -19,6 +19,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.checkpoint import VerifiedCheckpointIO, check_fits
@@ -261,10 +262,15 @@ class TaskModule(LineModule):
         self.network.check_lengths(data.max_source_length, data.max_target_length)
         data.check_shards(getattr(trainer.strategy, "num_shards", trainer.world_size))
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+    def new_optimizer(self, precision: str) -> Optimizer:
+        """Return a new optimizer of the weights for a setting `trainer.precision`."""
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
-        if "mixed" in self.trainer.precision:
+        if "mixed" in precision:
             unfuse(optimizer)
+        return optimizer
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = self.new_optimizer(self.trainer.precision)
         steps = self.trainer.estimated_stepping_batches
         if steps == math.inf:
             self.lr_schedule.check_max_steps(self.trainer.max_steps)
