@@ -1,13 +1,14 @@
 """Cost of a training step on each device: memory, FLOPs and traffic, without training.
 
-A step runs on fake tensors, which have shapes but no memory, in one process of a fake process group. torch's tools record
-its allocations, matrix products and collectives.
+A step runs on fake tensors, which have shapes but no memory, in one process of a fake process group. Tools of torch
+record its allocations, matrix products and collectives.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -25,19 +26,23 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
 from lightning_tfm.layers import CrossAttention, TransformerLayer
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.strategies import add_gradients
 
+aten = torch.ops.aten
+
 SAMPLE = 100
 """Number of batches at the beginning of a run of which the largest is planned."""
+
+COLLECTIVES = ("allreduce", "reducescatter", "allgather", "alltoall", "broadcast")
+"""Collectives that strategies use, as torch names them without underscores."""
 
 Step = Callable[[Any, int], Tensor]
 """Function from a batch and its index to the loss, such as `TaskModule.training_step`."""
@@ -56,7 +61,8 @@ class StepCost:
         optimizer: bytes of the state of the optimizer.
         activations: other bytes at the peak: activations, temporary tensors, communication buffers and the batch.
         flops: FLOPs of the matrix products.
-        traffic: bytes sent to other devices.
+        sent: bytes sent to other devices.
+        collectives: the number of calls of each collective, by name.
     """
 
     weights: int
@@ -64,7 +70,8 @@ class StepCost:
     optimizer: int
     activations: int
     flops: int
-    traffic: int
+    sent: int
+    collectives: Mapping[str, int]
 
     @property
     def memory(self) -> int:
@@ -178,51 +185,52 @@ def step_cost(
             return step_cost(make, batch, parallelize, mesh, precision, accumulated, averages)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        module = make()
-    if any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
-        mode, module = nullcontext(), make()
+        if any(isinstance(layer, nn.RNNBase) for layer in make().modules()):
+            mode = nullcontext()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not changed in place
         warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
         stack.enter_context(mode)
-        module = cast(TaskModule, precision.convert_module(module)).train()
+        with precision.module_init_context():
+            modules = [make() for _ in range(1 + averages)]
+        module = modules[0].train()
         if isinstance(mode, FakeTensorMode):
             batch = apply_to_collection(batch, Tensor, mode.from_tensor)
         step = parallelize(module, mesh)
-        average = AveragedModel(module, use_buffers=False) if averages else None
         optimizer = module.new_optimizer(str(precision.precision))
-        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()  # creates the state
-        tracker, traffic = MemTracker(), _Traffic()
+        tracker, traffic = _PeakTracker(), _Traffic()
 
         def forward(batch: Any) -> Tensor:
-            tracker.reset_mod_stats()  # it tracks one call of each module
             with precision.forward_context():
                 return step(batch, 0)
 
-        tracker.track_external(module, optimizer, average, *_tensors(batch), *(weight.grad for weight in weights))
-        with FlopCounterMode(display=False, custom_mapping=LSTM_FLOPS) as counter, tracker, traffic:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
+        del gradients
+        with FlopCounterMode(display=False, custom_mapping=CPU_FLOPS) as counter, tracker, traffic:
             for index in range(accumulated):
                 is_last = index == accumulated - 1
-                synced = nullcontext() if is_last or not isinstance(step, DistributedDataParallel) else step.no_sync()
-                with synced:
+                with nullcontext() if is_last or not isinstance(step, DistributedDataParallel) else step.no_sync():
                     _accumulate(weights, forward, None if index else optimizer, batch)
             optimizer.step()
-        resident = {
-            "weights": _bytes(*([*part.parameters(), *part.buffers()] for part in (module, average) if part)),
+        state = {
+            "weights": _bytes(*([*each.parameters(), *each.buffers()] for each in modules)),
             "gradients": _bytes([weight.grad for weight in weights]),
             "optimizer": _bytes(*(list(part.state.values()) for part in getattr(optimizer, "parts", [optimizer]))),
         }
         (peak,) = tracker.get_tracker_snapshot("peak").values()
-        activations = peak["Total"] - sum(resident.values())
-        return StepCost(**resident, activations=activations, flops=counter.get_total_flops(), traffic=traffic.sent)
+        others = peak["Total"] - sum(state.values())
+        flops = counter.get_total_flops()
+    return StepCost(**state, activations=others, flops=flops, sent=traffic.sent, collectives=traffic.calls)
 
 
 def _accumulate(
-    weights: list[nn.Parameter], forward: Callable[[Any], Tensor], optimizer: Optimizer | None, batch: Any
+    weights: list[Tensor], forward: Callable[[Any], Tensor], optimizer: Optimizer | None, batch: Any
 ) -> None:
     """Compute the gradients of a batch, in the order of Lightning and of `Elastic`.
 
@@ -243,17 +251,25 @@ def _accumulate(
         loss.backward()
 
 
+class _PeakTracker(MemTracker):
+    """MemTracker without statistics of each module, which take most of its time and allow only one call of a module."""
+
+    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = cast(Any, lambda self, *_: None)
+
+
 class _Traffic(TorchDispatchMode):
-    """Mode that adds the bytes that this process sends in collectives.
+    """Mode that counts the collectives of this process.
 
     Attributes:
-        sent: the bytes. In a ring of n processes, each sends 2 (n - 1) / n of the bytes of an all-reduce, and (n - 1) / n
-            of those of all other collectives, counted in the larger of input and output (Patarasuk & Yuan 2009).
+        sent: the bytes that it sends. In a ring of n processes, each sends 2 (n - 1) / n of the bytes of an all-reduce
+            (Patarasuk & Yuan 2009), and (n - 1) / n of the larger of input and output of all other collectives.
+        calls: the number of calls, by name.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sent = 0
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -261,22 +277,27 @@ class _Traffic(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in collective_ops - sync_ops:
             n = CollectiveOp.get_process_group(func, args).size()
-            times = 2 if "reduce" in func.__name__ and "scatter" not in func.__name__ else 1
-            size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)  # type: ignore[no-untyped-call]
-            self.sent += times * (n - 1) * size // n
+            size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
+            name = next(name for name in COLLECTIVES if name in func.__name__.replace("_", ""))
+            self.sent += (2 if name == "allreduce" else 1) * (n - 1) * size // n
+            self.calls[name] += 1
         return result
 
 
 def _lstm_flops(input: Sequence[int], w_input: Sequence[int], w_hidden: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the FLOPs of the matrix products of an LSTM, from the shapes of its input (T, B, D) and its weights."""
+    """Return the FLOPs of an LSTM, from the shapes of its input (T, B, D) and of its weights."""
     return 2 * input[0] * input[1] * (w_input[0] * w_input[1] + w_hidden[0] * w_hidden[1])
 
 
-LSTM_FLOPS: dict[Any, Any] = {
-    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
-    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *shapes, **settings: 2 * _lstm_flops(*shapes, **settings),
+CPU_FLOPS: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+        *shapes[:4]
+    ),
+    aten.mkldnn_rnn_layer: _lstm_flops,
+    aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm_flops(*shapes),
 }
-"""Formulas of kernels that FlopCounterMode does not know."""
+"""Formulas for kernels of the CPU, which FlopCounterMode does not know; those of attention are torch's for GPUs."""
 
 
 def _bytes(*values: Any) -> int:

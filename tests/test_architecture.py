@@ -26,7 +26,7 @@ LAYERS = [
     {"lightning_tfm.decoding", "lightning_tfm.metrics", "lightning_tfm.pictures", "lightning_tfm.strategies"},
     {"lightning_tfm.alignment"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
-    {"lightning_tfm.loading"},
+    {"lightning_tfm.loading", "lightning_tfm.planning"},
     {"lightning_tfm.callbacks"},
     {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.reporting", "lightning_tfm.run_folder"},
     {"lightning_tfm.resuming", "lightning_tfm.trainer_settings"},

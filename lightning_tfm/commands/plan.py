@@ -49,6 +49,8 @@ def plan(arguments: list[str]) -> int:
         The exit status.
     """
     options, settings = make_parser().parse_known_args(arguments)
+    if not settings:
+        raise UserError("lightning-tfm plan needs the name of an experiment; `lightning-tfm list` shows them")
     for number in options.devices:
         if number < 1:
             raise UserError(f"--devices must be at least 1, but is {number}; try 1")
@@ -59,9 +61,7 @@ def plan(arguments: list[str]) -> int:
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
-    shown = ", ".join(
-        f"{name} {' × '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel()
-    )
+    shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
     console = Console(highlight=False)
     console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision}")
     console.print(f"The largest of the first {SAMPLE} batches: {shown}")
@@ -78,11 +78,13 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm plan",
-        description="Compute the memory, the FLOPs and the traffic of a training step on each device, without training. "
+        description="Compute the memory, FLOPs and traffic of a training step on each device, without training. "
         "All other arguments are those of `fit`: an experiment and its settings.",
     )
     parser.usage = "lightning-tfm plan EXPERIMENT [--devices N ...] [--SETTING VALUE ...]"
-    parser.add_argument("--devices", type=int, nargs="+", default=[1], metavar="N", help="numbers of devices (default: 1)")
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[1], metavar="N", help="numbers of devices (default: 1)"
+    )
     return parser
 
 
@@ -125,12 +127,12 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
             if number == 1:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
-                yield f"ddp × {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
+                yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
             if num_shards % number == 0:
                 shards = largest_batch(data, number, num_shards)
-                yield f"elastic × {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
+                yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
-                yield f"fsdp × {number:,}", step_cost(cli.make_module, batch, fsdp, mesh, **settings)
+                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, fsdp, mesh, **settings)
 
 
 def _cells(cost: StepCost) -> Iterator[str]:
@@ -138,7 +140,7 @@ def _cells(cost: StepCost) -> Iterator[str]:
     for size in (cost.weights, cost.gradients, cost.optimizer, cost.activations, cost.memory):
         yield _scaled(size, 1024, BINARY)
     yield _scaled(cost.flops, 1000, DECIMAL)
-    yield _scaled(cost.traffic, 1024, BINARY) if cost.traffic else ""
+    yield _scaled(cost.sent, 1024, BINARY) if cost.sent else ""
 
 
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
