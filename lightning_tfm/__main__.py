@@ -22,6 +22,7 @@ usage: lightning-tfm COMMAND ...
 
 commands:
   list        list the experiments with their results
+  plan        compute the memory, FLOPs and traffic of a training step
   fit         train the model of an experiment, then test the best checkpoint
   validate    evaluate a checkpoint on the validation data of an experiment
   test        evaluate a checkpoint on the test data of an experiment

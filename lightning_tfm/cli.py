@@ -252,9 +252,13 @@ class TfmCLI(LightningCLI):
             for name, value in _class(network.class_path).data_settings(config.data).items():
                 if network.init_args.get(name) is None:
                     network.init_args[name] = value
-            super().instantiate_classes()
+            self.instantiate_model_and_trainer()
         except (ArgumentError, MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(format_error(error)) from error
+
+    def instantiate_model_and_trainer(self) -> None:
+        """Construct the model and the Trainer, after the data module."""
+        super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Construct the Trainer, with a progress bar in a terminal, and with a validation at the end of short runs."""
@@ -391,11 +395,15 @@ class TfmCLI(LightningCLI):
                 print_next_commands(self.trainer, relative(path), ",".join(trusted_packages()))
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     """Run fit, validate or test.
 
     Args:
         arguments: the command and its arguments.
+        cli: the class that parses and runs the command.
+
+    Returns:
+        The instance of the class, after the command.
     """
     keep_freed_memory()
     gc.freeze()  # exclude imported objects, which stay alive, from garbage collection
@@ -415,7 +423,7 @@ def run(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     strict = {"exit_on_error": False, "allow_abbrev": False}
     with TemporaryDirectory() as folder:
-        TfmCLI(
+        return cli(
             TaskModule,
             TaskDataModule,
             save_config_callback=SaveConfig,

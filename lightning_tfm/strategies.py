@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -88,24 +89,37 @@ class Elastic(DDPStrategy):
         """Add the sum of the gradients of all shards over all processes to the gradients of the weights."""
         module = self.lightning_module
         assert module is not None
-        weights = [weight for weight in module.parameters() if weight.requires_grad]
-        accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
-        partial: list[tuple[int, list[Tensor]]] = []
-        loss = closure_loss
-        for index in range(len(self._shards)):
-            if index:
-                loss = self._loss(index) / module.trainer.accumulate_grad_batches  # as Lightning divides the first
-            for weight in weights:
-                weight.grad = None
-            super().backward(loss, optimizer, *args, **kwargs)
-            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-            add_to_tree(partial, gradients)
-        ((_, total),) = partial
-        if self.world_size > 1:
-            total = _sum_over_processes(total)
-        for weight, gradient, earlier in zip(weights, total, accumulated, strict=True):
-            weight.grad = gradient if earlier is None else earlier.add_(gradient)
+
+        def backward(index: int) -> None:
+            # The loss of the first shard is given; the others are divided as Lightning divides the first.
+            loss = self._loss(index) / module.trainer.accumulate_grad_batches if index else closure_loss
+            super(Elastic, self).backward(loss, optimizer, *args, **kwargs)
+
+        add_gradients([weight for weight in module.parameters() if weight.requires_grad], backward, len(self._shards))
         return closure_loss
+
+
+def add_gradients(weights: list[Tensor], backward: Callable[[int], None], num_shards: int) -> None:
+    """Add the sum of the gradients of all shards over all processes to the gradients of the weights.
+
+    Args:
+        weights: the weights.
+        backward: a function that computes the gradients of the shard with an index in this process.
+        num_shards: the number of shards of this process.
+    """
+    accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
+    partial: list[tuple[int, list[Tensor]]] = []
+    for index in range(num_shards):
+        for weight in weights:
+            weight.grad = None
+        backward(index)
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        add_to_tree(partial, gradients)
+    ((_, total),) = partial
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        total = _sum_over_processes(total)
+    for weight, gradient, earlier in zip(weights, total, accumulated, strict=True):
+        weight.grad = gradient if earlier is None else earlier.add_(gradient)
 
 
 def add_to_tree(partial: list[tuple[int, list[Tensor]]], values: list[Tensor]) -> None:

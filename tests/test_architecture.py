@@ -33,11 +33,12 @@ LAYERS = [
     {"lightning_tfm.alignment", "lightning_tfm.strategies"},
     {"lightning_tfm.cluster"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
-    {"lightning_tfm.loading"},
+    {"lightning_tfm.loading", "lightning_tfm.planning"},
     {"lightning_tfm.callbacks"},
     {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.reporting", "lightning_tfm.run_folder"},
     {"lightning_tfm.resuming", "lightning_tfm.trainer_settings"},
-    {"lightning_tfm.commands", "lightning_tfm.cli"},
+    {"lightning_tfm.cli"},
+    {"lightning_tfm.commands"},
     {"lightning_tfm.__main__"},
 ]
 """From the lowest up: a module imports from lower layers and from its own package only."""

@@ -151,8 +151,15 @@ def folder(tmp_path):
 SMALLER = {"20000": "8", "2000": "4", "1500": "4", "200": "2", "31..35": "31..32"}
 """Numbers of steps and seeds on the pages, and those of the tests."""
 
-NOT_RUN = ("make ", ". .venv/bin/activate", "pip install ", "wandb ", "python experiments/dashboard.py ")
-"""Commands that install packages, run the tests themselves or need a W&B account.
+NOT_RUN = (
+    "make ",
+    ". .venv/bin/activate",
+    "pip install ",
+    "wandb ",
+    "python experiments/dashboard.py ",
+    "python docs/scaling.py",
+)
+"""Commands that install packages, run the tests themselves, need a W&B account or take minutes.
 
 `.ci/run` installs the project and runs the tests. test_wandb.py tests the sweeps and the dashboard.
 """

@@ -759,12 +759,12 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, list, "
+            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, plan, list, "
             "completion and come first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],
-            "reproduce, runs, list, completion and come first, but is '--config'",
+            "reproduce, runs, plan, list, completion and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),
@@ -917,6 +917,8 @@ def test_an_experiment_is_fit_by_its_name_alone(experiment, monkeypatch, tmp_pat
         (["gen"], ["generate"]),
         (["fit", "date_att"], ["date_attention_lstm"]),
         (["fit", "date_gpt", "--trainer.max_s"], ["--trainer.max_steps"]),
+        (["plan", "date_g"], ["date_gpt"]),
+        (["plan", "date_gpt", "--dev"], ["--devices"]),
         (["generate", "best.ckpt", "--n-"], ["--n-best"]),
         (["fit", "date_gpt", "--trainer.max_e"], []),  # refused
         (["test", "pyproj"], ["pyproject.toml"]),

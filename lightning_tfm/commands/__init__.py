@@ -8,6 +8,7 @@ FUNCTIONS = {
     "report": "report",
     "reproduce": "reproduce",
     "runs": "runs",
+    "plan": "plan",
     "list": "list_",  # a built-in name
     "completion": "completion",
 }

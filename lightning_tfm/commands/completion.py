@@ -51,18 +51,20 @@ def _all_commands() -> ArgumentParser:
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers(dest="command")
     settings = [f"trainer.{name}" for name in inspect.signature(Trainer).parameters if name not in HIDDEN]
-    for name in ("fit", "validate", "test"):
-        parser = commands.add_parser(name, help=name, add_help=False)  # shtab omits commands without help
-        if name == "fit":
-            names = [experiment.name for experiment in list_experiments(default_folder())]
-            parser.add_argument("experiment", choices=names)
+    experiments = [experiment.name for experiment in list_experiments(default_folder())]
+    for name in ("fit", "validate", "test", *FUNCTIONS):
+        if name in FUNCTIONS:
+            made: list[ArgumentParser] = [import_module(f"lightning_tfm.commands.{name}").make_parser()]
         else:
+            made = []
+        parser = commands.add_parser(name, parents=made, add_help=False, help=name)  # shtab omits commands without help
+        if name in ("fit", "plan"):
+            parser.add_argument("experiment", choices=experiments)
+        elif name in ("validate", "test"):
             parser.add_argument("checkpoint", metavar="CHECKPOINT")
-        for option in (*OPTIONS, *settings):
-            parser.add_argument(f"--{option}")
-    for name in FUNCTIONS:
-        made: ArgumentParser = import_module(f"lightning_tfm.commands.{name}").make_parser()
-        commands.add_parser(name, parents=[made], add_help=False, help=name)
+        if name in ("fit", "plan", "validate", "test"):
+            for option in (*OPTIONS, *settings):
+                parser.add_argument(f"--{option}")
     for parser in commands.choices.values():
         for action in parser._actions:
             if action.metavar in FILES:

@@ -19,6 +19,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lightning_tfm.attention_maps import AttentionMap
@@ -300,10 +301,15 @@ class TaskModule(LineModule):
                 self.load_pretrained()  # which a divided network cannot; a checkpoint overwrites the weights
             parallelize(self.network, strategy.device_mesh, strategy.activation_checkpointing)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+    def new_optimizer(self, precision: str) -> Optimizer:
+        """Return a new optimizer of the weights for a setting `trainer.precision`."""
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
-        if "mixed" in self.trainer.precision or len(set(map(mesh_of, self.network.parameters()))) > 1:
+        if "mixed" in precision or len(set(map(mesh_of, self.network.parameters()))) > 1:
             unfuse(optimizer)
+        return optimizer
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = self.new_optimizer(self.trainer.precision)
         steps = self.trainer.estimated_stepping_batches
         if steps == math.inf:
             self.lr_schedule.check_max_steps(self.trainer.max_steps)

@@ -1,0 +1,151 @@
+"""`lightning-tfm plan`: compute the memory, the FLOPs and the traffic of a training step, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from lightning.pytorch.callbacks import WeightAveraging
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from lightning_tfm.cli import TfmCLI, run
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.data import TaskDataModule
+from lightning_tfm.errors import UserError
+from lightning_tfm.modules import TaskModule
+from lightning_tfm.planning import SAMPLE, StepCost, ddp, fake_processes, fsdp, largest_batch, replicate, step_cost
+from lightning_tfm.strategies import Elastic
+
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+DECIMAL = ("", "k", "M", "G", "T", "P", "E")
+
+
+class PlanCLI(TfmCLI):
+    """TfmCLI that parses the settings of `fit` and constructs the module on fake tensors, but runs nothing."""
+
+    def instantiate_model_and_trainer(self) -> None:
+        with FakeTensorMode():
+            super().instantiate_model_and_trainer()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+    def make_module(self) -> TaskModule:
+        """Return a new module, with the settings of the command."""
+        return cast(TaskModule, self._get(self.parser.instantiate_classes(self.config), "model"))
+
+
+def plan(arguments: list[str]) -> int:
+    """Print a table of the costs of a step, by strategy and number of devices.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status.
+    """
+    options, settings = make_parser().parse_known_args(arguments)
+    if not settings:
+        raise UserError("lightning-tfm plan needs the name of an experiment; `lightning-tfm list` shows them")
+    for number in options.devices:
+        if number < 1:
+            raise UserError(f"--devices must be at least 1, but is {number}; try 1")
+    cli = planned(settings)
+    module, data = cast(TaskModule, cli.model), cast(TaskDataModule, cli.datamodule)
+    for number in options.devices:
+        data.check_shards(number)
+    batch = largest_batch(data)
+    parameters = sum(weight.numel() for weight in module.parameters())
+    shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
+    shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
+    console = Console(highlight=False)
+    console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision}")
+    console.print(f"The largest of the first {SAMPLE} batches: {shown}")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for name in ("strategy", "weights", "gradients", "optimizer", "activations", "peak", "FLOPs", "sent"):
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    for strategy, cost in costs(cli, options.devices):
+        table.add_row(strategy, *_cells(cost))
+    console.print(table)
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm plan",
+        description="Compute the memory, FLOPs and traffic of a training step on each device, without training. "
+        "All other arguments are those of `fit`: an experiment and its settings.",
+    )
+    parser.usage = "lightning-tfm plan EXPERIMENT [--devices N ...] [--SETTING VALUE ...]"
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[1], metavar="N", help="numbers of devices (default: 1)"
+    )
+    return parser
+
+
+def planned(settings: list[str]) -> PlanCLI:
+    """Return the command line interface of `fit` with its data set up, but without a run.
+
+    Args:
+        settings: the arguments of `fit`.
+
+    Raises:
+        UserError: if `fit` would refuse the settings or the data.
+    """
+    cli = cast(PlanCLI, run(["fit", *settings, *PLANNED], PlanCLI))
+    cli.datamodule.setup("fit")
+    return cli
+
+
+PLANNED = ("--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.devices=1", "--ckpt_path=null")
+"""Settings of `fit` that a plan replaces."""
+
+
+def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
+    """Yield the costs of a step for each strategy and number of devices, with the name of the strategy.
+
+    Args:
+        cli: the settings and the data.
+        devices: the numbers of devices.
+    """
+    data, trainer = cast(TaskDataModule, cli.datamodule), cli.trainer
+    averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+    settings: dict[str, Any] = {
+        "precision": trainer.precision_plugin,
+        "accumulated": trainer.accumulate_grad_batches,
+        "averages": averages,
+    }
+    num_shards = (trainer.strategy if isinstance(trainer.strategy, Elastic) else Elastic()).num_shards
+    for number in devices:
+        with fake_processes(number) as mesh:
+            batch = largest_batch(data, number)
+            if number == 1:
+                yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
+            else:
+                yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
+            if num_shards % number == 0:
+                shards = largest_batch(data, number, num_shards)
+                yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
+            if number > 1:
+                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, fsdp, mesh, **settings)
+
+
+def _cells(cost: StepCost) -> Iterator[str]:
+    """Yield the cells of a row of the table."""
+    for size in (cost.weights, cost.gradients, cost.optimizer, cost.activations, cost.memory):
+        yield _scaled(size, 1024, BINARY)
+    yield _scaled(cost.flops, 1000, DECIMAL)
+    yield _scaled(cost.sent, 1024, BINARY) if cost.sent else ""
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    """Return a value with three significant digits and its unit."""
+    power = 0
+    while value >= 999.5 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    return f"{value:#.3g}".rstrip(".") + f" {units[power]}"

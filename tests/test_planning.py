@@ -1,0 +1,221 @@
+"""Planned costs of a step against measured memory and independent counts."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_tfm.commands.plan import costs, planned
+from lightning_tfm.data import Batch, ShardedBatch
+from lightning_tfm.modules import LanguageModel, Seq2SeqModule
+from lightning_tfm.networks import GPT, AttentionLSTM
+from lightning_tfm.planning import ddp, fake_processes, fsdp, largest_batch, step_cost
+from lightning_tfm.tokenization import SymbolTokenizer
+from runs import CONTEXT, in_process
+
+TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
+V, D, LAYERS, B, T = 32, 64, 3, 8, 48
+
+
+def make(**settings):
+    network = GPT(V, **{"d_model": D, "num_layers": LAYERS, "max_length": T, "bias": False, **settings})
+    return LanguageModel(network, TOKENIZER)
+
+
+def texts(rows=B):
+    ids = torch.randint(3, V, (rows, T), generator=torch.Generator().manual_seed(1))
+    return Batch(ids[:, :0], ids, ids, torch.arange(rows))
+
+
+def num_parameters(module):
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def test_flops_of_gpt_are_6nd_and_attention():
+    module = make()
+    matrices = num_parameters(module) - module.network.positions.weight.numel() - (2 * LAYERS + 1) * D  # norms
+    # A token attends to T keys: 2 products in the forward pass, 4 and one recomputed in the backward pass.
+    attention = 7 * 2 * T * D * LAYERS
+    assert step_cost(make, texts()).flops == B * T * (6 * matrices + attention)
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # by disabling the kernel
+def test_flops_of_an_lstm_are_those_without_its_fused_kernel():
+    ids = texts()
+    batch = Batch(ids.target_in, *ids[1:])
+
+    def recurrent():
+        return Seq2SeqModule(AttentionLSTM(V, D), TOKENIZER, max_target_length=T)
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = step_cost(recurrent, batch).flops
+    # The kernel also computes the gradient of the initial state.
+    assert step_cost(recurrent, batch).flops - expected == 2 * (2 * B * D * 4 * D)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_state_and_traffic_are_those_of_the_strategy(number):
+    size = 4 * num_parameters(make())
+    layers = 4 * num_parameters(make().network.layers)
+    with fake_processes(number) as mesh:
+        copied, sharded = (step_cost(make, texts(), strategy, mesh) for strategy in (ddp, fsdp))
+        elastic = step_cost(make, ShardedBatch([texts(2), texts(2)]), mesh=mesh)
+    ring = (number - 1) / number
+    for cost in (copied, elastic):
+        assert (cost.weights, cost.gradients) == (size, size)
+        assert cost.optimizer == pytest.approx(2 * size, rel=1e-3)  # two moments, and the step of each weight
+        assert cost.sent == 2 * ring * size
+    assert sharded.weights == sharded.gradients == size / number
+    # The root is gathered once, since it stays gathered until the backward pass; layers are gathered twice.
+    assert sharded.sent == ring * (2 * size + layers)
+    assert sharded.flops == copied.flops
+
+
+def test_accumulated_batches_are_communicated_once():
+    with fake_processes(2) as mesh:
+        one, three = (step_cost(make, texts(), ddp, mesh, accumulated=number) for number in (1, 3))
+    assert three.flops == 3 * one.flops
+    assert three.sent == one.sent
+
+
+def test_weights_are_not_allocated():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    cost = step_cost(lambda: make(d_model=8192), texts())
+    allocated = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (
+        1 if sys.platform == "darwin" else 1024
+    )
+    assert cost.memory > 30e9
+    assert allocated < 1e9
+
+
+def test_the_plan_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    sizes = [f"--data.{name}=40" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
+    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "1", "2", *sizes) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("GPT of 103,808 parameters")
+    names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-5:]]
+    assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_experiment"], "'no_such_experiment' must be a YAML file or the name of an experiment"),
+        (["copy_gpt", "--devices", "0"], "--devices must be at least 1, but is 0; try 1"),
+        (["copy_gpt", "--devices", "two"], "argument --devices: invalid int value: 'two'"),
+        (
+            ["copy_gpt", "--devices", "65"],
+            "at least the number of processes or shards (65), but is 64",
+        ),
+        (["tsv_transformer"], "train.tsv"),
+        (["copy_gpt", "--model.network.d_modell", "3"], "d_modell"),
+        ([], "lightning-tfm plan needs the name of an experiment"),
+    ],
+)
+def test_a_mistake_is_reported_in_one_line(arguments, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert in_process(monkeypatch, "plan", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def peak(profiler):
+    """Return the largest sum of the allocations that torch has recorded, in bytes."""
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+def recorded():
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+
+
+def measure_experiment(settings, results):
+    """Send the planned and the measured peak of three steps of `fit` on the largest batch."""
+    torch.set_num_threads(1)
+    cli = planned([*settings, "--trainer.max_steps=3", "--trainer.limit_val_batches=0"])
+    by_strategy = dict(costs(cli, [1]))
+    cost = by_strategy["elastic x 1" if hasattr(cli.trainer.strategy, "num_shards") else "one device"]
+    data = cli.datamodule
+    stream, rows = data.training_batches, largest_batch(data).rows
+
+    def repeated(sharding):
+        batches = stream(sharding)
+        batches.batches = lambda number: [rows]
+        return batches
+
+    data.training_batches = repeated
+    with recorded() as profiler:
+        cli.trainer.fit(cli.make_module(), datamodule=data)
+    results.put((cost.memory, peak(profiler)))
+
+
+def measure_strategy(rank, strategy, rendezvous, results):
+    """Send the planned and the measured peak of two steps with a strategy on two processes."""
+    torch.set_num_threads(1)
+    if rank == 0:
+        with fake_processes(2) as mesh:
+            cost = step_cost(make, texts(64), strategy, mesh)
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    with recorded() as profiler:
+        module = make()
+        step = strategy(module, mesh)
+        optimizer = module.new_optimizer("32-true")
+        for _ in range(3):
+            loss = step(texts(64), 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    if rank == 0:
+        results.put((cost.memory, peak(profiler)))
+    torch.distributed.destroy_process_group()
+
+
+def outcome(results, *processes):
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    return results.get()
+
+
+def measured_experiment(*settings):
+    results = CONTEXT.SimpleQueue()
+    return outcome(results, CONTEXT.Process(target=measure_experiment, args=(settings, results)))
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["copy_transformer"],
+        ["date_gpt"],
+        ["date_gpt", "--config", "elastic"],
+        ["date_gpt", "--trainer.precision=bf16-mixed"],
+        ["date_attention_lstm"],
+    ],
+    ids=" ".join,
+)
+def test_the_peak_of_an_experiment_is_planned_within_10_percent(settings):
+    expected, found = measured_experiment("--config", *settings)
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("strategy", [ddp, fsdp])
+def test_the_peak_of_two_processes_is_planned_within_10_percent(strategy, tmp_path):
+    results = CONTEXT.SimpleQueue()
+    arguments = [(rank, strategy, Path(tmp_path, "rendezvous"), results) for rank in range(2)]
+    expected, found = outcome(results, *(CONTEXT.Process(target=measure_strategy, args=each) for each in arguments))
+    assert expected == pytest.approx(found, rel=0.1)
