@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from lightning_tfm.data import Batch
 from lightning_tfm.modules import LanguageModel
 from lightning_tfm.networks import GPT
-from lightning_tfm.planning import StepCost, ddp, fake_processes, fsdp, step_cost
+from lightning_tfm.planning import StepCost, ddp, divide, fake_processes, step_cost
 from lightning_tfm.style import PALETTE, STYLE
 from lightning_tfm.tokenization import SymbolTokenizer
 
@@ -84,12 +84,12 @@ def estimates() -> Iterator[Estimate]:
         def make(d_model: int = d_model, num_heads: int = num_heads, num_layers: int = num_layers) -> LanguageModel:
             return LanguageModel(GPT(VOCAB_SIZE, d_model, num_heads, num_layers, max_length=LENGTH), tokenizer)
 
-        for strategy in (ddp, fsdp):
+        for label, strategy in (("ddp", ddp), ("fsdp", divide)):
             for number in DEVICES:
                 with fake_processes(number) as mesh:
                     precision = MixedPrecision("bf16-mixed", "cpu")
                     cost = step_cost(make, batch, strategy, mesh, precision)
-                yield Estimate(name, strategy.__name__, number, cost)
+                yield Estimate(name, label, number, cost)
 
 
 def table(rows: list[Estimate]) -> str:

@@ -416,6 +416,8 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
         logging.getLogger(name).setLevel(logging.WARNING)  # errors are a single line
     # Lightning 2.6 calls a function that torch 2.13 has deprecated
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    # torch 2.13 has deprecated what FSDP2 calls; its successor does not exist in torch 2.9
+    warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
     # Data are in memory, so workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")

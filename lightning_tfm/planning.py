@@ -22,7 +22,6 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -32,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
-from lightning_tfm.layers import CrossAttention, TransformerLayer
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.parallel import DATA, TENSOR, parallelize
 from lightning_tfm.strategies import add_gradients
 
 aten = torch.ops.aten
@@ -47,7 +46,7 @@ COLLECTIVES = ("allreduce", "reducescatter", "allgather", "alltoall", "broadcast
 Step = Callable[[Any, int], Tensor]
 """Function from a batch and its index to the loss, such as `TaskModule.training_step`."""
 
-Parallelize = Callable[[TaskModule, DeviceMesh], Step]
+Strategy = Callable[[TaskModule, DeviceMesh], Step]
 """Function that distributes a module over a mesh, before it has an optimizer, and returns its training step."""
 
 
@@ -80,15 +79,17 @@ class StepCost:
 
 
 @contextmanager
-def fake_processes(number: int) -> Iterator[DeviceMesh]:
+def fake_processes(number: int, tensor_parallel_size: int = 1) -> Iterator[DeviceMesh]:
     """Pretend that this process is the first of several, and yield the mesh of their devices.
 
     Args:
         number: the number of processes.
+        tensor_parallel_size: the number of processes that divide the Transformer layers and read the same data.
     """
     torch.distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
     try:
-        yield init_device_mesh("cpu", (number,))  # outside fake mode, since it reads tensors
+        shape = (number // tensor_parallel_size, tensor_parallel_size)
+        yield init_device_mesh("cpu", shape, mesh_dim_names=(DATA, TENSOR))  # not in fake mode, since it reads tensors
     finally:
         torch.distributed.destroy_process_group()
 
@@ -101,10 +102,10 @@ def replicate(module: TaskModule, mesh: DeviceMesh) -> Step:
 def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
     """Keep a copy of the module on each device, with DDP."""
     module.forward = module.training_step  # type: ignore[method-assign]  # as Lightning does
-    parallel = DistributedDataParallel(module, process_group=mesh.get_group(), init_sync=False)
+    parallel = DistributedDataParallel(module, process_group=mesh[DATA].get_group(), init_sync=False)
 
     def reduce(bucket: Tensor) -> torch.futures.Future[Tensor]:  # as by default, but visible to dispatch modes
-        torch.distributed.all_reduce(bucket, group=mesh.get_group())
+        torch.distributed.all_reduce(bucket, group=mesh[DATA].get_group())
         reduced: torch.futures.Future[Tensor] = torch.futures.Future()
         reduced.set_result(bucket)
         return reduced
@@ -113,14 +114,9 @@ def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
     return parallel
 
 
-def fsdp(module: TaskModule, mesh: DeviceMesh) -> Step:
-    """Shard the weights of each Transformer layer and of the rest of the network, with FSDP2."""
-    for layer in reversed(list(module.network.modules())):  # inner modules first
-        if isinstance(layer, TransformerLayer | CrossAttention):
-            fully_shard(layer, mesh=mesh)
-        if isinstance(layer, CrossAttention):
-            register_fsdp_forward_method(layer, "project_memory")  # called outside `forward`
-    fully_shard(module.network, mesh=mesh)
+def divide(module: TaskModule, mesh: DeviceMesh) -> Step:
+    """Shard the weights with FSDP2, and divide the Transformer layers with tensor parallelism."""
+    parallelize(module.network, mesh, activation_checkpointing=False)
     return module.training_step
 
 
@@ -160,7 +156,7 @@ def _tensors(batch: Any) -> list[Tensor]:
 def step_cost(
     make: Callable[[], TaskModule],
     batch: Any,
-    parallelize: Parallelize = replicate,
+    strategy: Strategy = replicate,
     mesh: DeviceMesh | None = None,
     precision: Precision = Precision(),
     accumulated: int = 1,
@@ -171,7 +167,7 @@ def step_cost(
     Args:
         make: a function that constructs the module.
         batch: the batch of a process; with elastic determinism, a ShardedBatch.
-        parallelize: the strategy: `replicate`, `ddp`, `fsdp` or another function.
+        strategy: the strategy: `replicate`, `ddp`, `divide` or another function.
         mesh: the mesh of the devices, see `fake_processes`; None for one device.
         precision: Lightning's plugin for the precision.
         accumulated: the number of batches of a step.
@@ -182,14 +178,13 @@ def step_cost(
     """
     if mesh is None:
         with fake_processes(1) as mesh:
-            return step_cost(make, batch, parallelize, mesh, precision, accumulated, averages)
+            return step_cost(make, batch, strategy, mesh, precision, accumulated, averages)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         if any(isinstance(layer, nn.RNNBase) for layer in make().modules()):
             mode = nullcontext()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not changed in place
         warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
         stack.enter_context(mode)
         with precision.module_init_context():
@@ -197,7 +192,7 @@ def step_cost(
         module = modules[0].train()
         if isinstance(mode, FakeTensorMode):
             batch = apply_to_collection(batch, Tensor, mode.from_tensor)
-        step = parallelize(module, mesh)
+        step = strategy(module, mesh)
         optimizer = module.new_optimizer(str(precision.precision))
         weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
         for weight in weights:
@@ -209,6 +204,9 @@ def step_cost(
             with precision.forward_context():
                 return step(batch, 0)
 
+        if any(isinstance(weight, DTensor) for weight in weights):
+            # In their first call, operations on distributed tensors also run on whole fake tensors, to infer shapes.
+            _accumulate(weights, forward, optimizer, batch)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
         del gradients

@@ -151,7 +151,7 @@ def _sum_over_processes(values: list[Tensor]) -> list[Tensor]:
     for part in parts.chunk(world_size):
         add_to_tree(partial, [part])
     ((_, (own,)),) = partial
-    torch.distributed.all_gather(list(flat.chunk(world_size)), own)
+    torch.distributed.all_gather_into_tensor(flat, own)
     sizes = [value.numel() for value in values]
     return [
         part.view_as(value) for part, value in zip(flat.split([*sizes, len(flat) - sum(sizes)]), values, strict=False)

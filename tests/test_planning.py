@@ -16,7 +16,8 @@ from lightning_tfm.commands.plan import costs, planned
 from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.modules import LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM
-from lightning_tfm.planning import ddp, fake_processes, fsdp, largest_batch, step_cost
+from lightning_tfm.parallel import DATA, TENSOR
+from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, step_cost
 from lightning_tfm.tokenization import SymbolTokenizer
 from runs import CONTEXT, in_process
 
@@ -65,7 +66,7 @@ def test_state_and_traffic_are_those_of_the_strategy(number):
     size = 4 * num_parameters(make())
     layers = 4 * num_parameters(make().network.layers)
     with fake_processes(number) as mesh:
-        copied, sharded = (step_cost(make, texts(), strategy, mesh) for strategy in (ddp, fsdp))
+        copied, sharded = (step_cost(make, texts(), strategy, mesh) for strategy in (ddp, divide))
         elastic = step_cost(make, ShardedBatch([texts(2), texts(2)]), mesh=mesh)
     ring = (number - 1) / number
     for cost in (copied, elastic):
@@ -102,8 +103,8 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("GPT of 103,808 parameters")
-    names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-5:]]
-    assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2"]
+    names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-6:]]
+    assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def measure_strategy(rank, strategy, rendezvous, results):
         with fake_processes(2) as mesh:
             cost = step_cost(make, texts(64), strategy, mesh)
     torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=(DATA, TENSOR))
     with recorded() as profiler:
         module = make()
         step = strategy(module, mesh)
@@ -213,7 +214,7 @@ def test_the_peak_of_an_experiment_is_planned_within_10_percent(settings):
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("strategy", [ddp, fsdp])
+@pytest.mark.parametrize("strategy", [ddp, divide])
 def test_the_peak_of_two_processes_is_planned_within_10_percent(strategy, tmp_path):
     results = CONTEXT.SimpleQueue()
     arguments = [(rank, strategy, Path(tmp_path, "rendezvous"), results) for rank in range(2)]

@@ -17,7 +17,9 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.planning import SAMPLE, StepCost, ddp, fake_processes, fsdp, largest_batch, replicate, step_cost
+from lightning_tfm.networks import Network
+from lightning_tfm.parallel import check_tensor_parallel
+from lightning_tfm.planning import SAMPLE, StepCost, ddp, divide, fake_processes, largest_batch, replicate, step_cost
 from lightning_tfm.strategies import Elastic
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -132,7 +134,20 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
-                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, fsdp, mesh, **settings)
+                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
+        if number > 1 and divides(cast(TaskModule, cli.model).network, number):
+            with fake_processes(number, tensor_parallel_size=number) as mesh:
+                batch = largest_batch(data)
+                yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
+
+
+def divides(network: Network, size: int) -> bool:
+    """Return whether tensor parallelism can divide a network among a number of processes."""
+    try:
+        check_tensor_parallel(network, size)
+    except UserError:
+        return False
+    return True
 
 
 def _cells(cost: StepCost) -> Iterator[str]:
