@@ -60,6 +60,8 @@ def test_a_divided_network_trains_as_in_one_process(variant, tmp_path):
     assert child.wait() == 0, child.err.read_text()
     child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=divided)
     assert child.wait() == 0, child.err.read_text()
+    descriptions = {(cwd / "stdout").read_text().splitlines()[0] for cwd in (one, divided)}
+    assert len(descriptions) == 1
     assert_close_runs(folder(divided, model), folder(one, model), muon="Muon" in variant)
 
 

@@ -80,8 +80,10 @@ class Summary(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         data = trainer.datamodule
+        settings = cast(dict[str, Any], pl_module.hparams_initial["network"])
+        network = settings["class_path"].rpartition(".")[2]  # FSDP2 changes the class of the network
         pl_module.print(
-            f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
+            f"{network} of {parameters:,} parameters, {type(data).__name__} of "
             f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
         )
         self.started = time.perf_counter()
