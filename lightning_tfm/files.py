@@ -36,12 +36,17 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # also synchronizes the renaming; folders cannot be opened on Windows
-        folder = os.open(path.parent, os.O_RDONLY)
+    synchronize(path.parent)  # with the renaming
+
+
+def synchronize(folder: Path) -> None:
+    """Synchronize the names of the files in a folder to disk, where the system allows it."""
+    with suppress(OSError):  # folders cannot be opened on Windows
+        opened = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(opened)
         finally:
-            os.close(folder)
+            os.close(opened)
 
 
 def relative(path: str | Path) -> str:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_t
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
-from lightning_tfm.checkpoint.shards import INDEX, part_major, rank_major, read_shards, write_shards
+from lightning_tfm.checkpoint.shards import INDEX, new_folder, part_major, rank_major, read_shards, write_shards
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
@@ -58,7 +58,7 @@ def check_tensor_parallel(network: Network, size: int) -> None:
     layers = _transformer_layers(network)
     if not layers:
         raise UserError(
-            f"tensor_parallel_size must be 1 for {type(network).__name__}, which has no Transformer layers, but is "
+            f"tensor_parallel_size must be 1 for {type(network).__name__}, whose layers cannot be divided, but is "
             f"{size}; its weights can be sharded over all devices instead"
         )
     for layer in layers:
@@ -68,6 +68,19 @@ def check_tensor_parallel(network: Network, size: int) -> None:
                 raise UserError(
                     f"tensor_parallel_size must divide {name} ({divided}), but is {size}; try {math.gcd(divided, size)}"
                 )
+
+
+def check_activation_checkpointing(network: Network) -> None:
+    """Check that a network has layers whose activations can be computed again.
+
+    Raises:
+        UserError: if it has none.
+    """
+    if not _transformer_layers(network):
+        raise UserError(
+            f"activation_checkpointing must be false for {type(network).__name__}, which has no Transformer layers, "
+            "but is true"
+        )
 
 
 def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bool) -> None:
@@ -151,9 +164,15 @@ class Layout:
         self.parts = {id(getattr(projection, name)): parts for projection, name, parts in _fused(module)}
 
     def gather(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the shards in a checkpoint by whole tensors on the CPU, in place; called by all processes."""
+        """Replace the shards in a checkpoint by whole tensors, in place; called by all processes.
+
+        The process of rank 0 keeps them on the CPU; the others, which write nothing, drop them.
+        """
+        keeps = torch.distributed.get_rank() == 0
         for state, name, parameter, _ in self._tensors(checkpoint):
-            state[name] = part_major(whole(state[name]).cpu(), self._parts(parameter), self.tensor_parallel_size)
+            value = whole(state[name])
+            value = value.cpu() if keeps else torch.empty_like(value, device="meta")
+            state[name] = part_major(value, self._parts(parameter), self.tensor_parallel_size)
 
     def scatter(self, checkpoint: dict[str, Any]) -> None:
         """Replace the whole tensors in a checkpoint by the shards of this process, in place."""
@@ -169,7 +188,7 @@ class Layout:
             path: the path at which the checkpoint will be written.
         """
         found = list(self._tensors(checkpoint))
-        folder = path.with_name(f"{path.stem}_step_{checkpoint['global_step']}.shards")
+        folder = new_folder(path, checkpoint["global_step"])
         checkpoint[INDEX] = {
             "folder": folder.name,
             "files": write_shards({key: state[name] for state, name, _, key in found}, folder),

@@ -177,7 +177,7 @@ def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
     """Return the newest undamaged checkpoint of the given files, and print newer damaged ones."""
     path, damaged = latest_valid(path for path in paths if CHECKPOINT_NAME.fullmatch(path.name))
     for other in damaged:
-        rank_zero_print(f"skipping {other}: it is damaged (wrong checksum)")
+        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
     return path
 
 

@@ -167,7 +167,7 @@ class ModelParallel(ModelParallelStrategy):
         tensor_parallel_size: number of devices that divide the heads and the hidden layers of each Transformer layer,
             and read the same data; must divide the number of devices. With 1, weights are only sharded.
         activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass,
-            which saves memory and costs about a third more time.
+            which saves memory and costs time.
         save_distributed_checkpoint: whether each process writes its shards to a file of its own, for networks that are
             too large for the memory of one process. All commands read such checkpoints; `lightning-tfm export --format
             single` writes them as one file.
@@ -205,10 +205,15 @@ class ModelParallel(ModelParallelStrategy):
                 "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size "
                 f"({self.tensor_parallel_size}), but is {world_size}; try {self.tensor_parallel_size}"
             )
+        if world_size == 1 and self._save_distributed_checkpoint:
+            raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Return the number of data-parallel groups and the index of this process's, before the mesh exists."""
+        """Return the number of processes that read different data, and the rank of this one among them.
+
+        Unlike Lightning's, both are known before the mesh exists.
+        """
         size = self.num_nodes * self.num_processes // self.tensor_parallel_size
         return {"num_replicas": size, "rank": self.global_rank // self.tensor_parallel_size}
 
@@ -234,6 +239,8 @@ class ModelParallel(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = read_index(checkpoint_path)
         if is_sharded(checkpoint):
+            if not self.optimizers:
+                del checkpoint["optimizer_states"]  # which would be read whole
             self._layout().read(checkpoint, Path(checkpoint_path))
             gather_shards(checkpoint, Path(checkpoint_path))
         else:

@@ -275,9 +275,9 @@ def _writer():
 
 
 def _shards():
-    from lightning_tfm.checkpoint import shards
+    from lightning_tfm.checkpoint.shards import HuggingFaceStorageWriter
 
-    return shards, "_checksum"
+    return HuggingFaceStorageWriter, "write_data"
 
 
 def _stream():

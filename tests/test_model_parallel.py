@@ -11,6 +11,8 @@ import torch
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import AttentionLSTM, LinearTransformer
+from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
 from runs import TASKS, equal, fit, folder, in_process, new_folders, start, start_parallel, start_two, write_task
 
 LAYOUTS = {
@@ -225,14 +227,16 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
 def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
-    for call, step in ((2, 5), (1, 5)):  # the second start resumes at step 5
-        fault = ("while shards are written", call)
+    for call_number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
+        step, fault = 5, ("while shards are written", call)
         child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault)
         child.process.join(300)
         for other in child.others:
             other.kill()
         assert child.wait() == -9, child.err.read_text()
-        assert read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] == step
+        saved = folder(tmp_path, "gpt") / "checkpoints"
+        assert read(saved / "last.ckpt")["global_step"] == step
+        assert len(list(saved.glob("last_step_10*.shards"))) == call_number, "the next one was begun"
     child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
@@ -259,11 +263,21 @@ def test_a_trained_model_is_tested_in_every_layout(tmp_path):
             assert line == expected
 
 
+@pytest.mark.parametrize("network", [AttentionLSTM(11, 8), LinearTransformer(11, 8, 2, 1, max_length=8)])
+def test_networks_without_transformer_layers_are_only_sharded(network):
+    name = type(network).__name__
+    check_tensor_parallel(network, 1)
+    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {name}, whose layers cannot be divided"):
+        check_tensor_parallel(network, 2)
+    with pytest.raises(UserError, match=f"activation_checkpointing must be false for {name}"):
+        check_activation_checkpointing(network)
+
+
 @pytest.mark.parametrize(
     ("model", "number", "size", "message"),
     [
         ("transformer", 4, 4, "tensor_parallel_size must divide num_heads (2), but is 4; try 2"),
-        ("attention_lstm", 2, 2, "tensor_parallel_size must be 1 for AttentionLSTM, which has no Transformer layers"),
+        ("attention_lstm", 2, 2, "tensor_parallel_size must be 1 for AttentionLSTM, whose layers cannot be divided"),
         (
             "gpt",
             3,

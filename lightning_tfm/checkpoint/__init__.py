@@ -3,8 +3,15 @@
 from lightning_tfm.checkpoint.archive import verify_checksum, write
 from lightning_tfm.checkpoint.averaging import average_checkpoints
 from lightning_tfm.checkpoint.compatibility import check_fits
-from lightning_tfm.checkpoint.content import FORMAT, VerifiedCheckpointIO, is_whole, latest_valid, read, read_index
-from lightning_tfm.checkpoint.shards import copy_checkpoint
+from lightning_tfm.checkpoint.content import (
+    FORMAT,
+    VerifiedCheckpointIO,
+    copy_checkpoint,
+    is_whole,
+    latest_valid,
+    read,
+    read_index,
+)
 
 __all__ = [
     "FORMAT",

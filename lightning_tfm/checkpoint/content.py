@@ -11,8 +11,9 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_tfm.checkpoint.archive import verify_checksum, write
-from lightning_tfm.checkpoint.shards import gather_shards, is_sharded, remove_shards, verify_shards
+from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, remove_shards, verify_shards
 from lightning_tfm.errors import UserError
+from lightning_tfm.files import atomic_write
 
 FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""
@@ -68,9 +69,9 @@ def read_index(path: str | Path) -> dict[str, Any]:
             f"{str(path)!r} must have version {FORMAT} of the checkpoint format, but has version "
             f"{checkpoint.get('format_version')}; use the version of lightning_tfm that wrote it"
         )
-    if is_sharded(checkpoint) and not verify_shards(path, checkpoint["shards"]):
+    if is_sharded(checkpoint) and not verify_shards(path, checkpoint[INDEX]):
         raise UserError(
-            f"{str(path)!r} must have all files of {checkpoint['shards']['folder']}, but one is missing or damaged; "
+            f"{str(path)!r} must have all files of {checkpoint[INDEX]['folder']}, but one is missing or damaged; "
             "restore the folder, or use another checkpoint"
         )
     if named:
@@ -113,10 +114,24 @@ def is_whole(path: Path) -> bool:
     try:
         if not verify_checksum(path):
             return False
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        return not is_sharded(checkpoint) or verify_shards(path, checkpoint["shards"])
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
     except (OSError, UnpicklingError, RuntimeError, KeyError):
         return False
+
+
+def copy_checkpoint(path: Path, target: Path) -> None:
+    """Copy a checkpoint file and its shards, if any.
+
+    Args:
+        path: the path of the file.
+        target: the path of the copy, in another folder.
+    """
+    checkpoint = read_index(path)
+    if is_sharded(checkpoint):
+        copy_shards(path, checkpoint[INDEX], target)
+    with atomic_write(target) as file:
+        file.write(path.read_bytes())
 
 
 def has_training_state(checkpoint: dict[str, Any]) -> bool:
@@ -129,7 +144,7 @@ class VerifiedCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         write(checkpoint, path)
-        remove_shards(Path(path), kept=checkpoint.get("shards", {}).get("folder"))
+        remove_shards(Path(path), kept=checkpoint.get(INDEX, {}).get("folder"))
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.files import synchronize
 
 INDEX = "shards"
 """Key of a sharded checkpoint, with the folder, the checksums of its files, and the order of rows in fused matrices."""
@@ -34,12 +35,27 @@ def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
     return INDEX in checkpoint
 
 
+def new_folder(path: Path, step: int) -> Path:
+    """Return the path of a new folder for the shards of a checkpoint; called by all processes.
+
+    Args:
+        path: the path of the checkpoint file.
+        step: the number of steps before the checkpoint.
+    """
+    names = [f"{path.stem}_step_{step}.shards"]
+    while path.with_name(names[-1]).exists():  # of the checkpoint that is replaced, or of a killed process
+        names.append(f"{path.stem}_step_{step}_{len(names)}.shards")
+    chosen = [names[-1]]
+    torch.distributed.broadcast_object_list(chosen)
+    return path.with_name(chosen[0])
+
+
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     """Write the shards of distributed tensors; called by all processes.
 
     Args:
         tensors: the tensors by key.
-        folder: the folder, which is created.
+        folder: the new folder.
 
     Returns:
         The SHA-256 checksum of each file.
@@ -53,23 +69,30 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
         address = cast(DTensor, tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in known else tensor
         known.add(address)
-    if rank == 0:
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed while it wrote
-    torch.distributed.barrier()
+    torch.distributed.barrier()  # after all processes have chosen the folder
+    own: dict[str, str] = {}
+    failure = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save(written, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+        own = {path.name: _checksum(path) for path in files[rank::world_size]}
+    except CheckpointException as error:  # on all processes
+        failure = str(next(iter(error.failures.values()))[0])
+    except OSError as error:
+        failure = str(error)
+    gathered: list[tuple[dict[str, str], str | None]] = [({}, None)] * world_size
+    torch.distributed.all_gather_object(gathered, (own, failure))
+    failures = [failure for _, failure in gathered if failure is not None]
+    if failures:
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
         raise UserError(
-            f"the shards {str(folder)!r} cannot be written: {reason}; the checkpoint before is kept; free disk space, "
-            "or choose a writable folder, then resume with --ckpt_path last"
-        ) from None
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
-    own = {path.name: _checksum(path) for path in files[rank::world_size]}
-    gathered: list[dict[str, str]] = [{} for _ in range(world_size)]
-    torch.distributed.all_gather_object(gathered, own)
-    return {name: checksum for part in gathered for name, checksum in part.items()}
+            f"the shards {str(folder)!r} cannot be written: {failures[0]}; the checkpoint before is kept; free disk "
+            "space, or choose a writable folder, then resume with --ckpt_path last"
+        )
+    synchronize(folder)
+    return {name: checksum for part, _ in gathered for name, checksum in part.items()}
 
 
 def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any]) -> None:
@@ -144,16 +167,15 @@ def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
         state[name] = part_major(tensors[key], parts, index["tensor_parallel_size"])
 
 
-def copy_checkpoint(path: Path, target: Path) -> None:
-    """Copy a checkpoint file and its shards.
+def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
+    """Copy the shards of a checkpoint.
 
     Args:
-        path: the path of the file.
-        target: the path of the copy, in another folder.
+        path: the path of the checkpoint file.
+        index: the value of INDEX in the checkpoint.
+        target: the path of the copy of the checkpoint file, in another folder.
     """
-    for folder in shard_folders(path):
-        shutil.copytree(folder, target.parent / folder.name, dirs_exist_ok=True)
-    shutil.copyfile(path, target)
+    shutil.copytree(path.with_name(index["folder"]), target.with_name(index["folder"]), dirs_exist_ok=True)
 
 
 def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:

@@ -16,6 +16,7 @@ from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from lightning_tfm.modules.prediction import AttentionExample, Prediction, short
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.parallel import (
+    check_activation_checkpointing,
     check_tensor_parallel,
     data_group,
     is_parallel,
@@ -287,6 +289,8 @@ class TaskModule(LineModule):
         data.check_shards(Sharding.of(trainer.strategy).num_shards)
         if isinstance(trainer.strategy, ModelParallel):
             check_tensor_parallel(self.network, trainer.strategy.tensor_parallel_size)
+            if trainer.strategy.activation_checkpointing:
+                check_activation_checkpointing(self.network)
 
     @property
     def sharding(self) -> Sharding:
@@ -299,6 +303,7 @@ class TaskModule(LineModule):
         if isinstance(strategy, ModelParallel) and not is_parallel(self.network):
             if self.trainer.state.fn == TrainerFn.FITTING:
                 self.load_pretrained()  # which a divided network cannot; a checkpoint overwrites the weights
+            _sync_module_states(self)  # as DDP does
             parallelize(self.network, strategy.device_mesh, strategy.activation_checkpointing)
 
     def new_optimizer(self, precision: str) -> Optimizer:
@@ -493,6 +498,9 @@ class TaskModule(LineModule):
 
     def on_test_start(self) -> None:
         keep_weights(self.network, whole=True)
+
+    def on_test_end(self) -> None:
+        keep_weights(self.network, whole=False)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()  # before a good checkpoint is replaced
