@@ -36,7 +36,7 @@ commands:
   completion  print a shell completion script
 
   lightning-tfm fit date_attention_lstm
-  lightning-tfm generate \
+  lightning-tfm generate \\
     runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
 `lightning-tfm COMMAND --help` lists the settings of a command.

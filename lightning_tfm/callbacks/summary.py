@@ -81,8 +81,9 @@ class Summary(Callback):
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         data = trainer.datamodule
         pl_module.print(
-            f"{type(pl_module.network).__name__} of {parameters:,} parameters, {type(data).__name__} of "
-            f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
+            f"{type(pl_module.network).__name__} of {parameters:,} parameters, on {pl_module.device}, "
+            f"{trainer.precision}\n"  # on one line, a terminal of 80 columns would cut a word
+            f"{type(data).__name__} of {len(data.datasets['train']):,} training examples"
         )
         self.started = time.perf_counter()
 
