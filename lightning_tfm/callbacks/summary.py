@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.fsdp import FSDPModule
 
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder
@@ -80,10 +81,12 @@ class Summary(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         data = trainer.datamodule
+        # FSDP2 replaces the class of the network by a subclass of its own.
+        network = next(cls for cls in type(pl_module.network).__mro__ if not issubclass(cls, FSDPModule))
         pl_module.print(
-            f"{type(pl_module.network).__name__} of {parameters:,} parameters, on {pl_module.device}, "
+            f"{network.__name__} of {parameters:,} parameters, on {pl_module.device}, "
             f"{trainer.precision}\n"  # on one line, a terminal of 80 columns would cut a word
-            f"{type(data).__name__} of {len(data.datasets['train']):,} training examples"
+            f"{type(data).__name__} with {len(data.datasets['train']):,} training examples"
         )
         self.started = time.perf_counter()
 
