@@ -31,12 +31,12 @@ commands:
   runs        list the runs below a folder
   report      show runs on one page: settings, curves, errors, attention
   average     average the weights of several checkpoints
-  export      write a trained network as safetensors, torch_export or onnx
+  export      write a checkpoint as single, safetensors, torch_export or onnx
   reproduce   run experiments over seeds, and compare results with claims
   completion  print a shell completion script
 
   lightning-tfm fit date_attention_lstm
-  lightning-tfm generate \
+  lightning-tfm generate \\
     runs/date_attention_lstm/version_0/checkpoints/best.ckpt "May 3, 1979"
 
 `lightning-tfm COMMAND --help` lists the settings of a command.

@@ -38,7 +38,7 @@ from lightning_tfm.console import print_next_commands, print_results, print_uplo
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
-from lightning_tfm.loggers import describe_run, wandb_loggers
+from lightning_tfm.loggers import describe_run, run_folder, wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
@@ -364,13 +364,16 @@ class TfmCLI(LightningCLI):
         return True
 
     def after_validate(self) -> None:
-        """Print the metrics, as after a test."""
+        """Print the metrics, as after a test, and the folder of the results."""
+        folder = run_folder(self.trainer)
         if self.trainer.is_global_zero and self.trainer.fast_dev_run:
             print("dry run passed: evaluated one batch; nothing was written")
         elif self.trainer.is_global_zero:
             print_results(self.trainer)
             for name, signature in self.model.signatures.items():
                 print(f"{name}: {signature}")
+            if folder is not None:
+                print(f"\nThe results are saved in {relative(folder)}.")
             print_upload_command(self.trainer)
 
     after_test = after_validate

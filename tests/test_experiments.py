@@ -840,6 +840,8 @@ def test_help_lists_every_command(monkeypatch, capsys):
     assert in_process(monkeypatch, "--help") == 0
     printed = capsys.readouterr().out
     assert all(f"\n  {command} " in printed for command in COMMANDS)
+    assert "generate \\\n    runs/" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test"])

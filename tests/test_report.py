@@ -416,6 +416,13 @@ def test_all_runs_that_are_equal_are_named():
     assert verdict(runs) == "a, b and c are equal in exact match: 0.5000."
 
 
+def test_a_tiny_p_value_is_not_printed_as_zero():
+    best, second = run_with_result("a", 1.0), run_with_result("b", 0.0)
+    for run in (best, second):
+        run["outcomes"] = {("source", number): run is best for number in range(2000)}
+    assert "(sign test: p < 0.001)" in verdict([best, second])
+
+
 def test_a_checkpoint_is_not_compared_with_itself():
     runs = [
         run_with_result("a", 0.5, "a.ckpt"),

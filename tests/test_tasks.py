@@ -134,6 +134,7 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
             assert re.search(rf"^ *{name} +{value:.4f} *$", printed, re.MULTILINE)
         for name, signature in summary.get("signatures", {}).items():
             assert f"{name}: {signature}\n" in printed
+        assert f"The results are saved in {folder.relative_to(tmp_path)}.\n" in printed
         (start,) = json.loads((folder / "provenance.json").read_text())
         assert start["checkpoint"] == summary["checkpoint"]
         assert (start["step"], start["changed_settings"]) == (summary["steps"], {})

@@ -83,8 +83,9 @@ class Summary(Callback):
         settings = cast(dict[str, Any], pl_module.hparams_initial["network"])
         network = settings["class_path"].rpartition(".")[2]  # FSDP2 changes the class of the network
         pl_module.print(
-            f"{network} of {parameters:,} parameters, {type(data).__name__} of "
-            f"{len(data.datasets['train']):,} training examples, on {pl_module.device}, {trainer.precision}"
+            f"{network} of {parameters:,} parameters, on {pl_module.device}, "
+            f"{trainer.precision}\n"  # on one line, a terminal of 80 columns would cut a word
+            f"{type(data).__name__} with {len(data.datasets['train']):,} training examples"
         )
         self.started = time.perf_counter()
 

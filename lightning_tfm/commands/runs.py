@@ -61,12 +61,14 @@ def runs(arguments: list[str]) -> int:
     if not found:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
     rows = [(*run[:4], "" if run.seconds is None else f"{run.seconds:,.0f} s") for run in found]
+    console = Console(highlight=False)
+    whole = not console.is_terminal  # in a file or a pipe, each run is one line; in a terminal, cells are folded
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, cells in zip(("run", "state", "best", "result", "training"), zip(*rows, strict=True), strict=True):
-        table.add_column(name, min_width=max(map(len, (name, *cells))))
+        table.add_column(name, overflow="fold", min_width=max(map(len, (name, *cells))) if whole else None)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, soft_wrap=True).print(table)
+    console.print(table, soft_wrap=whole)
     return 0
 
 

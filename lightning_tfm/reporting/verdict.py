@@ -68,7 +68,7 @@ def _paired(best: Json, second: Json) -> str:
     p = binomtest(ours, ours + theirs).pvalue
     return (
         f"Of {len(shared):,} shared examples, {ours:,} are correct only in {best['name']} and {theirs:,} only in "
-        f"{second['name']} (sign test: p = {p:.2g}). This compares two trained models; comparing their settings needs "
+        f"{second['name']} (sign test: p {f'= {p:.2g}' if p >= 0.001 else '< 0.001'}). This compares two trained models; comparing their settings needs "
         "several seeds."
     )
 
