@@ -66,9 +66,10 @@ def _paired(best: Json, second: Json) -> str:
     if not ours + theirs:
         return ""
     p = binomtest(ours, ours + theirs).pvalue
+    compared = f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
     return (
         f"Of {len(shared):,} shared examples, {ours:,} are correct only in {best['name']} and {theirs:,} only in "
-        f"{second['name']} (sign test: p {f'= {p:.2g}' if p >= 0.001 else '< 0.001'}). This compares two trained models; comparing their settings needs "
+        f"{second['name']} (sign test: {compared}). This compares two trained models; comparing their settings needs "
         "several seeds."
     )
 
