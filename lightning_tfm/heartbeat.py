@@ -103,7 +103,7 @@ class Monitor:
         """Say goodbye to the other processes, which this process no longer watches.
 
         Args:
-            failed: whether the others cannot go on without this process.
+            failed: whether the others cannot continue without this process.
         """
         if self.goodbye is None:
             self.goodbye = "failed" if failed else "done"

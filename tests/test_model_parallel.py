@@ -23,7 +23,7 @@ LAYOUTS = {
     "FSDP2 and tensor parallel": partial(start_parallel, 4, 2),
     "checkpointed activations": partial(start_parallel, 2, 1, activation_checkpointing=True),
 }
-"""How a run is started, by name."""
+"""Functions that start a run, by name of the layout."""
 
 TOLERANCE = 1e-5
 
