@@ -84,7 +84,7 @@ class Checkpoints(Checkpoint):
             return
         self.dirpath = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
         best = self.extended / "checkpoints/best.ckpt" if self.extended else None
-        if best and best.is_file() and stage == "fit":
+        if best and stage == "fit" and is_whole(best):
             if trainer.is_global_zero:
                 self.dirpath.mkdir(exist_ok=True)
                 copy_checkpoint(best, self.dirpath / best.name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
@@ -114,7 +115,7 @@ def is_whole(path: Path) -> bool:
     try:
         if not verify_checksum(path):
             return False
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = _map(path)
         return not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
     except (OSError, UnpicklingError, RuntimeError, KeyError):
         return False
@@ -124,14 +125,19 @@ def copy_checkpoint(path: Path, target: Path) -> None:
     """Copy a checkpoint file and its shards, if any.
 
     Args:
-        path: the path of the file.
+        path: the path of the file, for which `is_whole` is true.
         target: the path of the copy, in another folder.
     """
-    checkpoint = read_index(path)
+    checkpoint = _map(path)
     if is_sharded(checkpoint):
         copy_shards(path, checkpoint[INDEX], target)
-    with atomic_write(target) as file:
-        file.write(path.read_bytes())
+    with path.open("rb") as source, atomic_write(target) as file:
+        shutil.copyfileobj(source, file)
+
+
+def _map(path: Path) -> dict[str, Any]:
+    """Load a checkpoint without a check and without reading its tensors, which are mapped into memory."""
+    return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
 def has_training_state(checkpoint: dict[str, Any]) -> bool:
