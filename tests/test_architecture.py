@@ -19,7 +19,7 @@ LAYERS = [
         "lightning_tfm.memory",
         "lightning_tfm.style",
     },
-    {"lightning_tfm.parsing_errors"},
+    {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors"},
     {
         "lightning_tfm.checkpoint",
         "lightning_tfm.configuration",
