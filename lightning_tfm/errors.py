@@ -30,7 +30,7 @@ class Interrupted(BaseException):
 
     Args:
         signum: the number of the signal.
-        saved_step: the step of the checkpoint saved after the signal; None if none was saved.
+        saved_step: the step of the last checkpoint that this process has saved; None if it has saved none.
         ckpt_path: the value of --ckpt_path that resumes the run; None if there is no checkpoint yet.
     """
 

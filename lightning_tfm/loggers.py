@@ -102,9 +102,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        # In Lightning, a run is a single epoch, see ResumableDataLoader.
-        metrics = {name: value for name, value in metrics.items() if name != "epoch"}
-        self._try(super().log_metrics, metrics, step)
+        self._try(super().log_metrics, _without_epoch(metrics), step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
@@ -260,10 +258,26 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
-        """Set the name of the run unless the user has set it, and log the tags and the commit as hyper-parameters."""
+        """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
         if self._version is None:
             self._version = name.replace("/", "_")
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Log the settings to `hparams.yaml`, and the tags and the commit as a text too, which TensorBoard shows."""
+        super().log_hyperparams(params, metrics, step)
+        if "git_commit" in self.hparams:
+            self.experiment.add_text("run", f"{self.hparams['tags']}; commit {self.hparams['git_commit']}")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics(_without_epoch(metrics), step)
+
+
+def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without the epoch: to Lightning, a run is a single epoch, see ResumableDataLoader."""
+    return {name: value for name, value in metrics.items() if name != "epoch"}
 
 
 def _is_reachable(address: str) -> bool:

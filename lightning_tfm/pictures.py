@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,10 @@ HEADS_A_ROW = 2
 """Maximum number of panels per row in a figure of attention weights."""
 
 CELL = 0.18
-"""Width and height of an attention weight, in inches."""
+"""Maximum width and height of an attention weight, in inches."""
+
+MAX_PANEL = 9.0
+"""Maximum width of a row of panels and maximum height of a panel, in inches, to which long texts are scaled down."""
 
 GAP = 0.25
 """Gap between the panels of two heads, in inches."""
@@ -34,6 +38,9 @@ _LABEL_SIZE = 8
 
 _EM = _LABEL_SIZE / 72
 """Size of the labels of attention weights, in inches."""
+
+MIN_LABEL_DISTANCE = 0.12
+"""Minimum distance of two labels of attention weights, in inches; if the weights are closer, not all have a label."""
 
 MAX_LABEL_LENGTH = 16
 """Maximum length of a label of attention weights, in characters."""
@@ -58,18 +65,24 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         take seconds per figure.
     """
     heads, T, S = attention.weights.shape
+    cell = min(CELL, MAX_PANEL / max(S, T))
     # Few panels per row if they are wide, so that labels stay legible if the picture is scaled down.
-    columns = min(range(min(heads, HEADS_A_ROW), 0, -1), key=lambda number: max(number * S, -(-heads // number) * T))
+    columns = min(
+        range(min(heads, HEADS_A_ROW, max(1, int(MAX_PANEL / (S * cell)))), 0, -1),
+        key=lambda number: max(number * S, -(-heads // number) * T),
+    )
     rows = -(-heads // columns)
+    panel_width, panel_height = S * cell, T * cell
+    every = math.ceil(MIN_LABEL_DISTANCE / cell)
     queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
     left = 0.35 + max(map(_text_width, queries))
     below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of a panel
     above = 0.25 if heads > 1 else 0.1
-    width = max(left + columns * (S * CELL + GAP) + 0.7, 4.5)
+    width = max(left + columns * (panel_width + GAP) + 0.7, 4.5)
     across = int((width - left) / (0.62 * 9 / 72))
     lines = [part for line in title.splitlines() for part in textwrap.wrap(line, across, max_lines=2, placeholder=" …")]
     bottom, top = 0.25, 0.2 * (len(lines) + 1)
-    height = bottom + rows * (above + T * CELL + below) + top
+    height = bottom + rows * (above + panel_height + below) + top
     figure = Figure(figsize=(width, height))
 
     def add_axes(x: float, y: float, across: float, up: float) -> Axes:
@@ -81,23 +94,24 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     with rc_context(STYLE):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
-            y = height - top - (row + 1) * (above + T * CELL) - row * below
-            axes = add_axes(left + column * (S * CELL + GAP), y, S * CELL, T * CELL)
+            y = height - top - (row + 1) * (above + panel_height) - row * below
+            axes = add_axes(left + column * (panel_width + GAP), y, panel_width, panel_height)
             image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
             axes.tick_params(length=0, labelsize=_LABEL_SIZE)
             axes.spines[:].set_visible(True)
-            axes.set_xticks(range(S), keys, parse_math=False)
+            axes.set_xticks(range(0, S, every), keys[::every], parse_math=False)
             for tick in axes.get_xticklabels():
                 tick.set_rotation(0 if len(tick.get_text()) == 1 else 90)
-            axes.set_yticks(*((range(T), queries) if column == 0 else ((), ())), parse_math=False)
+            labeled = (range(0, T, every), queries[::every]) if column == 0 else ((), ())
+            axes.set_yticks(*labeled, parse_math=False)
             if heads > 1:
                 axes.set_title(f"head {head}")
             for key, query in attention.gold:
                 axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
-        length = min(T * CELL, 1.5)
-        bar = add_axes(left + columns * (S * CELL + GAP), height - top - above - length, 0.12, length)
+        length = min(panel_height, 1.5)
+        bar = add_axes(left + columns * (panel_width + GAP), height - top - above - length, 0.12, length)
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
-        middle, up = left + (columns * (S * CELL + GAP) - GAP) / 2, height - top - bottom
+        middle, up = left + (columns * (panel_width + GAP) - GAP) / 2, height - top - bottom
         figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=8)
         label = "target symbol" if attention.predicts else "symbol"
         figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)

@@ -17,6 +17,7 @@ LAYERS = [
         "lightning_tfm.files",
         "lightning_tfm.heartbeat",
         "lightning_tfm.memory",
+        "lightning_tfm.progress",
         "lightning_tfm.style",
     },
     {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors"},

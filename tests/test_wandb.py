@@ -223,6 +223,9 @@ def test_tensorboard_is_enabled_by_one_flag(tmp_path):
     events.Reload()
     assert len(events.Scalars("train/loss")) == 60
     assert len(events.Scalars("val/exact_match")) == 5
+    assert "epoch" not in events.Tags()["scalars"]
+    (text,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
+    assert text.startswith(b"Seq2SeqModule, GPT, Copy; commit ")
     logged = yaml.unsafe_load((tmp_path / "runs/tensorboard/copy_gpt_version_0/hparams.yaml").read_text())
     assert logged["tags"] == "Seq2SeqModule, GPT, Copy"
     assert logged["git_commit"]

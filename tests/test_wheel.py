@@ -63,7 +63,7 @@ def test_the_wheel_contains_every_module_and_template(site):
 def test_the_wheel_lists_the_experiments_with_claim_and_training_time(site, tmp_path):
     printed = run_python("-P", "-m", "lightning_tfm", "list", cwd=tmp_path, PYTHONPATH=str(site))
     for experiment in list_experiments(ROOT / "experiments"):
-        (line,) = [line for line in printed.splitlines() if f" {experiment.name} " in line]
+        (line,) = [line for line in printed.splitlines() if line.split()[0] == experiment.name]
         if experiment.claims:
             claim = experiment.claims[0]
             assert f"{claim.metric} {format_value(claim.value)}" in line

@@ -118,7 +118,7 @@ class Checkpoints(Checkpoint):
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         # A shell repeats the SIGHUP of a closed terminal, and a supervisor its SIGTERM, so only a user is impatient.
         if self.signum is not None and signum == signal.SIGINT:
-            raise Interrupted(signum)
+            raise Interrupted(signum, self.saved_step)
         self.signum = self.signum or signum
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -12,11 +12,9 @@ from tqdm import tqdm
 
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.modules.task import TaskModule
+from lightning_tfm.progress import progress_bar
 
 Item = TypeVar("Item")
-
-FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
-"""Format of a progress bar, whose bar fills the rest of the line."""
 
 
 class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
@@ -46,7 +44,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        self.steps = _bar(self.is_enabled, "step", total=total, initial=trainer.global_step)
+        self.steps = progress_bar("step", self.is_enabled, total=total, initial=trainer.global_step, file=sys.stdout)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -87,24 +85,13 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self._close_batches()
 
     def _open_batches(self, description: str, sizes: Sequence[int | float]) -> None:
-        self.batches = _bar(self.is_enabled, f"{description}, batch", total=int(sum(sizes)), leave=False)
+        total = int(sum(sizes))
+        self.batches = progress_bar(f"{description}, batch", self.is_enabled, total=total, leave=False, file=sys.stdout)
 
     def _close_batches(self) -> None:
         if self.batches is not None:
             self.batches.close()
             self.batches = None
-
-
-def _bar(shown: bool, description: str, **settings: Any) -> tqdm[Any]:
-    """Return a progress bar on standard output.
-
-    Args:
-        shown: whether to show the progress bar.
-        description: the name of the counted unit.
-        settings: further arguments of tqdm.
-    """
-    fixed: dict[str, Any] = {"bar_format": FORMAT, "dynamic_ncols": True, "file": sys.stdout}
-    return tqdm(desc=description, disable=not shown, **fixed, **settings)
 
 
 def _values(trainer: Trainer, pl_module: LightningModule) -> str:
@@ -129,4 +116,4 @@ def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable
     """
     bar = trainer.progress_bar_callback
     shown = isinstance(bar, ProgressBar) and bar.is_enabled
-    return _bar(shown, description, iterable=items, leave=False)
+    return progress_bar(description, shown, iterable=items, leave=False, file=sys.stdout)

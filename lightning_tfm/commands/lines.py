@@ -22,6 +22,7 @@ from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import write_text
 from lightning_tfm.modules.lines import BATCH_SIZE
+from lightning_tfm.progress import progress_bar
 
 CHUNK_SIZE = 4 * BATCH_SIZE
 """Number of lines of a file that are sorted by length and written together."""
@@ -213,4 +214,4 @@ def _bar(options: Namespace, done: int) -> tqdm[Any]:
     if shown and options.input and options.input.is_file():  # a pipe can be read only once
         with options.input.open("rb") as file:
             total = sum(1 for _ in file)
-    return tqdm(total=total, initial=done, desc="processing", unit=" lines", leave=False, disable=not shown)
+    return progress_bar("processing, line", shown, total=total, initial=done, leave=False)

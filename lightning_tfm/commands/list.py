@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from lightning_tfm.catalog import Experiment, format_value, list_experiments, packaged_folder
 from lightning_tfm.commands.parser import CommandParser
@@ -22,7 +22,7 @@ def make_parser() -> CommandParser:
 
 
 def list_(arguments: list[str]) -> int:
-    """Print a table of the experiments: name, description, claimed results and training time."""
+    """Print each experiment: name, claimed result and training time, and below them its description."""
     make_parser().parse_args(arguments)
     experiments = {experiment.name: experiment for experiment in list_experiments(packaged_folder())}
     experiments |= {experiment.name: experiment for experiment in list_experiments(Path("experiments"))}
@@ -30,16 +30,13 @@ def list_(arguments: list[str]) -> int:
         (experiment.name, result(experiment), f"{experiment.seconds:,.0f} s" if experiment.claims else "")
         for experiment in experiments.values()
     ]
-    console, table = Console(highlight=False), Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    rest = console.width - 6  # without the margins
-    for name, cells in zip(("experiment", "result", "training"), zip(*rows, strict=True), strict=True):
-        width = max(map(len, (name, *cells)))
-        table.add_column(name, width=width)
-        rest -= width + 1
-    table.add_column("task", no_wrap=True, width=max(4, rest))  # truncated in a narrow terminal
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    console = Console(highlight=False)
+    whole = not console.is_terminal  # in a file or a pipe, lines are not wrapped
     for row, experiment in zip(rows, experiments.values(), strict=True):
-        table.add_row(*row, experiment.description)
-    console.print(table)
+        console.print(Text("  ".join(map(str.ljust, row, widths)).rstrip(), style="bold"), soft_wrap=whole)
+        description = Text(experiment.description, style="dim")
+        console.print(Text("  ") + description if whole else Padding(description, (0, 0, 0, 2)), soft_wrap=whole)
     return 0
 
 

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from lightning_tfm.errors import UserError
+from lightning_tfm.progress import progress_bar
 
 MIRROR = "LIGHTNING_TFM_DATA"
 """Environment variable that names a mirror of all files: a URL or a folder."""
@@ -113,14 +112,14 @@ def _continue_download(part: Path, address: str, output: str, _: object) -> None
         response.raise_for_status()
         begin = begin if response.status_code == 206 else 0
         length = response.headers.get("Content-Length")
-        bar = tqdm(
-            desc=part.stem,
+        bar = progress_bar(
+            f"downloading {part.stem}",
+            sys.stderr.isatty(),
             total=begin + int(length) if length else None,
             initial=begin,
             unit="B",
             unit_scale=True,
             leave=False,
-            disable=not sys.stderr.isatty(),
         )
         with part.open("ab" if begin else "wb") as file, bar:
             for chunk in response.iter_content(1 << 16):

@@ -14,13 +14,13 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from lightning_tfm.data.batch import Batch, pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.memory import total_memory
+from lightning_tfm.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 SAMPLE = 20_000
@@ -246,8 +246,8 @@ class GeneratedDataModule(PairDataModule):
         pairs: list[Pair] = []
         seen: set[str] = set()
         misses = 0
-        hidden = rank_zero_only.rank > 0 or not sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
-        with tqdm(total=size, desc=f"generating {split}", unit=" pairs", leave=False, disable=hidden) as bar:
+        shown = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
+        with progress_bar(f"generating {split}, pair", shown, total=size, leave=False) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
                 if self._belongs(pair, split) and (split == "train" or pair.source not in seen):
                     seen.add(pair.source)

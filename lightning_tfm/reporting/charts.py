@@ -207,8 +207,10 @@ def _heads(runs: Sequence[Json]) -> Json | None:
         for name, curve in run["curves"].items():
             if "/alignment/" in name:
                 layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
-                value = curve[-1][1]
-                scores.append({"run": run["name"], "layer": layer, "head": head, "score": score, "value": value})
+                number = head.removeprefix("head_")
+                scores.append(
+                    {"run": run["name"], "layer": layer, "head": number, "score": score, "value": curve[-1][1]}
+                )
     if not scores:
         return None
     run, score = (_choice(list(dict.fromkeys(row[name] for row in scores)), name) for name in ("run", "score"))
@@ -216,7 +218,7 @@ def _heads(runs: Sequence[Json]) -> Json | None:
         altair.Chart(altair.Data(values=scores))
         .mark_rect()
         .encode(
-            x=altair.X("head:N", title=None, axis=altair.Axis(labelAngle=0)),
+            x=altair.X("head:N", title="head", axis=altair.Axis(labelAngle=0)),
             y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
             color=altair.Color(
                 "value:Q", title=None, scale=altair.Scale(scheme=SCHEME), legend=altair.Legend(format=".3~g")
