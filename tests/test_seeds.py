@@ -104,10 +104,11 @@ def test_a_mistake_is_reported_before_a_run_starts(options, message, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_seeds_are_not_started_by_a_launcher(tmp_path):
-    child = run(*seeded("--seeds=1..2"), cwd=tmp_path, SLURM_PROCID="0")
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
+def test_seeds_are_started_by_one_process(variable, tmp_path):
+    child = run(*seeded("--seeds=1..2"), cwd=tmp_path, **{variable: "2"})
     assert child.wait() == 2
-    assert "--seeds must be used without a launcher such as torchrun or srun" in child.err.read_text()
+    assert "--seeds must be used in one process" in child.err.read_text()
 
 
 def test_the_newest_run_of_each_seed_is_found(reference, tmp_path):
