@@ -165,6 +165,8 @@ class TfmCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **settings: Any) -> LightningArgumentParser:
         """Hide arguments, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
+        if subcommand == "fit":
+            parser.epilog = "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time."
         for action in parser._actions:
             if action.dest.removeprefix("trainer.") in HIDDEN:
                 action.help = SUPPRESS
@@ -204,7 +206,7 @@ class TfmCLI(LightningCLI):
         config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
         path = config.ckpt_path
         if path is not None and Path(path).is_file():
-            self.changed = changed_settings(Path(path), self._settings())
+            self.changed = changed_settings(Path(path), self.settings())
         elif path is not None and not has_loggers:
             raise UserError(
                 f"--ckpt_path must be a file if trainer.logger is false, but is {path!r}; name a checkpoint"
@@ -219,7 +221,7 @@ class TfmCLI(LightningCLI):
         if self.config.subcommand != "fit":
             if config.ckpt_path == "last":
                 config.ckpt_path = str(newest_checkpoint(folder))
-                self.changed = changed_settings(Path(config.ckpt_path), self._settings())
+                self.changed = changed_settings(Path(config.ckpt_path), self.settings())
             return
         schedule = config.model.init_args.get("lr_schedule")  # a module of the user may have none
         scheduled = schedule is not None and LRSchedule(**schedule.as_dict()).needs_max_steps
@@ -228,7 +230,7 @@ class TfmCLI(LightningCLI):
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
-        self.changed = changed_settings(self.resumed.checkpoint, self._settings())
+        self.changed = changed_settings(self.resumed.checkpoint, self.settings())
         check_changes(self.resumed.run, self.changed, scheduled)
         path = self.resumed.checkpoint
         rank_zero_print(
@@ -237,7 +239,7 @@ class TfmCLI(LightningCLI):
         if not self.resumed.extends:
             continue_run(config.trainer.logger, self.resumed.run)
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings of the command as in config.yaml."""
         original = self.original_config[self.config.subcommand]
         settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)

@@ -20,7 +20,7 @@ LAYERS = [
         "lightning_tfm.progress",
         "lightning_tfm.style",
     },
-    {"lightning_tfm.parsing_errors"},
+    {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors"},
     {
         "lightning_tfm.checkpoint",
         "lightning_tfm.configuration",
@@ -30,7 +30,13 @@ LAYERS = [
         "lightning_tfm.trust",
     },
     {"lightning_tfm.attention_maps", "lightning_tfm.catalog", "lightning_tfm.data", "lightning_tfm.networks"},
-    {"lightning_tfm.decoding", "lightning_tfm.metrics", "lightning_tfm.parallel", "lightning_tfm.pictures"},
+    {
+        "lightning_tfm.comparison",
+        "lightning_tfm.decoding",
+        "lightning_tfm.metrics",
+        "lightning_tfm.parallel",
+        "lightning_tfm.pictures",
+    },
     {"lightning_tfm.alignment", "lightning_tfm.strategies"},
     {"lightning_tfm.cluster"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},

@@ -17,7 +17,8 @@ import yaml
 
 import datamodules
 from lightning_tfm.catalog import Claim, Experiment, list_experiments, read_experiment
-from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, _seeds, compared
+from lightning_tfm.child_runs import parse_seeds
+from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, compared
 from lightning_tfm.data import GeneratedDataModule
 from runs import EXPERIMENTS, NETWORKS, SETTINGS, made_once, run, start
 
@@ -318,7 +319,7 @@ CLAIM_SEEDS = {"copy_transformer": range(41, 46)}
 def test_claims_use_seeds_that_were_not_tuned_on(path):
     seeds = CLAIM_SEEDS.get(path.stem, range(11, 16))
     assert all(list(claim.by_seed) == list(seeds) for claim in read_experiment(path).claims)
-    assert {1, 2, 3, *_seeds(SEEDS)}.isdisjoint(seeds)
+    assert {1, 2, 3, *parse_seeds(SEEDS, SEEDS)}.isdisjoint(seeds)
 
 
 def test_the_readme_shows_the_claims():

@@ -11,19 +11,17 @@ import hashlib
 import json
 import math
 import statistics
-import subprocess
-import sys
-import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_tfm.callbacks.provenance import framework, hardware, versions
 from lightning_tfm.catalog import (
@@ -37,14 +35,13 @@ from lightning_tfm.catalog import (
     list_experiments,
     read_experiment,
 )
+from lightning_tfm.child_runs import ChildRun, parse_seeds, run_children
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.files import read_metrics, write_text
 
 SEEDS = "21..23"
 """Default seeds for testing claims, which were not used for settings or claims."""
-
-MAX_SEEDS = 1000
 
 COSTS = ("training", "samples/s", "parameters")
 """Columns of the results table with one value per experiment instead of per claim."""
@@ -98,9 +95,10 @@ def reproduce(arguments: list[str]) -> int:
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
-                for seconds in _fitting(experiment, seed, folder, options.trust_package):
-                    progress.update(bar, completed=done + min(seconds, experiment.seconds), now=_logged(folder))
-                run = _finished(folder, seed) or _failed(folder, seed)
+                show = partial(_show, progress, bar, done, experiment, folder)
+                start = partial(ChildRun, _arguments(experiment, seed, folder, options.trust_package), folder / "log")
+                (child,) = run_children([start], watch=show)
+                run = _finished(folder, seed) or Run(seed, None, f"{child.last_line} ({child.log})")
             done += experiment.seconds
             progress.update(bar, completed=done)
             runs[experiment.name].append(run)
@@ -137,23 +135,10 @@ def make_parser() -> CommandParser:
 
 def _parse(arguments: list[str]) -> Namespace:
     options = make_parser().parse_args(arguments)
-    options.seeds = _seeds(options.seeds)
+    options.seeds = parse_seeds(options.seeds, SEEDS)
     if options.output.is_file():
         raise UserError(f"--output must be a folder, but {str(options.output)!r} is a file; choose another")
     return options
-
-
-def _seeds(text: str) -> list[int]:
-    """Parse seeds such as `7`, `1..5` or `1,4,9`."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        bounds = part.split("..")
-        if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
-            raise UserError(f"--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is {text!r}; try {SEEDS}")
-        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MAX_SEEDS + 1))
-    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS or max(seeds) >= 2**32:
-        raise UserError(f"--seeds must be 1 to {MAX_SEEDS} different seeds below {2**32}, but is {text!r}; try {SEEDS}")
-    return seeds
 
 
 def _source() -> dict[str, Any]:
@@ -199,38 +184,20 @@ def _finished(folder: Path, seed: int) -> Run | None:
     return Run(seed, json.loads(summaries[0].read_text(encoding="utf-8"))) if summaries else None
 
 
-def _fitting(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> Iterator[float]:
-    """Train and test one seed, or resume it, in a separate process; yield the elapsed seconds.
-
-    The process runs in the current folder, which contains the experiment's files; its loggers write to `folder`.
-
-    Note:
-        On Windows, which has no SIGTERM, an interrupted run loses the steps since its last checkpoint.
-    """
-    # -P: without it, Python would import modules from the current folder, which the user has not trusted.
-    command = [sys.executable, "-P", "-m", "lightning_tfm", "fit", "--config", str(experiment.path)]
-    command += ["--seed_everything", str(seed), "--ckpt_path", "last"]
+def _arguments(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> list[str]:
+    """Return the arguments of `fit` that train and test one seed, or resume it, and whose loggers write to `folder`."""
+    arguments = ["--config", str(experiment.path), "--seed_everything", str(seed), "--ckpt_path", "last"]
     if trust_packages:
-        command += ["--trust-package", ",".join(trust_packages)]
-    command += ["--trainer.logger", json.dumps(_loggers(experiment, folder))]
-    with (folder / "log").open("w", encoding="utf-8") as log:
-        # In its own session, the run is not reached by Ctrl-C: it receives a single SIGTERM, and saves before it exits.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    started = time.monotonic()
-    try:
-        while process.poll() is None:
-            yield time.monotonic() - started
-            time.sleep(0.2)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+        arguments += ["--trust-package", ",".join(trust_packages)]
+    return [*arguments, "--trainer.logger", json.dumps(_loggers(experiment, folder))]
+
+
+def _show(
+    progress: Progress, bar: TaskID, done: float, experiment: Experiment, folder: Path, children: list[ChildRun]
+) -> None:
+    """Show the progress of a run, after runs of `done` seconds."""
+    seconds = min(children[0].seconds, experiment.seconds)
+    progress.update(bar, completed=done + seconds, now=_logged(folder))
 
 
 def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
@@ -257,11 +224,6 @@ def _logged(folder: Path) -> str:
     shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
     shown += [f"{name} {float(last[name]):.4g}" for name in HEADLINES if name in last][:1]
     return ", ".join(shown)
-
-
-def _failed(folder: Path, seed: int) -> Run:
-    lines = (folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
-    return Run(seed, None, f"{lines[-1] if lines else 'it was killed'} ({folder / 'log'})")
 
 
 def _describe(experiment: Experiment, run: Run) -> str:
