@@ -173,6 +173,12 @@ class TfmCLI(LightningCLI):
             elif action.help:  # a role with `~` shows the last part of its target
                 text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"\1", action.help)
                 action.help = re.sub(r":\w+:`(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", text)
+        if subcommand == "fit":
+            parser.add_argument(
+                "--skip-test",
+                action="store_true",
+                help="evaluate the best checkpoint on the validation data instead of the test data",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -204,7 +210,7 @@ class TfmCLI(LightningCLI):
         config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
         path = config.ckpt_path
         if path is not None and Path(path).is_file():
-            self.changed = changed_settings(Path(path), self._settings())
+            self.changed = changed_settings(Path(path), self.settings())
         elif path is not None and not has_loggers:
             raise UserError(
                 f"--ckpt_path must be a file if trainer.logger is false, but is {path!r}; name a checkpoint"
@@ -219,7 +225,7 @@ class TfmCLI(LightningCLI):
         if self.config.subcommand != "fit":
             if config.ckpt_path == "last":
                 config.ckpt_path = str(newest_checkpoint(folder))
-                self.changed = changed_settings(Path(config.ckpt_path), self._settings())
+                self.changed = changed_settings(Path(config.ckpt_path), self.settings())
             return
         schedule = config.model.init_args.get("lr_schedule")  # a module of the user may have none
         scheduled = schedule is not None and LRSchedule(**schedule.as_dict()).needs_max_steps
@@ -228,7 +234,7 @@ class TfmCLI(LightningCLI):
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
-        self.changed = changed_settings(self.resumed.checkpoint, self._settings())
+        self.changed = changed_settings(self.resumed.checkpoint, self.settings())
         check_changes(self.resumed.run, self.changed, scheduled)
         path = self.resumed.checkpoint
         rank_zero_print(
@@ -237,7 +243,7 @@ class TfmCLI(LightningCLI):
         if not self.resumed.extends:
             continue_run(config.trainer.logger, self.resumed.run)
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings of the command as in config.yaml."""
         original = self.original_config[self.config.subcommand]
         settings = self._parser(self.config.subcommand).dump(original, skip_unset=False)
@@ -379,7 +385,7 @@ class TfmCLI(LightningCLI):
     after_test = after_validate
 
     def after_fit(self) -> None:
-        """Test the best checkpoint."""
+        """Test the best checkpoint or, with `--skip-test`, validate it."""
         if self.trainer.fast_dev_run:
             if self.trainer.is_global_zero:
                 print("dry run passed: trained and validated on one batch; nothing was written")
@@ -387,9 +393,8 @@ class TfmCLI(LightningCLI):
         # The user may add other checkpoint callbacks.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
         path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation, there is no best one
-        self.trainer.test(
-            self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False
-        )
+        evaluate = self.trainer.validate if self._get(self.config, "skip_test") else self.trainer.test
+        evaluate(self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)

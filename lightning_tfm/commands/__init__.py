@@ -7,6 +7,7 @@ FUNCTIONS = {
     "export": "export",
     "report": "report",
     "reproduce": "reproduce",
+    "sweep": "sweep",
     "runs": "runs",
     "plan": "plan",
     "list": "list_",  # a built-in name
