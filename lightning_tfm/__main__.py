@@ -30,6 +30,7 @@ commands:
   score       compute the log probability of given targets or texts
   runs        list the runs below a folder
   report      show runs on one page: settings, curves, errors, attention
+  compare     compare groups of runs over seeds: intervals and tests
   average     average the weights of several checkpoints
   export      write a checkpoint as single, safetensors, torch_export or onnx
   reproduce   run experiments over seeds, and compare results with claims
@@ -70,6 +71,10 @@ def main() -> None:
             from lightning_tfm.commands.help import help_text
 
             print(help_text(command), end="")
+        elif command == "fit" and any(argument.partition("=")[0] == "--seeds" for argument in arguments):
+            with gc_disabled(), _starting():
+                from lightning_tfm.commands.seeds import fit_seeds
+            sys.exit(fit_seeds(arguments[1:]))
         elif command in ("fit", "validate", "test"):
             with gc_disabled(), _starting():
                 from lightning_tfm.cli import run

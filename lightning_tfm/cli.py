@@ -165,6 +165,8 @@ class TfmCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **settings: Any) -> LightningArgumentParser:
         """Hide arguments, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **settings)
+        if subcommand == "fit":
+            parser.epilog = "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time."
         for action in parser._actions:
             if action.dest.removeprefix("trainer.") in HIDDEN:
                 action.help = SUPPRESS

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_tfm.errors import UserError
+
+IGNORED = (
+    "ckpt_path",
+    "config",
+    "dry_run",
+    "heartbeat",
+    "skip_test",
+    "trust_package",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.logger",
+    "trainer.profiler",
+)
+"""Settings that do not change the weights of a run."""
+
+SEEDS = ("seed_everything", "data.init_args.seed")
+"""Settings that are the seed of a run."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,6 +104,21 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict) and value:
         return {k: v for name, inner in value.items() for k, v in flatten(inner, f"{prefix}.{name}".strip(".")).items()}
     return {prefix: value}
+
+
+def is_below(name: str, groups: Iterable[str]) -> bool:
+    """Return whether a setting, by its dotted name, is one of some settings, or belongs to one."""
+    return any(name == group or name.startswith(f"{group}.") for group in groups)
+
+
+def settings_of_weights(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a configuration, by dotted name, except for IGNORED."""
+    return {name: value for name, value in flatten(config).items() if not is_below(name, IGNORED)}
+
+
+def without_seed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings except for the seed, which the runs of an experiment with several seeds have in common."""
+    return {name: value for name, value in settings.items() if name not in SEEDS}
 
 
 def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:

@@ -267,8 +267,9 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
         """Log the settings to `hparams.yaml`, and the tags and the commit as a text too, which TensorBoard shows."""
         super().log_hyperparams(params, metrics, step)
-        if "git_commit" in self.hparams:
-            self.experiment.add_text("run", f"{self.hparams['tags']}; commit {self.hparams['git_commit']}")
+        settings = cast(dict[str, Any], self.hparams)
+        if "git_commit" in settings:
+            self.experiment.add_text("run", f"{settings['tags']}; commit {settings['git_commit']}")
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

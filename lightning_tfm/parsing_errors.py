@@ -26,7 +26,7 @@ INSTEAD = {
 
 MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",
-    r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder; name a file in it",
+    r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder or a device; name a file",
     r"^Unexpected config:$": " must name a YAML file, but is empty",
     r"Invalid content in sub-config file (\S+): (.*?) in \"<unicode string>\", (line \d+)": (
         r" must name a valid YAML file, but \3 of '\1' is not: \2"

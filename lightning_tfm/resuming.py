@@ -14,23 +14,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.checkpoint import latest_valid, read_index
-from lightning_tfm.configuration import flatten, read_json
+from lightning_tfm.configuration import is_below, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.run_folder import check_empty, copy_history, lock_run, reopen_metrics
-
-IGNORED = (
-    "ckpt_path",
-    "config",
-    "dry_run",
-    "heartbeat",
-    "skip_test",
-    "trust_package",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.logger",
-    "trainer.profiler",
-)
-"""Settings that do not change the weights of a run."""
 
 RECORDED = (
     "data.init_args.num_workers",
@@ -200,10 +186,7 @@ def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tu
     experiment = read_index(checkpoint).get("experiment")
     if experiment is None:  # not written by the command
         return {}
-    theirs, ours = (
-        {name: value for name, value in flatten(nested).items() if not _is_below(name, IGNORED)}
-        for nested in (yaml.safe_load(experiment["config"]), settings)
-    )
+    theirs, ours = map(settings_of_weights, (yaml.safe_load(experiment["config"]), settings))
     pairs = {name: (theirs.get(name), ours.get(name)) for name in {**theirs, **ours}}
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
@@ -226,7 +209,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
                 f"depends on it, but is {new}; restore it, or start a new run without --ckpt_path "
                 "(model.init_args.lr_schedule.decay: inverse_sqrt allows an extension)"
             )
-        if not _is_below(name, RECORDED):
+        if not is_below(name, RECORDED):
             raise UserError(
                 f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
                 "restore it, or start a new run without --ckpt_path"
@@ -250,10 +233,6 @@ def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str]) ->
                 f"the {split} data must match the run {str(run)!r} to resume it, but differ; restore them, "
                 "or start a new run without --ckpt_path"
             )
-
-
-def _is_below(name: str, groups: Iterable[str]) -> bool:
-    return any(name == group or name.startswith(f"{group}.") for group in groups)
 
 
 def _shown(value: Any) -> str:

@@ -719,7 +719,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
     [
         (["fit", "--config", "none.yaml"], "none.yaml"),
         (["fit", "--config", "none.yaml"], "--config must name a YAML file, but "),
-        (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is a folder; name a file in it"),
+        (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is a folder or a device; name a file"),
         (["fit", "--config", COPY, "--data", sys.executable], "data must name a file in UTF-8, but byte 0x"),
         (
             ["fit", "--config", COPY, "--data", "part.yaml"],

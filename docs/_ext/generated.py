@@ -17,6 +17,7 @@ from unittest.mock import patch
 from lightning_tfm import cli
 from lightning_tfm.__main__ import COMMANDS, USAGE
 from lightning_tfm.catalog import Claim, confidence_interval, format_value, list_experiments
+from lightning_tfm.commands.seeds import make_parser as seeds_parser
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
@@ -128,12 +129,16 @@ def _usage(parser: ArgumentParser) -> str:
     return "```{code-block} text\n" + "\n".join(line[margin:] for line in lines) + "\n```\n"
 
 
-def _own_command(command: str) -> str:
-    parser = command_parser(command)
+def _own_options(parser: ArgumentParser) -> str:
+    """Return the table of the arguments of a parser."""
     shown = [action for action in parser._actions if "--help" not in action.option_strings]
     rows = [(_name(action), _help(action)) for action in shown]
-    arguments = table(("argument", "meaning"), rows) if rows else "It has no arguments.\n"
-    return f"{sentence(parser.description or '')}\n\n{_usage(parser)}\n{arguments}"
+    return table(("argument", "meaning"), rows) if rows else "It has no arguments.\n"
+
+
+def _own_command(command: str) -> str:
+    parser = command_parser(command)
+    return f"{sentence(parser.description or '')}\n\n{_usage(parser)}\n{_own_options(parser)}"
 
 
 def _fit() -> str:
@@ -150,6 +155,8 @@ def _fit() -> str:
         "`lightning-tfm fit --help-all` lists all options of the Trainer, and\n"
         "`lightning-tfm fit --model.help Seq2SeqModule` and `--data.help Date` list those of a class.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in general]),
+        "### Several seeds",
+        _own_options(seeds_parser()),
         "### Checkpoints",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in checkpoint]),
         "### Trainer",

@@ -6,6 +6,7 @@ FUNCTIONS = {
     "average": "average",
     "export": "export",
     "report": "report",
+    "compare": "compare",
     "reproduce": "reproduce",
     "sweep": "sweep",
     "runs": "runs",

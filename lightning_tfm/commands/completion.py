@@ -17,7 +17,10 @@ from lightning_tfm.trainer_settings import HIDDEN
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
 """Options of `fit`, `validate` and `test` in addition to those of the Trainer."""
 
-FILES = ("CHECKPOINT", "FILE", "RUN")
+SEEDS = ("seeds", "jobs")
+"""Options of `fit` alone."""
+
+FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN")
 """Metavars of arguments that are files or folders."""
 
 
@@ -63,7 +66,7 @@ def _all_commands() -> ArgumentParser:
         elif name in ("validate", "test"):
             parser.add_argument("checkpoint", metavar="CHECKPOINT")
         if name in ("fit", "plan", "validate", "test"):
-            for option in (*OPTIONS, *settings):
+            for option in (*OPTIONS, *settings, *(SEEDS if name == "fit" else ())):
                 parser.add_argument(f"--{option}")
     for parser in commands.choices.values():
         for action in parser._actions:

@@ -18,7 +18,7 @@ SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
   --seed_everything N        seed of the data, the weights and dropout
-  --dry-run                  check all settings, run a batch, write nothing
+{seeds}  --dry-run                  check all settings, run a batch, write nothing
   --print_config             print all settings as YAML
   --data CLASS               {data}
   --model CLASS              {model}
@@ -33,6 +33,9 @@ SETTINGS = """\
   --help-all                 all settings, also those of Lightning's Trainer
   --data.help Date           settings of a class; also --model.network.help GPT
 """
+
+SEEDS = "  --seeds 1..5               train once per seed; with --jobs N, N runs at a time\n"
+"""Options of `fit` alone."""
 
 USAGE = {
     "fit": (
@@ -62,6 +65,7 @@ def help_text(command: str) -> str:
     """Return the help of `fit`, `validate` or `test` for `--help`."""
     usage, purpose, ckpt_path = USAGE[command]
     settings = SETTINGS.format(
+        seeds=SEEDS if command == "fit" else "",
         ckpt_path=ckpt_path,
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),

@@ -27,7 +27,7 @@ class CommandParser(ArgumentParser):
 
     def add_lines(self, help: str) -> None:
         """Add the arguments of a command that processes lines: TEXT, `--input` and `--output`."""
-        self.add_argument("texts", metavar="TEXT", nargs="*", help=help)
+        self.add_argument("texts", metavar="TEXT", nargs="*", default=[], help=help)
         self.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file, one per line")
         self.add_argument(
             "--output",

@@ -1,0 +1,91 @@
+"""`lightning-tfm compare`: compare groups of runs over their seeds."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.comparison import compare as compare_groups
+from lightning_tfm.comparison import find_groups
+from lightning_tfm.comparison.tables import FORMATS, to_terminal
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import atomic_write, write_text
+
+FIGURES = (".pdf", ".png", ".svg")
+"""Suffixes of figures."""
+
+
+def compare(arguments: list[str]) -> int:
+    """Print the comparison of groups of runs, and write it to files.
+
+    Args:
+        arguments: the command-line arguments.
+
+    Returns:
+        The exit status.
+    """
+    options = _parse(arguments)
+    groups, notes = find_groups(options.groups)
+    comparison = compare_groups(groups, options.metric, notes)
+    if options.figure is not None:
+        from lightning_tfm.comparison.figure import draw_comparison  # slow to import
+
+        figure = draw_comparison(comparison)
+        with atomic_write(options.figure) as file:
+            figure.savefig(file, format=options.figure.suffix[1:], dpi=150)
+    if options.output is not None:
+        write_text(options.output, FORMATS[options.format](comparison))
+    elif options.format == "table":
+        to_terminal(comparison, Console(highlight=False))
+    else:
+        print(FORMATS[options.format](comparison), end="")
+    for path in (options.output, options.figure):
+        if path is not None:
+            print(path)
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Return the parser of the command."""
+    parser = CommandParser(
+        "lightning-tfm compare",
+        description="Compare groups of runs over their seeds: means, differences from the first group, intervals and "
+        "tests. Runs with equal settings except for the seed are a group, unless NAME=RUNS names it.",
+    )
+    parser.add_argument(
+        "groups",
+        metavar="GROUP",
+        nargs="+",
+        help="a run, a folder of runs, a quoted pattern such as 'runs/date_*', or NAME=RUNS[,RUNS]",
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="such as test/loss (default: bleu, exact_match, accuracy or loss, the first that all groups have)",
+    )
+    parser.add_argument("--format", choices=FORMATS, default="table", help="format of the text (default: table)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the text to a file")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw a figure to a .png, .pdf or .svg file")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    return parser
+
+
+def _parse(arguments: list[str]) -> Namespace:
+    options = make_parser().parse_args(arguments)
+    for name, path in (("--output", options.output), ("--figure", options.figure)):
+        if path is None:
+            continue
+        if path.is_dir() or (path.exists() and not options.overwrite):
+            raise UserError(f"{name} must be a new file, but {str(path)!r} exists; name another, or add --overwrite")
+        if not path.resolve().parent.is_dir():
+            raise UserError(
+                f"{name} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
+            )
+    if options.figure is not None and options.figure.suffix not in FIGURES:
+        raise UserError(
+            f"--figure must end in {' or '.join(FIGURES)}, but is {str(options.figure)!r}; try compared.png"
+        )
+    return options

@@ -1,0 +1,241 @@
+"""Statistics of a few values per group: intervals, permutation tests, their power, and the correction of p values.
+
+The values of a group are those of its seeds. With 3 to 20 of them, a test must not assume a normal distribution: the
+tests are permutation tests, and the intervals are bootstrap intervals. Only the number of seeds that is needed assumes
+a normal distribution.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+COVERAGE = 0.95
+"""Coverage of the intervals."""
+
+LEVEL = 0.05
+"""Level of the tests: a difference is called significant if p, after the correction, is at most this."""
+
+POWER = 0.8
+"""Probability of finding a difference for which numbers of seeds are computed."""
+
+MAX_SEEDS = 10_000
+"""Largest number of seeds that is computed."""
+
+RESAMPLES = 9_999
+"""Number of bootstrap samples."""
+
+PERMUTATIONS = 200_000
+"""Number of permutations above which they are drawn: a test is exact for up to 17 pairs, or two groups of 10."""
+
+DECIMALS = 12
+"""Decimals of differences, so that 0.3 - 0.2 and 0.2 - 0.1 are equal."""
+
+RANDOM_STATE = 0
+"""Seed of the bootstrap samples and the permutations, so that equal values give equal results."""
+
+
+class Interval(NamedTuple):
+    """Interval of a mean or of a difference."""
+
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return the BCa bootstrap interval of the mean (Efron 1987).
+
+    Args:
+        values: the values.
+
+    Returns:
+        The interval; None if it is not defined, which is so for fewer than two different values.
+    """
+    return _bootstrap([values], lambda x, axis: np.mean(x, axis=axis))
+
+
+def difference_interval(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> Interval | None:
+    """Return the BCa bootstrap interval of the difference of the means.
+
+    Args:
+        values: the values of a group.
+        baseline: the values of the baseline.
+        matched: whether the values are pairs, which are resampled together.
+
+    Returns:
+        The interval; None if it is not defined, which is so for fewer than two different values, or, if they are
+        matched, differences.
+    """
+    if matched:
+        return mean_interval(differences(values, baseline))
+    if list(values) < list(baseline):  # the same samples are drawn if the groups are swapped
+        swapped = difference_interval(baseline, values, matched=False)
+        return swapped and Interval(-swapped.high, -swapped.low)
+    return _bootstrap([values, baseline], lambda x, y, axis: np.mean(x, axis=axis) - np.mean(y, axis=axis))
+
+
+def differences(values: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    """Return the differences of matched values."""
+    return [round(value - other, DECIMALS) for value, other in zip(values, baseline, strict=True)]
+
+
+def _bootstrap(samples: Sequence[Sequence[float]], statistic: object) -> Interval | None:
+    from scipy import stats  # slow to import
+
+    if any(len(sample) < 2 or max(sample) == min(sample) for sample in samples):
+        return None
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # where the interval is not defined
+        found = stats.bootstrap(
+            [np.asarray(sample) for sample in samples],
+            statistic,
+            confidence_level=COVERAGE,
+            n_resamples=RESAMPLES,
+            method="BCa",
+            rng=RANDOM_STATE,
+        ).confidence_interval
+    return Interval(float(found.low), float(found.high)) if math.isfinite(found.low + found.high) else None
+
+
+def permutation_p(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> float | None:
+    """Return the two-sided p value of a permutation test of equal means.
+
+    If the values are matched, the signs of their differences are flipped, otherwise the values are exchanged between
+    the groups. The test is exact if there are at most PERMUTATIONS permutations, otherwise they are drawn.
+
+    Args:
+        values: the values of a group.
+        baseline: the values of the baseline.
+        matched: whether the values are pairs.
+
+    Returns:
+        The p value; None for fewer than two values in a group, which cannot be tested.
+    """
+    from scipy import stats  # slow to import
+
+    if min(len(values), len(baseline)) < 2:
+        return None
+    if matched:
+        samples, kind = [np.asarray(differences(values, baseline))], "samples"
+    else:
+        # Sorted, so that the same permutations are drawn if the groups are swapped.
+        samples, kind = [np.asarray(sample) for sample in sorted([list(values), list(baseline)])], "independent"
+
+    def difference(x: np.ndarray, y: np.ndarray | None = None, *, axis: int) -> np.ndarray:
+        return np.mean(x, axis=axis) - (0 if y is None else np.mean(y, axis=axis))
+
+    return float(
+        stats.permutation_test(
+            samples, difference, permutation_type=kind, n_resamples=PERMUTATIONS, batch=10_000, rng=RANDOM_STATE
+        ).pvalue
+    )
+
+
+def smallest_p(number: int, others: int, *, matched: bool) -> float:
+    """Return the smallest two-sided p value that the permutation test of some numbers of values can have."""
+    return min(1.0, 2 / (2**number if matched else math.comb(number + others, number)))
+
+
+def seeds_to_reach(level: float, *, matched: bool) -> int:
+    """Return the smallest number of seeds per group with which the permutation test can have a p value of `level`."""
+    return next(number for number in range(2, 100) if smallest_p(number, number, matched=matched) <= level)
+
+
+def probability_of_improvement(values: Sequence[float], baseline: Sequence[float], *, lower_is_better: bool) -> float:
+    """Return the probability that a run of a group is better than one of the baseline (Agarwal et al. 2021).
+
+    Args:
+        values: the values of the group.
+        baseline: the values of the baseline.
+        lower_is_better: whether lower values are better.
+
+    Returns:
+        The share of all pairs of runs, where equal values count half.
+    """
+    signs = np.sign(np.subtract.outer(np.asarray(values), np.asarray(baseline)))
+    return float((1 + (-signs if lower_is_better else signs)).mean() / 2)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p values corrected for several comparisons (Holm 1979); None stays None.
+
+    Args:
+        p_values: the p values.
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[place] = largest
+    return corrected
+
+
+def effect_size(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> float | None:
+    """Return the difference of the means in standard deviations (Cohen 1988).
+
+    Args:
+        values: the values of a group.
+        baseline: the values of the baseline.
+        matched: whether the values are pairs; the standard deviation is then that of their differences, otherwise the
+            pooled one of the groups.
+
+    Returns:
+        The effect size; None for fewer than two values in a group, or if the standard deviation is 0.
+    """
+    if min(len(values), len(baseline)) < 2:
+        return None
+    if matched:
+        spread = statistics.stdev(differences(values, baseline))
+    else:
+        squares = [(len(sample) - 1) * statistics.variance(sample) for sample in (values, baseline)]
+        spread = math.sqrt(sum(squares) / (len(values) + len(baseline) - 2))
+    return (statistics.fmean(values) - statistics.fmean(baseline)) / spread if spread else None
+
+
+def power(effect: float, number: int, level: float = LEVEL, *, matched: bool) -> float:
+    """Return the power of the two-sided t test of normally distributed values (noncentral t distribution).
+
+    Args:
+        effect: the effect size, see `effect_size`.
+        number: the number of seeds per group, at least two.
+        level: the level of the test.
+        matched: whether the values are pairs.
+    """
+    from scipy import stats  # slow to import
+
+    freedom = number - 1 if matched else 2 * number - 2
+    noncentrality = abs(effect) * math.sqrt(number if matched else number / 2)
+    if noncentrality > 30:  # scipy's distribution is not accurate there
+        return 1.0
+    critical = stats.t.ppf(1 - level / 2, freedom)
+    return float(stats.nct.sf(critical, freedom, noncentrality) + stats.nct.cdf(-critical, freedom, noncentrality))
+
+
+def seeds_needed(effect: float, level: float = LEVEL, *, matched: bool) -> int:
+    """Return the number of seeds per group with which an effect is found with a probability of POWER.
+
+    Args:
+        effect: the effect size, see `effect_size`.
+        level: the level of the test.
+        matched: whether the values are pairs.
+
+    Returns:
+        The number, at least that with which the permutation test can be significant; MAX_SEEDS + 1 if it is larger.
+    """
+    low = high = seeds_to_reach(level, matched=matched)
+    while power(effect, high, level, matched=matched) < POWER:
+        low, high = high + 1, 2 * high
+        if low > MAX_SEEDS:
+            return MAX_SEEDS + 1
+    while low < high:  # the power grows with the number
+        middle = (low + high) // 2
+        if power(effect, middle, level, matched=matched) < POWER:
+            low = middle + 1
+        else:
+            high = middle
+    return min(low, MAX_SEEDS + 1)

@@ -1,0 +1,515 @@
+"""`lightning-tfm compare`: statistics against independent answers, groups of runs, tables and messages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import warnings
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from lightning_tfm.commands.compare import compare as compare_command
+from lightning_tfm.comparison import compare, find_groups
+from lightning_tfm.comparison.examples import TRIALS, compare_examples, sign_test
+from lightning_tfm.comparison.statistics import (
+    LEVEL,
+    MAX_SEEDS,
+    RANDOM_STATE,
+    RESAMPLES,
+    difference_interval,
+    effect_size,
+    holm,
+    mean_interval,
+    permutation_p,
+    power,
+    probability_of_improvement,
+    seeds_needed,
+    seeds_to_reach,
+    smallest_p,
+)
+from lightning_tfm.comparison.tables import sentences, tables
+from lightning_tfm.errors import UserError
+
+SIMULATIONS = 1_000
+
+
+def at_most(probability, number=SIMULATIONS):
+    """Return the number of successes that is exceeded with a probability of 0.001."""
+    return stats.binom.ppf(0.999, number, probability)
+
+
+def draws(number, effect=0.0, seed=0):
+    """Return simulated groups of standard normal values, and baselines, whose means differ by an effect."""
+    generator = np.random.default_rng(seed)
+    shape = (SIMULATIONS, number)
+    return generator.normal(effect, 1, shape).tolist(), generator.normal(0, 1, shape).tolist()
+
+
+@pytest.mark.parametrize(("number", "matched"), [(8, True), (5, False)])
+def test_equal_settings_are_called_different_at_the_level_of_the_test(number, matched):
+    p_values = [permutation_p(*pair, matched=matched) for pair in zip(*draws(number), strict=True)]
+    assert sum(p <= LEVEL for p in p_values) <= at_most(LEVEL)
+    assert sum(p <= LEVEL for p in p_values) >= SIMULATIONS * LEVEL / 2, "the test is not too conservative"
+
+
+def test_one_of_several_equal_settings_is_called_different_at_the_level_of_the_test():
+    generator = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(SIMULATIONS):
+        baseline, *others = generator.normal(0, 1, (4, 8)).tolist()
+        corrected = holm([permutation_p(other, baseline, matched=True) for other in others])
+        wrong += min(corrected) <= LEVEL
+    assert wrong <= at_most(LEVEL)
+
+
+@pytest.mark.parametrize(("number", "matched", "effect"), [(11, True, 1.0), (10, True, 0.7), (5, False, 1.8)])
+def test_the_power_is_that_of_the_t_test(number, matched, effect):
+    """Permutation tests of normal values have nearly the power of the t test, and never more."""
+    scale = math.sqrt(2) if matched else 1  # the standard deviation of a difference of two values
+    pairs = list(zip(*draws(number, effect * scale, seed=2), strict=True))
+    found = sum(permutation_p(*pair, matched=matched) <= LEVEL for pair in pairs)
+    theory = power(effect, number, matched=matched)
+    assert found / SIMULATIONS == pytest.approx(theory, abs=4 * math.sqrt(theory * (1 - theory) / SIMULATIONS))
+
+
+@pytest.mark.parametrize(("number", "effect"), [(6, 1.2), (20, 0.5)])
+def test_the_power_is_that_of_simulated_t_tests(number, effect):
+    generator = np.random.default_rng(3)
+    for matched, test in ((True, stats.ttest_1samp), (False, stats.ttest_ind)):
+        samples = generator.normal(effect, 1, (20_000, number))
+        other = 0 if matched else generator.normal(0, 1, (20_000, number))
+        share = (test(samples, other, axis=1).pvalue <= LEVEL).mean()
+        assert power(effect, number, matched=matched) == pytest.approx(share, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("effect", "matched", "needed"),
+    [(0.5, True, 34), (0.8, True, 15), (0.2, True, 199), (0.5, False, 64), (0.8, False, 26), (0.2, False, 394)],
+)
+def test_the_number_of_seeds_is_that_of_published_tables(effect, matched, needed):
+    """Compared with the tables of Cohen (1988) and G*Power."""
+    assert seeds_needed(effect, matched=matched) == needed
+    assert power(effect, needed, matched=matched) >= 0.8 > power(effect, needed - 1, matched=matched)
+
+
+def test_the_number_of_seeds_has_bounds():
+    for matched in (True, False):
+        assert seeds_needed(1e6, matched=matched) == seeds_to_reach(LEVEL, matched=matched)
+        assert seeds_needed(1e-6, matched=matched) == MAX_SEEDS + 1
+
+
+def test_five_matched_seeds_are_never_significant():
+    assert seeds_to_reach(LEVEL, matched=True) == 6
+    assert seeds_to_reach(LEVEL, matched=False) == 4
+    for number in range(2, 8):
+        apart = [10.0 + value for value in range(number)], [0.0] * number
+        for matched in (True, False):
+            assert permutation_p(*apart, matched=matched) == pytest.approx(smallest_p(number, number, matched=matched))
+    assert smallest_p(5, 5, matched=True) == 2 / 32 > LEVEL
+
+
+def test_the_paired_test_flips_all_signs():
+    """Compared with an enumeration."""
+    ours, theirs = [0.92, 0.9, 0.95, 0.91, 0.93, 0.9], [0.9, 0.91, 0.92, 0.9, 0.9, 0.89]
+    gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
+    sums = [sum(s * gap for s, gap in zip(signs, gaps, strict=True)) for signs in itertools.product((1, -1), repeat=6)]
+    expected = sum(abs(value) >= abs(sum(gaps)) - 1e-12 for value in sums) / 64
+    assert permutation_p(ours, theirs, matched=True) == pytest.approx(expected)
+
+
+def test_the_test_of_two_samples_exchanges_all_values():
+    """Compared with an enumeration; the groups have equal sizes, so that the distribution is symmetric."""
+    ours, theirs = [0.92, 0.9, 0.95, 0.91], [0.9, 0.91, 0.89, 0.9]
+    pooled = ours + theirs
+    observed = abs(sum(ours) - sum(theirs))
+    gaps = [abs(2 * sum(chosen) - sum(pooled)) for chosen in itertools.combinations(pooled, 4)]
+    expected = sum(gap >= observed - 1e-12 for gap in gaps) / len(gaps)
+    assert permutation_p(ours, theirs, matched=False) == pytest.approx(expected)
+
+
+def test_intervals_are_those_of_scipy():
+    ours, theirs = [0.92, 0.9, 0.95, 0.91, 0.93], [0.9, 0.91, 0.92, 0.87, 0.9]
+    settings = {"n_resamples": RESAMPLES, "method": "BCa", "confidence_level": 0.95}
+    mean = stats.bootstrap([ours], np.mean, rng=RANDOM_STATE, **settings).confidence_interval
+    assert mean_interval(ours) == pytest.approx(tuple(mean))
+    gaps = np.asarray(ours) - np.asarray(theirs)
+    paired = stats.bootstrap([gaps.round(12)], np.mean, rng=RANDOM_STATE, **settings).confidence_interval
+    assert difference_interval(ours, theirs, matched=True) == pytest.approx(tuple(paired))
+    apart = stats.bootstrap(
+        [ours, theirs], lambda x, y, axis: x.mean(axis) - y.mean(axis), rng=RANDOM_STATE, **settings
+    ).confidence_interval
+    assert difference_interval(ours, theirs, matched=False) == pytest.approx(tuple(apart))
+
+
+def test_holms_correction_is_that_of_published_examples():
+    """Compared with p.adjust of R."""
+    assert holm([0.01, 0.04, 0.03, 0.02]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert holm([0.5, None, 0.01]) == pytest.approx([0.5, None, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_the_probability_of_improvement_is_the_u_statistic():
+    generator = random.Random(0)
+    for _ in range(20):
+        ours, theirs = ([generator.randrange(5) for _ in range(size)] for size in (6, 4))
+        expected = stats.mannwhitneyu(ours, theirs).statistic / 24
+        assert probability_of_improvement(ours, theirs, lower_is_better=False) == pytest.approx(expected)
+        assert probability_of_improvement(ours, theirs, lower_is_better=True) == pytest.approx(1 - expected)
+
+
+@pytest.mark.parametrize("matched", [True, False])
+@pytest.mark.parametrize("number", [2, 5, 8, 20])
+def test_swapped_groups_have_the_opposite_difference_and_the_same_p(number, matched):
+    ours, theirs = (pair[0] for pair in draws(number, 0.5, seed=number))
+    assert permutation_p(ours, theirs, matched=matched) == permutation_p(theirs, ours, matched=matched)
+    there, back = (difference_interval(*pair, matched=matched) for pair in ((ours, theirs), (theirs, ours)))
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=0.01)
+    assert effect_size(ours, theirs, matched=matched) == pytest.approx(-effect_size(theirs, ours, matched=matched))
+
+
+def test_the_interval_covers_the_mean():
+    """BCa intervals of few values are too short: their coverage is about 84 % for 5 values, and 92 % for 20 values."""
+    for number, coverage in ((5, 0.84), (20, 0.92)):
+        samples, _ = draws(number, seed=4)
+        covered = sum(interval.low <= 0 <= interval.high for interval in map(mean_interval, samples))
+        assert covered / SIMULATIONS == pytest.approx(coverage, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1.0], [1.0]),
+        ([1.0], [0.5, 0.6]),
+        ([1.0] * 6, [1.0] * 6),
+        ([1.0] * 6, [0.5] * 6),
+        ([1.0] * 6, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        ([0.3, 0.3, 0.3, 0.4], [0.1, 0.1, 0.1, 0.2]),
+        ([0.0, 0.0, 0.0, 1e-300], [0.0] * 4),
+        ([3e38, -3e38, 3e38], [1.0, 2.0, 3.0]),
+        ([1.0, 2.0], [2.0, 1.0]),
+    ],
+)
+def test_degenerate_values_give_no_warning(ours, theirs):
+    for matched in [True, False] if len(ours) == len(theirs) else [False]:
+        for interval in (mean_interval(ours), difference_interval(ours, theirs, matched=matched)):
+            assert interval is None or interval.low <= interval.high
+        p = permutation_p(ours, theirs, matched=matched)
+        assert p is None or 0 < p <= 1
+        effect_size(ours, theirs, matched=matched)
+
+
+SETTINGS = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 100, "logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": "runs"}}]},
+    "model": {"class_path": "Seq2SeqModule", "init_args": {"lr_schedule": {"warmup_steps": 200}, "network": {}}},
+    "data": {"class_path": "Date", "init_args": {"seed": 1}},
+}
+
+
+def write_run(folder, seed, warmup_steps=200, fingerprint=None, lines=(), processor="A", finished=True, **metrics):
+    """Write the files of a run that `compare` reads."""
+    folder.mkdir(parents=True)
+    config = json.loads(json.dumps(SETTINGS))
+    config["seed_everything"] = config["data"]["init_args"]["seed"] = seed
+    config["model"]["init_args"]["lr_schedule"]["warmup_steps"] = warmup_steps
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    start = {
+        "time": f"2026-01-01T00:00:{seed:02d}",
+        "data_fingerprint": {"train": "x", "test": fingerprint or f"of seed {seed}"},
+        "framework": {"commit": "0123456789abcdef", "dirty": False},
+        "versions": {"torch": "2.9"},
+        "hardware": {"processor": processor, "threads": 1, "gpus": []},
+    }
+    (folder / "provenance.json").write_text(json.dumps([start]))
+    if lines:
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if finished:
+        summary = {"test": metrics, "train_seconds": 2.0 + seed, "samples_per_second": 10.0, "steps": 100, "seed": seed}
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def write_runs(folder, values, metric="exact_match", seeds=None, **settings):
+    """Write a run for each value of a metric."""
+    for number, (seed, value) in enumerate(zip(seeds or range(1, len(values) + 1), values, strict=True)):
+        write_run(folder / f"version_{number}", seed, **settings, **{metric: value})
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Write the runs of two settings, of which the second is better for each of six seeds."""
+    monkeypatch.chdir(tmp_path)
+    write_runs(tmp_path / "runs/plain", [0.90, 0.91, 0.89, 0.92, 0.90, 0.91], warmup_steps=0)
+    write_runs(tmp_path / "runs/warm", [0.93, 0.95, 0.93, 0.94, 0.95, 0.93], warmup_steps=200)
+    return tmp_path / "runs"
+
+
+def compared(*arguments, metric=None):
+    groups, notes = find_groups(arguments)
+    return compare(groups, metric, notes)
+
+
+def test_a_better_group_is_found(runs):
+    found = compared("runs/plain", "runs/warm")
+    (difference,) = found.differences
+    assert found.metric == "test/exact_match"
+    assert [result.mean for result in found.results] == pytest.approx([0.905, 0.938333], abs=1e-6)
+    assert difference.matched
+    assert difference.value == pytest.approx(0.2 / 6)
+    assert difference.p == difference.corrected_p == 2 / 64
+    assert difference.improvement == 1.0
+    assert difference.interval.low > 0
+    assert sentences(found) == ["warm is better than plain (p = 0.031)."]
+
+
+def test_a_lower_loss_is_better(runs):
+    write_runs(runs / "a", [2.0, 2.1, 2.2, 2.1, 2.0, 2.1], metric="loss", warmup_steps=1)
+    write_runs(runs / "b", [1.0, 1.2, 1.1, 1.3, 1.0, 1.1], metric="loss", warmup_steps=2)
+    found = compared("runs/a", "runs/b", metric="loss")
+    assert sentences(found) == ["b is better than a (p = 0.031)."]
+    assert found.differences[0].improvement == 1.0
+    assert sentences(compared("B=runs/b", "A=runs/a")) == ["A is worse than B (p = 0.031)."]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runs/plain", "runs/warm"],
+        ["runs"],
+        ["runs/*"],
+        ["runs/plain/version_*", "runs/warm/version_*"],
+        [*(f"runs/plain/version_{number}" for number in (3, 1, 5, 0, 2, 4)), "runs/warm"],
+        ["plain=runs/plain", "warm=runs/warm/version_[0-2],runs/warm/version_[3-5]"],
+    ],
+)
+def test_groups_are_named_in_several_ways(arguments, runs):
+    expected = compared("runs/plain", "runs/warm")
+    found = compared(*arguments)
+    assert [result.group.name for result in found.results] == ["plain", "warm"]
+    assert tables(found) == tables(expected)
+    assert found.notes == ()
+
+
+def test_groups_of_one_experiment_are_named_by_their_settings(runs):
+    for number, seed in enumerate((1, 2, 3)):
+        write_run(runs / f"plain/version_{6 + number}", seed, warmup_steps=50, exact_match=0.5)
+    groups, _ = find_groups(["runs/plain"])
+    assert [(group.name, len(group.runs)) for group in groups] == [("warmup_steps=0", 6), ("warmup_steps=50", 3)]
+
+
+def test_groups_with_other_seeds_are_not_matched(runs):
+    write_runs(runs / "other", [0.93, 0.94, 0.92], seeds=[1, 2, 9], warmup_steps=7)
+    (difference,) = compared("runs/plain", "runs/other").differences
+    assert not difference.matched
+    expected = stats.permutation_test(
+        ([0.93, 0.94, 0.92], [0.90, 0.91, 0.89, 0.92, 0.90, 0.91]),
+        lambda x, y, axis: x.mean(axis) - y.mean(axis),
+        n_resamples=np.inf,
+    )
+    assert difference.p == pytest.approx(expected.pvalue)
+
+
+def test_too_few_seeds_are_reported_first(runs):
+    for name, shift in (("a", 0), ("b", 0.01), ("c", 0.02)):
+        write_runs(runs / name, [0.5 + shift, 0.6 + shift, 0.61 + shift], warmup_steps=shift)
+    first, *_ = sentences(compared("runs/a", "runs/b"))
+    assert first == (
+        "Too few seeds: with 3 seeds per group, p is at least 0.25, so no difference can be significant at 0.05. "
+        "At least 6 seeds per group are needed."
+    )
+    first, *_ = sentences(compared("runs/a", "runs/b", "runs/c"))
+    assert first == (
+        "Too few seeds: with 3 seeds per group and 2 comparisons, the corrected p is at least 0.5, so no difference "
+        "can be significant at 0.05. At least 7 seeds per group are needed."
+    )
+
+
+def test_the_number_of_seeds_that_would_suffice_is_reported(runs):
+    write_runs(runs / "a", [0.50, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56], warmup_steps=1)
+    write_runs(runs / "b", [0.51, 0.50, 0.54, 0.52, 0.56, 0.54, 0.58], warmup_steps=2)
+    (sentence,) = sentences(compared("runs/a", "runs/b"))
+    gaps = [0.01, -0.01, 0.02, -0.01, 0.02, -0.01, 0.02]
+    needed = seeds_needed(np.mean(gaps) / np.std(gaps, ddof=1), matched=True)
+    assert sentence.endswith(f"about {needed} seeds per group would show it with a probability of 80%.")
+
+
+def test_the_order_of_runs_does_not_matter(runs):
+    paths = [str(path) for path in runs.glob("*/version_*")]
+    shuffled = [random.Random(seed).sample(paths, len(paths)) for seed in range(3)]
+    first, *others = (set(tables(compared(*order))[0].rows) for order in shuffled)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "sentence"),
+    [
+        ([1.0] * 3, [1.0] * 3, "All runs of b and a have the same value."),
+        ([1.0], [0.5], "b and a cannot be tested, which needs two seeds or more in each group."),
+        ([0.75] * 6, [0.5] * 6, "b is better than a (p = 0.031)."),
+    ],
+)
+def test_degenerate_groups_are_described(ours, theirs, sentence, runs):
+    write_runs(runs / "a", theirs, warmup_steps=1)
+    write_runs(runs / "b", ours, warmup_steps=2)
+    found = compared("runs/a", "runs/b")
+    assert sentence in sentences(found)
+    assert [row[3] for row in tables(found)[0].rows] == ["none", "none"]
+
+
+def test_runs_that_cannot_be_compared_are_left_out_with_a_note(runs):
+    write_run(runs / "plain/version_6", 7, warmup_steps=0, exact_match=math.nan)
+    write_run(runs / "plain/version_7", 8, warmup_steps=0, finished=False)
+    write_run(runs / "plain/version_8", 9, warmup_steps=0, loss=1.0)
+    write_run(runs / "plain/version_9", 1, warmup_steps=0, exact_match=0.9)
+    write_run(runs / "plain/version_10", 10, warmup_steps=0, exact_match=0.9)
+    (runs / "plain/version_10/summary.json").write_text("{")
+    found = compared("runs/plain", "runs/warm")
+    assert tables(found)[1].rows == tables(compared("runs/plain/version_[0-5]", "runs/warm"))[1].rows
+    assert found.notes == (
+        "runs/plain/version_7 has not finished, and is left out",
+        "runs/plain/version_10 is damaged, and is left out",
+        "runs/plain/version_6 has a test/exact_match of nan, and is left out",
+        "runs/plain/version_8 has no test/exact_match, and is left out",
+        "plain has several runs of equal settings and seed: runs/plain/version_0 left out for newer ones "
+        "(NAME=RUNS names groups to compare them)",
+    )
+
+
+def test_other_machines_are_noted(runs):
+    write_runs(runs / "other", [0.93] * 6, processor="B", warmup_steps=5)
+    assert compared("runs/plain", "runs/other").notes == (
+        "the runs differ in processor (A, B), which may change their results",
+    )
+
+
+def test_runs_of_other_settings_in_a_named_group_are_noted(runs):
+    found = compared("A=runs/plain/version_[0-2],runs/warm/version_[3-5]")
+    assert found.notes == ("the runs of A differ in model.init_args.lr_schedule.warmup_steps, not only in the seed",)
+
+
+def test_other_test_data_are_refused(runs):
+    write_runs(runs / "other", [0.9] * 6, fingerprint="other", warmup_steps=5)
+    with pytest.raises(UserError, match="the test data of seed 1 of other and plain differ; compare runs of one task"):
+        compared("runs/plain", "runs/other")
+    write_runs(runs / "third", [0.9] * 3, fingerprint="third", seeds=[7, 8, 9], warmup_steps=6)
+    with pytest.raises(UserError, match="the test data of third and other differ"):
+        compared("runs/other", "runs/third")
+    (note,) = compared("runs/plain", "runs/third").notes
+    assert note.startswith("whether third and plain were tested on the same data is not known")
+
+
+def predicted(correct):
+    """Return the lines of predictions.jsonl; each source occurs twice."""
+    outputs = {True: "a b c d", False: "a b"}
+    return [
+        {"split": "test", "source": f"{row // 2}", "target": "a b c d", "prediction": outputs[right], "correct": right}
+        for row, right in enumerate(correct)
+    ]
+
+
+def test_models_of_equal_seeds_are_compared_on_their_examples(runs):
+    generator = random.Random(0)
+    ours, theirs = ([generator.random() < share for _ in range(200)] for share in (0.7, 0.5))
+    write_run(runs / "a/version_0", 1, warmup_steps=1, lines=predicted(theirs), exact_match=0.5)
+    write_run(runs / "b/version_0", 1, warmup_steps=2, lines=predicted(ours), exact_match=0.7)
+    (test,) = compared("runs/a", "runs/b").examples
+    only_ours = sum(one and not other for one, other in zip(ours, theirs, strict=True))
+    only_theirs = sum(other and not one for one, other in zip(ours, theirs, strict=True))
+    p = stats.binomtest(only_ours, only_ours + only_theirs).pvalue
+    assert (test.examples, test.ours, test.theirs, test.p) == (200, only_ours, only_theirs, pytest.approx(p))
+    assert sign_test({}, {}).p == 1.0
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_translations_are_compared_by_sacrebleu(metric, runs):
+    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.significance import PairedTest
+
+    generator = random.Random(0)
+    words = ["the", "a", "dog", "cat", "sees", "runs", "in", "red", "house"]
+    references = [" ".join(generator.choices(words, k=8)) for _ in range(60)]
+    outputs = [
+        [" ".join(generator.choice(words) if generator.random() < noise else word for word in line.split())
+         for line in references]
+        for noise in (0.3, 0.25)
+    ]  # fmt: skip
+    for name, system in zip("ab", outputs, strict=True):
+        lines = [
+            {"split": "test", "source": str(number), "target": line, "prediction": output, "correct": line == output}
+            for number, (line, output) in enumerate(zip(references, system, strict=True))
+        ]
+        write_run(runs / name, 1, lines=lines)
+    test = compare_examples("b", 1, runs / "b", runs / "a", f"test/{metric}", "test")
+    scorer = BLEU() if metric == "bleu" else CHRF()
+    systems = [("a", outputs[0]), ("b", outputs[1])]
+    _, found = PairedTest(systems, {metric: scorer}, [references], test_type="ar", n_samples=TRIALS)()
+    baseline, other = next(results for name, results in found.items() if name != "System")
+    assert (test.ours, test.theirs, test.p) == (other.score, baseline.score, other.p_value)
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "latex", "json"])
+def test_every_format_shows_the_values_and_the_sentences(format, runs, capsys):
+    assert compare_command(["runs/plain", "runs/warm", "--format", format]) == 0
+    shown = capsys.readouterr().out
+    assert compare_command(["runs/plain", "runs/warm", "--format", format, "--output", "out.txt"]) == 0
+    assert (runs.parent / "out.txt").read_text() == shown
+    assert "warm is better than plain (p = 0.031)." in shown
+    if format == "json":
+        content = json.loads(shown)
+        assert content["groups"][0]["values"] == {"1": 0.9, "2": 0.91, "3": 0.89, "4": 0.92, "5": 0.9, "6": 0.91}
+        assert content["differences"][0]["p"] == 0.03125
+    else:
+        assert "0.9383" in shown
+        assert "+0.0333" in shown
+
+
+def test_latex_is_escaped(runs, capsys):
+    assert compare_command(["50%_A&B#=runs/plain", "--format", "latex"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("%")]
+    assert any(line.startswith(r"50\%\_A\&B\# & 6 & 0.9050 &") for line in lines)
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_a_figure_is_drawn(suffix, runs, capsys):
+    assert compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}"]) == 0
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert (runs.parent / f"out.{suffix}").read_bytes().startswith(starts[suffix])
+    with pytest.raises(UserError, match="--figure must be a new file"):
+        compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}"])
+    assert compare_command(["runs/plain", "runs/warm", "--figure", f"out.{suffix}", "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "GROUP must name runs, but 'nowhere' names none; try a folder of runs"),
+        (["A=nowhere"], "GROUP must name runs, but 'A=nowhere' names none"),
+        (["=runs/plain"], "GROUP must have a name of its own, but is '=runs/plain'"),
+        (["A=runs/plain", "A=runs/warm"], "GROUP must have a name of its own, but is 'A=runs/warm'"),
+        (["A=runs/plain", "B=runs/plain/version_3"], "'runs/plain/version_3' is in A and B; remove it from one"),
+        (["runs", "--metric", "bleu"], "not the metric 'bleu'; they share test/exact_match, samples_per_second"),
+        (["runs", "young"], "GROUP must name finished runs, but young names none"),
+        (["A=runs/plain", "B=young"], "GROUP must name finished runs, but B has none; train them first"),
+        (["runs", "--output", "runs"], "--output must be a new file, but 'runs' exists"),
+        (["runs", "--output", "no/x"], "--output must lie in a folder that exists, but 'no' does not"),
+        (["runs", "--figure", "x.gif"], "--figure must end in .pdf or .png or .svg, but is 'x.gif'"),
+    ],
+)
+def test_a_mistake_is_reported(arguments, message, runs):
+    write_run(runs.parent / "young/version_0", 1, finished=False)
+    if arguments == ["runs", "young"]:
+        arguments = ["young"]
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        compare_command(arguments)
+
+
+def test_nothing_is_printed_as_a_warning(runs, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare_command(["runs"])
+    assert capsys.readouterr().err == ""
