@@ -302,6 +302,8 @@ class TfmCLI(LightningCLI):
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
+        if self.subcommand == "fit" and self._get(self.config, "skip_test"):
+            self.datamodule.skip_test()
         self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
         self.model.check_data(self.datamodule, self.trainer)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:
@@ -387,7 +389,7 @@ class TfmCLI(LightningCLI):
     after_test = after_validate
 
     def after_fit(self) -> None:
-        """Test the best checkpoint or, with `--skip-test`, validate it."""
+        """Test the best checkpoint."""
         if self.trainer.fast_dev_run:
             if self.trainer.is_global_zero:
                 print("dry run passed: trained and validated on one batch; nothing was written")
@@ -395,8 +397,9 @@ class TfmCLI(LightningCLI):
         # The user may add other checkpoint callbacks.
         checkpoints = next(other for other in self.trainer.checkpoint_callbacks if isinstance(other, Checkpoints))
         path = checkpoints.best_model_path or checkpoints.last_model_path  # without validation, there is no best one
-        evaluate = self.trainer.validate if self._get(self.config, "skip_test") else self.trainer.test
-        evaluate(self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False)
+        self.trainer.test(
+            self.model, datamodule=self.datamodule, ckpt_path=path or None, weights_only=True, verbose=False
+        )
         if self.trainer.is_global_zero:
             for logger in wandb_loggers(self.trainer):
                 logger.log_checkpoint(path)

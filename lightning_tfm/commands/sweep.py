@@ -62,7 +62,7 @@ MAX_KILLS = 10
 """How often the run of a trial may be killed until the worker stops."""
 
 
-class SettingsCLI(TfmCLI):
+class ParsingCLI(TfmCLI):
     """TfmCLI that parses and checks the settings of `fit`, but constructs and runs nothing."""
 
     def instantiate_classes(self) -> None:
@@ -179,7 +179,7 @@ class Worker:
 
     def _parsed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return all settings of `fit`, after its checks."""
-        return run(["fit", *self._arguments(settings)], SettingsCLI).settings()
+        return run(["fit", *self._arguments(settings)], ParsingCLI).settings()
 
     def _arguments(self, settings: dict[str, Any]) -> list[str]:
         objective = self.specification.objective

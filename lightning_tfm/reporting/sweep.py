@@ -197,7 +197,7 @@ def _parallel(specification: Specification, outcomes: Sequence[Outcome], groups:
         scale=altair.Scale(type="point", padding=0.3),
         axis=altair.Axis(labelAngle=-30, labelLimit=MAX_LABEL_WIDTH, grid=True),
     )
-    y = altair.Y("place:Q", axis=None, scale=altair.Scale(domain=[-0.04, 1.04]))
+    y = altair.Y("place:Q", axis=None, scale=altair.Scale(domain=[-0.04, 1.08]))
     base = altair.Chart(altair.Data(values=lines)).encode(x=x, y=y, detail="trial:N")
     opacity = altair.condition("datum.group == 'best tenth'", altair.value(1), altair.value(0.35))
     width = altair.condition("datum.group == 'best tenth'", altair.value(2.2), altair.value(1))
@@ -206,7 +206,7 @@ def _parallel(specification: Specification, outcomes: Sequence[Outcome], groups:
     )
     texts = (
         altair.Chart(altair.Data(values=labels))
-        .mark_text(align="left", dx=4, fontSize=11)
+        .mark_text(align="left", dx=5, dy=-7, fontSize=11)
         .encode(x=x, y=y, text="text:N")
     )
     shown = (drawn + texts).properties(width="container", height=320)
