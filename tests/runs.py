@@ -42,7 +42,7 @@ from lightning_tfm.tokenization import train_tokenizer
 
 CLONE_NEWNET = 0x40000000  # from sched.h
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
+CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "optuna", "wandb"])
 
 
 @dataclass
@@ -67,6 +67,7 @@ def start(
     fault: tuple[object, ...] | None = None,
     pictures: bool = False,
     network: Path | None = None,
+    forks: bool = False,
     **environment: str | None,
 ) -> Child:
     """Start `lightning-tfm` in a child process.
@@ -79,6 +80,7 @@ def start(
             (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
         pictures: whether to draw pictures, which take half of the time of a short run; otherwise they are blank.
         network: the file of the network namespace of the process.
+        forks: whether the runs that the command starts are forked from its process, too.
         environment: environment variables to set, or to unset if None.
     """
     rank = f"_node_{environment['NODE_RANK']}" if environment.get("NODE_RANK", "0") != "0" else ""
@@ -86,7 +88,9 @@ def start(
     out, err = cwd / f"stdout{rank}", cwd / f"stderr{rank}"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, pictures, network, environment))
+    process = CONTEXT.Process(
+        target=_child, args=(arguments, cwd, out, err, fault, pictures, network, forks, environment)
+    )
     process.start()
     return Child(process, out, err)
 
@@ -152,7 +156,7 @@ def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
     return Child(first.process, first.out, first.err, [other.process for other in others])
 
 
-def _child(arguments, cwd, out, err, fault, pictures, network, environment):
+def _child(arguments, cwd, out, err, fault, pictures, network, forks, environment):
     import warnings
 
     import torch
@@ -177,12 +181,71 @@ def _child(arguments, cwd, out, err, fault, pictures, network, environment):
         _patch(*fault)
     if not pictures:
         _draw_blank_pictures()
+    if forks:
+        from lightning_tfm import child_runs
+
+        child_runs.subprocess.Popen = ForkedRun
     try:
         main()
     finally:
         if environment["WANDB_MODE"] == "offline":  # at exit, which a forked process does not reach
             with suppress(Exception):
                 wandb.teardown()
+
+
+class ForkedRun:
+    """Replacement of `subprocess.Popen` that forks this process, in which all packages are imported."""
+
+    def __init__(self, command, stdin, stdout, stderr, env, start_new_session, pass_fds):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setsid()
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor not in (*pass_fds, stdout.fileno()) and _is_lock(descriptor):
+                    os.close(descriptor)
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            os.environ |= env
+            for signum in SIGNALS:
+                signal.signal(signum, signal.SIG_DFL)
+            sys.argv = ["lightning-tfm", *command[command.index("fit") :]]
+            from lightning_tfm.__main__ import main
+
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def terminate(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self):
+        while self.poll() is None:
+            time.sleep(0.02)
+        return self.returncode
+
+
+def _is_lock(descriptor):
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name in (".claim", ".lock")
+    except OSError:
+        return False
 
 
 def _draw_blank_pictures():

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from filelock import lock_descriptor
+from filelock import FileLock, lock_descriptor
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +52,12 @@ from lightning_tfm.trainer_settings import WANDB
 
 SPECIFICATION = "sweep.json"
 """File in the folder of a sweep: the specification and the YAML of the experiment, which must not change."""
+
+LOCK = ".lock"
+"""File in the folder of a sweep: the lock of the worker that writes the other files there."""
+
+ERROR = "lightning-tfm: error: "
+"""Beginning of the last line of a run that has failed."""
 
 CLAIM, LOG = ".claim", "log"
 """Files in the folder of a trial: the lock of the worker that runs it, and the output of the run."""
@@ -173,9 +180,11 @@ class Worker:
         self.trials = Trials(specification, self.folder, max_steps)
         self._check_folder()
         self.trials.update()
-        if not any(self.folder.glob(f"trial_*/{SETTINGS}")):
-            self._check_first()
-        write_text(self.folder / SPECIFICATION, json.dumps(self._identity(), indent=2) + "\n")
+        with FileLock(self.folder / LOCK):  # another worker may start at the same time
+            self._check_folder()
+            if not (self.folder / SPECIFICATION).is_file():
+                self._check_first()
+            write_text(self.folder / SPECIFICATION, json.dumps(self._identity(), indent=2) + "\n")
 
     def _parsed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return all settings of `fit`, after its checks."""
@@ -212,7 +221,9 @@ class Worker:
     def _check_folder(self) -> None:
         path = self.folder / SPECIFICATION
         if not path.is_file():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
+            if self.folder.is_dir() and any(
+                not other.name.startswith((LOCK, path.name)) for other in self.folder.iterdir()
+            ):
                 raise UserError(
                     f"--output must be a new folder or one of this sweep, but {str(self.folder)!r} holds other files"
                 )
@@ -235,18 +246,16 @@ class Worker:
 
     def _check_first(self) -> None:
         """Run one batch of the first trial, which checks what only a run can check, such as the name of the metric."""
-        settings = self.specification.settings | self.trials.settings[0]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        child = ChildRun([*self._arguments(settings), "--dry-run"], self.folder / LOG, self.specification.threads)
-        try:
-            status = child.process.wait()
-        finally:
-            child.terminate()
-        if status:
-            message = child.last_line.removeprefix("lightning-tfm: error: ")
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise UserError(f"the first trial cannot run: {message}")
-        child.log.unlink()
+        arguments = self._arguments(self.specification.settings | self.trials.settings[0])
+        with TemporaryDirectory() as folder:
+            child = ChildRun([*arguments, "--dry-run"], Path(folder, LOG), self.specification.threads)
+            try:
+                status = child.process.wait()
+            finally:
+                child.terminate()
+            if status:
+                shutil.rmtree(self.folder)
+                raise UserError(f"the first trial cannot run: {child.last_line.removeprefix(ERROR)}")
 
     def work(self) -> None:
         """Run trials until all are decided; a signal stops the runs of this worker, which save a checkpoint."""
@@ -279,7 +288,7 @@ class Worker:
             status = child.process.returncode
             is_killed = status < 0 or status > 128
             if status and not is_killed and number not in self.trials.outcomes:
-                write_text(self.trials.run(number) / FAILURE, child.last_line.removeprefix("lightning-tfm: error: "))
+                write_text(self.trials.run(number) / FAILURE, child.last_line.removeprefix(ERROR))
             del self.children[number]
             os.close(claim)
             if is_killed and number not in self.trials.outcomes:
@@ -297,6 +306,9 @@ class Worker:
                 continue
             claim = _claim(self.trials.run(number))
             if claim is None:
+                continue
+            if self.trials.has_ended(number):  # since the folders were read
+                os.close(claim)
                 continue
             try:
                 self.children[number] = self._start(number, claim), claim
@@ -342,19 +354,14 @@ class Worker:
         specification, folder = self.specification, self.folder
         outcomes = ranked(specification, self.trials.outcomes.values())
         weights = importances(specification, outcomes)
-        write_text(folder / "trials.csv", table(specification, outcomes))
-        save_study(specification, self.trials.outcomes, folder / "study.log")
-        best, text = outcomes[0], ""
-        if best.value is not None:
-            description = (
-                f"# The best of {len(outcomes)} trials of {specification.experiment}: trial {best.number}, "
-                f"{specification.objective.description}: {summarize(specification.objective, best)}.\n"
-            )
-            settings = specification.settings | best.settings
-            text = description + best_experiment(self.experiment, self.config, settings)
-            write_text(folder / "best.yaml", text)
+        text = self._best_experiment(outcomes)
         curves = {number: self.trials.curve(number) for number in self.trials.outcomes}
-        write_text(folder / "sweep.html", render_sweep(folder.name, specification, outcomes, weights, curves, text))
+        with FileLock(folder / LOCK):
+            write_text(folder / "trials.csv", table(specification, outcomes))
+            save_study(specification, self.trials.outcomes, folder / "study.log")
+            if text:
+                write_text(folder / "best.yaml", text)
+            write_text(folder / "sweep.html", render_sweep(folder.name, specification, outcomes, weights, curves, text))
         console = Console(highlight=False)
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name in ("rank", "trial", specification.objective.description):
@@ -376,6 +383,18 @@ class Worker:
         )
         console.print(f"\n  lightning-tfm fit --config {relative(folder / 'best.yaml')}")
         return 0
+
+    def _best_experiment(self, outcomes: Sequence[Outcome]) -> str:
+        """Return the YAML of the best trial's experiment; empty if no trial has finished."""
+        specification, best = self.specification, outcomes[0]
+        if best.value is None:
+            return ""
+        description = (
+            f"# The best of {len(outcomes)} trials of {specification.experiment}: trial {best.number}, "
+            f"{specification.objective.description}: {summarize(specification.objective, best)}.\n"
+        )
+        settings = specification.settings | best.settings
+        return description + best_experiment(self.experiment, self.config, settings)
 
 
 def _claim(folder: Path) -> int | None:

@@ -22,8 +22,8 @@ from lightning_tfm.sweeps.specification import Specification
 
 State = Literal["finished", "not reached", "pruned", "failed"]
 
-SETTINGS, FAILURE = "trial.json", "failure.txt"
-"""Files in the folder of a trial's run: its settings, and the message of a run that has failed."""
+SUMMARY, SETTINGS, FAILURE = "summary.json", "trial.json", "failure.txt"
+"""Files in the folder of a trial's run: of a finished run, with the searched settings, and with an error message."""
 
 
 def trial_name(number: int) -> str:
@@ -158,7 +158,8 @@ class Trials:
             return True
         curve = self.curve(number)
         found = next((point for point in curve if point.steps >= rung), None)
-        if found is None and not self._has_ended(number, curve):
+        # A run that has reached the goal will end without another validation.
+        if found is None and self._reached(curve) is None and not self.has_ended(number):
             return False
         point = found or (curve[-1] if curve else None)  # a run that has ended keeps its last value
         if point is None or (found is None and self._has_failed(number)):
@@ -174,14 +175,13 @@ class Trials:
 
     def _ended(self, number: int) -> Outcome | None:
         """Return the outcome of a trial whose run has finished or failed and was compared at all rungs before."""
-        summary, failed = (self.run(number) / "summary.json").is_file(), self._has_failed(number)
-        if not (summary or failed):
+        if not self.has_ended(number):
             return None
         curve = self.curve(number)
         last = curve[-1].steps if curve else 0
         if any(rung <= last and following <= number for rung, following in zip(self._rungs, self._next, strict=True)):
             return None
-        if failed:
+        if self._has_failed(number):
             return self._outcome(number, "failed", last)
         reached = self._reached(curve)
         if self.specification.objective.reach is not None and reached is None:
@@ -200,13 +200,12 @@ class Trials:
         message = path.read_text(encoding="utf-8").strip() if state == "failed" else ""
         return Outcome(number, self.settings[number], state, value, metric, steps, message)
 
+    def has_ended(self, number: int) -> bool:
+        """Return whether the run of a trial has finished or failed."""
+        return (self.run(number) / SUMMARY).is_file() or self._has_failed(number)
+
     def _has_failed(self, number: int) -> bool:
         return (self.run(number) / FAILURE).is_file()
-
-    def _has_ended(self, number: int, curve: list[Point]) -> bool:
-        """Return whether a run has finished or failed, or will be stopped since the metric has reached its goal."""
-        run = self.run(number)
-        return self._reached(curve) is not None or (run / "summary.json").is_file() or self._has_failed(number)
 
     def _reached(self, curve: list[Point]) -> int | None:
         """Return the steps after which the metric has reached its goal; None if it has not, or if there is none."""
