@@ -570,6 +570,42 @@ def wait_for_step(step, process, cwd, model):
         time.sleep(0.02)
 
 
+TINY = {
+    "experiment": str(EXPERIMENTS / "copy_gpt.yaml"),
+    "objective": {"metric": "val/loss", "mode": "min"},
+    "sampler": "tpe",
+    "parallel": 2,
+    "trials": 5,
+    "asha": {"min_steps": 6, "reduction_factor": 2},
+    "search": {
+        "model.optimizer.lr": {"min": 1e-3, "max": 0.03, "log": True},
+        "model.network.d_model": {"values": [8, 15, 16]},  # 15 is not divisible by the number of heads
+    },
+    "settings": {
+        "data.train_size": 60,
+        "data.val_size": 10,
+        "data.longer_size": 5,
+        "data.test_size": 10,
+        "data.batch_size": 15,
+        "trainer.max_steps": 24,
+        "trainer.val_check_interval": 6,
+        "trainer.log_every_n_steps": 1,
+        "checkpoint.every_n_train_steps": 2,
+        "model.network.num_heads": 2,
+        "model.network.num_layers": 1,
+        "model.network.dropout": 0.2,
+        "model.lr_schedule.warmup_steps": 5,
+    },
+}
+
+
+def tiny(folder, **changes):
+    """Write a specification of short runs, and return its path."""
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY | changes))
+    return path
+
+
 def new_folders(parent, *names):
     """Create folders, and return their paths."""
     folders = [parent / name for name in names]

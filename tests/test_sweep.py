@@ -29,9 +29,12 @@ from lightning_tfm.sweeps import (
     save_study,
     table,
 )
-from runs import EXPERIMENTS, in_process, new_folders, start
+from pages import assert_fits_every_screen
+from runs import EXPERIMENTS, TINY, in_process, new_folders, start, tiny
 
 LR, WIDTH = "model.init_args.optimizer.init_args.lr", "model.init_args.network.init_args.d_model"
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
 SPECIFICATION = {
     "experiment": "date_gpt",
     "objective": {"metric": "val/loss", "mode": "min"},
@@ -177,7 +180,7 @@ def test_tpe_finds_better_settings_than_random_sampling(tmp_path):
 
 
 def test_trials_are_ranked_by_value_and_failures_are_last(tmp_path):
-    specification = specified(tmp_path, asha={"min_steps": 10}, objective=OBJECTIVES["reach"], trials=40)
+    specification = specified(tmp_path, objective=OBJECTIVES["reach"], trials=40)
     simulate(specification, tmp_path / "new", random.Random(0), jobs=3)
     trials = Trials(specification, tmp_path / "new", MAX_STEPS)
     trials.update()
@@ -286,42 +289,6 @@ def test_mistakes_in_a_specification_are_refused(changes, message, tmp_path):
 def test_a_sweep_of_wandb_is_refused(path):
     with pytest.raises(UserError, match=r"is one of W&B; try wandb sweep"):
         read_specification(path)
-
-
-TINY = {
-    "experiment": str(EXPERIMENTS / "copy_gpt.yaml"),
-    "objective": {"metric": "val/loss", "mode": "min"},
-    "sampler": "tpe",
-    "parallel": 2,
-    "trials": 5,
-    "asha": {"min_steps": 6, "reduction_factor": 2},
-    "search": {
-        "model.optimizer.lr": {"min": 1e-3, "max": 0.03, "log": True},
-        "model.network.d_model": {"values": [8, 15, 16]},  # 15 is not divisible by the number of heads
-    },
-    "settings": {
-        "data.train_size": 60,
-        "data.val_size": 10,
-        "data.longer_size": 5,
-        "data.test_size": 10,
-        "data.batch_size": 15,
-        "trainer.max_steps": 24,
-        "trainer.val_check_interval": 6,
-        "trainer.log_every_n_steps": 1,
-        "checkpoint.every_n_train_steps": 2,
-        "model.network.num_heads": 2,
-        "model.network.num_layers": 1,
-        "model.network.dropout": 0.2,
-        "model.lr_schedule.warmup_steps": 5,
-    },
-}
-
-
-def tiny(folder, **changes):
-    """Write a specification of short runs, and return its path."""
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(TINY | changes))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -480,3 +447,9 @@ def test_the_page_needs_no_network_and_escapes_names(page):
     assert "<h1>&lt;/script&gt;&lt;b&gt;new</h1>" in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert [chart["id"] for chart in data["charts"]] == ["history", "curves", "parallel", "importance"]
+
+
+@pytest.mark.browser
+def test_the_page_fits_every_screen_and_has_no_violation_of_accessibility(page, browser):
+    assert_fits_every_screen(page, browser)
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
