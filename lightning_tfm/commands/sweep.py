@@ -342,7 +342,8 @@ class Worker:
         return loggers
 
     def _describe(self, outcome: Outcome) -> str:
-        settings = ", ".join(f"{_last(name)} {_as_argument(value)}" for name, value in outcome.settings.items())
+        names = self.specification.short_names
+        settings = ", ".join(f"{names[name]} {_as_argument(value)}" for name, value in outcome.settings.items())
         return f"trial {outcome.number}: {summarize(self.specification.objective, outcome)} ({settings})"
 
     def show(self) -> int:
@@ -362,18 +363,19 @@ class Worker:
             if text:
                 write_text(folder / "best.yaml", text)
             write_text(folder / "sweep.html", render_sweep(folder.name, specification, outcomes, weights, curves, text))
+        names = specification.short_names
         console = Console(highlight=False)
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name in ("rank", "trial", specification.objective.description):
             shown.add_column(name, justify="right" if name != specification.objective.description else "left")
         for name in specification.search:
-            shown.add_column(_last(name), justify="right", overflow="fold")
+            shown.add_column(names[name], justify="right", overflow="fold")
         for rank, outcome in enumerate(outcomes[:SHOWN], start=1):
             cells = (_as_argument(outcome.settings[name]) for name in specification.search)
             shown.add_row(str(rank), str(outcome.number), summarize(specification.objective, outcome), *cells)
         console.print(shown)
         if weights:
-            described = ", ".join(f"{_last(name)} {format_value(weight)}" for name, weight in weights.items())
+            described = ", ".join(f"{names[name]} {format_value(weight)}" for name, weight in weights.items())
             console.print(f"Importance for the best tenth (PED-ANOVA): {described}")
         if not text:
             console.print(f"No trial has finished; see {relative(folder / 'trials.csv')}.")
@@ -420,11 +422,6 @@ def _claim(folder: Path) -> int | None:
 def _as_argument(value: Any) -> str:
     """Return a setting as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _last(name: str) -> str:
-    """Return the last part of a setting's name."""
-    return name.rpartition(".")[2]
 
 
 def _short(value: Any) -> str:

@@ -18,6 +18,8 @@ BEST = 0.1
 """Share of the trials that the charts highlight, of which the importances are computed, too."""
 
 STATES = ("finished", "not reached", "pruned", "failed")
+SHAPES = ["circle", "square", "triangle-down", "cross"]
+"""States of trials, and their symbols."""
 
 SCALE_LABELS = 6
 """Maximum number of labels at an axis of the parallel coordinates."""
@@ -48,7 +50,7 @@ def render_sweep(
         _history(specification, outcomes),
         _curves(specification, outcomes, curves, groups),
         _parallel(specification, outcomes, groups),
-        _importance(weights),
+        _importance(specification, weights),
     ]
     states = {state: sum(outcome.state == state for outcome in outcomes) for state in STATES}
     rows = [
@@ -69,7 +71,7 @@ def render_sweep(
         result=summarize(objective, outcomes[0]),
         best_trial=outcomes[0],
         states=", ".join(f"{count:,} {state}" for state, count in states.items() if count),
-        columns=["rank", "trial", "result", *specification.search],
+        columns=["rank", "trial", "result", *specification.short_names.values()],
         rows=rows,
         failures=[outcome for outcome in outcomes if outcome.message],
         best=best,
@@ -85,17 +87,11 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _short(specification: Specification) -> dict[str, str]:
-    """Return short names of the searched settings, which are unique."""
-    last = {name: name.rpartition(".")[2] for name in specification.search}
-    return {name: short if list(last.values()).count(short) == 1 else name for name, short in last.items()}
-
-
 def _history(specification: Specification, outcomes: Sequence[Outcome]) -> Json | None:
     """Draw the value of each trial; of trials without a value, the metric."""
     import altair
 
-    states = list(STATES)
+    states, legend = list(STATES), altair.Legend(orient="top", columns=2)
     title = specification.objective.metric if specification.objective.reach is None else "steps"
     points = []
     for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
@@ -111,14 +107,9 @@ def _history(specification: Specification, outcomes: Sequence[Outcome]) -> Json 
             x=altair.X("trial:Q", axis=altair.Axis(tickMinStep=1, format="d")),
             y=altair.Y("value:Q", title=title, scale=altair.Scale(zero=False)),
             color=altair.Color(
-                "state:N", scale=altair.Scale(domain=list(STATES), range=list(PALETTE[:4])), legend=None
+                "state:N", title=None, scale=altair.Scale(domain=states, range=list(PALETTE[:4])), legend=legend
             ),
-            shape=altair.Shape(
-                "state:N",
-                title=None,
-                scale=altair.Scale(domain=states, range=["circle", "square", "triangle-down", "cross"]),
-                legend=altair.Legend(orient="top", symbolFillColor="gray", columns=2),
-            ),
+            shape=altair.Shape("state:N", title=None, scale=altair.Scale(domain=states, range=SHAPES), legend=legend),
             tooltip=["trial:Q", "state:N", altair.Tooltip("value:Q", format=".5g")],
         )
         .properties(width="container", height=260)
@@ -170,7 +161,7 @@ def _parallel(specification: Specification, outcomes: Sequence[Outcome], groups:
     """Draw each trial as a line across the axes of the settings and its rank."""
     import altair
 
-    names = _short(specification)
+    names = specification.short_names
     axes = [*names.values(), "rank"]
     lines, labels = [], []
     for rank, outcome in reversed(list(enumerate(outcomes))):
@@ -228,12 +219,12 @@ def _labels(space: Range | Values) -> list[tuple[str, float]]:
     return [(_text(value), _position(space, value)) for value in values]
 
 
-def _importance(weights: Mapping[str, float]) -> Json | None:
+def _importance(specification: Specification, weights: Mapping[str, float]) -> Json | None:
     import altair
 
     if not weights:
         return None
-    values = [{"setting": name, "importance": weight} for name, weight in weights.items()]
+    values = [{"setting": specification.short_names[name], "importance": weight} for name, weight in weights.items()]
     shown = (
         altair.Chart(altair.Data(values=values))
         .mark_bar(color=PALETTE[0])

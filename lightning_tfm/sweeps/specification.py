@@ -175,6 +175,12 @@ class Specification:
     parallel: int = 4
     threads: int = 1
 
+    @property
+    def short_names(self) -> dict[str, str]:
+        """Return the last part of the name of each searched setting, or the whole name if several have this part."""
+        last = {name: name.rpartition(".")[2] for name in self.search}
+        return {name: short if list(last.values()).count(short) == 1 else name for name, short in last.items()}
+
     def points(self) -> Iterator[tuple[Any, ...]]:
         """Yield the points of the grid."""
         return itertools.product(*(space.grid or () for space in self.search.values()))
