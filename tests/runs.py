@@ -575,7 +575,8 @@ TINY = {
     "objective": {"metric": "val/loss", "mode": "min"},
     "sampler": "tpe",
     "parallel": 2,
-    "trials": 5,
+    "trials": 12,
+    "seed": 3,
     "asha": {"min_steps": 6, "reduction_factor": 2},
     "search": {
         "model.optimizer.lr": {"min": 1e-3, "max": 0.03, "log": True},

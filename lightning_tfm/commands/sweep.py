@@ -150,7 +150,7 @@ class Worker:
         self.kills: dict[int, int] = {}  # by trial
 
     def check(self) -> None:
-        """Check the settings and the folder, and run one batch of the first trial in a new sweep.
+        """Check the settings and the folder, and run one batch of the experiment in a new sweep.
 
         Raises:
             UserError: if `fit` would refuse a setting, or if the folder holds another sweep.
@@ -183,7 +183,7 @@ class Worker:
         with FileLock(self.folder / LOCK):  # another worker may start at the same time
             self._check_folder()
             if not (self.folder / SPECIFICATION).is_file():
-                self._check_first()
+                self._check_experiment()
             write_text(self.folder / SPECIFICATION, json.dumps(self._identity(), indent=2) + "\n")
 
     def _parsed(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -244,9 +244,9 @@ class Worker:
                 "restore it, or choose another --output"
             )
 
-    def _check_first(self) -> None:
-        """Run one batch of the first trial, which checks what only a run can check, such as the name of the metric."""
-        arguments = self._arguments(self.specification.settings | self.trials.settings[0])
+    def _check_experiment(self) -> None:
+        """Run one batch of the experiment, which checks what only a run can check, such as the name of the metric."""
+        arguments = self._arguments(self.specification.settings)
         with TemporaryDirectory() as folder:
             child = ChildRun([*arguments, "--dry-run"], Path(folder, LOG), self.specification.threads)
             try:
@@ -255,7 +255,7 @@ class Worker:
                 child.terminate()
             if status:
                 shutil.rmtree(self.folder)
-                raise UserError(f"the first trial cannot run: {child.last_line.removeprefix(ERROR)}")
+                raise UserError(f"the experiment of the sweep cannot run: {child.last_line.removeprefix(ERROR)}")
 
     def work(self) -> None:
         """Run trials until all are decided; a signal stops the runs of this worker, which save a checkpoint."""
