@@ -28,4 +28,4 @@ def assert_fits_every_screen(path, browser):
         assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
         found = Axe().run(browser)
         described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
-        assert described == [], (width, scheme)
+        assert described == [], (width, scheme, described)

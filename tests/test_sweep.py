@@ -16,7 +16,7 @@ import optuna
 import pytest
 import yaml
 
-from lightning_tfm.commands.sweep import sweep
+from lightning_tfm.commands.sweep import Worker, make_parser, sweep
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting import render_sweep
 from lightning_tfm.sweeps import (
@@ -312,6 +312,16 @@ def test_mistakes_in_settings_are_refused_before_the_first_trial(changes, messag
     assert re.search(message, printed)
     assert len(printed.splitlines()) == 1
     assert not Path("runs").exists()
+
+
+def test_wandb_groups_the_trials_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Worker, "_check_experiment", lambda _: None)
+    worker = Worker(make_parser().parse_args([str(tiny(tmp_path)), "--output", "runs/tiny"]))
+    worker.check()
+    csv_logger, wandb_logger = (logger["init_args"] for logger in worker._loggers(3))
+    assert (csv_logger["save_dir"], csv_logger["name"], csv_logger["version"]) == ("runs", "tiny", "trial_0003")
+    assert wandb_logger["group"] == "tiny"
 
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
