@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning import LightningModule, Trainer
@@ -20,6 +20,7 @@ from lightning_tfm.checkpoint import copy_checkpoint, is_whole
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
+from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.parsing_errors import nearest
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
@@ -125,6 +126,7 @@ class Checkpoints(Checkpoint):
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
             _flush(trainer)
         self._end_if_interrupted(trainer)
+        cast(TaskModule, pl_module).signum = self.signum or 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -132,7 +134,9 @@ class Checkpoints(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         # Lightning checks the same next; a run resumed from a checkpoint saved before a validation would skip it.
         if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-            self._save_if_due(trainer)
+            # Processes exchange their signals with the loss, since each exchange of its own would take time.
+            several = trainer.world_size > 1
+            self._save_if_due(trainer, (cast(TaskModule, pl_module).signum_of_any or None) if several else self.signum)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -159,7 +163,7 @@ class Checkpoints(Checkpoint):
             steps = sorted(int(name[1]) for name in names if name)
             for step in steps[: -self.keep_last]:
                 trainer.strategy.remove_checkpoint(self.dirpath / f"step_{step}.ckpt")
-        self._save_if_due(trainer)
+        self._save_if_due(trainer, self._signal_of_any(trainer))
 
     def _not_finite(self, trainer: Trainer) -> str:
         """Return a message if the validation loss or the monitored metric is not finite, otherwise ""."""
@@ -167,9 +171,10 @@ class Checkpoints(Checkpoint):
         values = {name: value for name, value in metrics.items() if value is not None and not value.isfinite()}
         return " and ".join(f"{name} is {value:g}" for name, value in values.items())
 
-    def _save_if_due(self, trainer: Trainer) -> None:
+    def _save_if_due(self, trainer: Trainer, signum: int | None) -> None:
+        """Save last.ckpt if it is time to, or if training ends after a signal of any process."""
         self.stopped = trainer.should_stop
-        self.ending = self._signal_of_any(trainer)
+        self.ending = signum
         step = trainer.global_step
         due = (
             step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ending is not None

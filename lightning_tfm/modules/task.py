@@ -20,6 +20,7 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed import Work
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -91,6 +92,8 @@ class TaskModule(LineModule):
     Attributes:
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
+        signum: the signal that this process has received; 0 if none. Set before each batch, by `Checkpoints`.
+        signum_of_any: the largest `signum` of all processes in the last step.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -113,6 +116,8 @@ class TaskModule(LineModule):
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
+        self.gathering: tuple[list[Tensor], Work] | None = None  # of the sums and the signals of all processes
+        self.signum = self.signum_of_any = 0
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
@@ -362,15 +367,26 @@ class TaskModule(LineModule):
         self.step_sums.append(torch.stack((loss.detach(), tokens.to(loss.dtype))))
         return loss
 
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Gather the sums of the step from all processes during its last backward pass, which hides the latency."""
+        is_last = len(self.step_sums) == self.trainer.accumulate_grad_batches * len(self.sharding.own)
+        if is_last and self.trainer.world_size > 1:
+            values = torch.cat((*self.step_sums, self.step_sums[0].new_tensor([self.signum])))
+            gathered = list(values.new_empty(self.trainer.world_size, len(values)))
+            self.gathering = gathered, torch.distributed.all_gather(gathered, values, async_op=True)
+
     def _total_loss(self) -> tuple[Tensor, Tensor]:
         """Return the loss and the number of tokens of the step, added in the order of batches and shards."""
         sums = torch.stack(self.step_sums)  # (A n, 2) of A accumulated batches with n shards on this process
         self.step_sums = []
-        if (world_size := self.sharding.world_size) > 1:
-            gathered = sums.new_empty(world_size, *sums.shape)
-            group = data_group(self.trainer.strategy)
-            torch.distributed.all_gather(list(gathered), sums, group)  # Lightning's adds a barrier
-            by_batch = gathered.unflatten(1, (self.trainer.accumulate_grad_batches, -1))  # (W, A, n, 2)
+        if self.gathering is not None:
+            (parts, work), self.gathering = self.gathering, None
+            work.wait()
+            gathered = torch.stack(parts)  # (P, 2 A n + 1) of P processes
+            self.signum_of_any = int(gathered[:, -1].max())
+            # Processes that read the same data, with tensor parallelism, are consecutive and have the same sums.
+            different = gathered[:: len(gathered) // self.sharding.world_size, :-1]  # (W, 2 A n)
+            by_batch = different.unflatten(1, (self.trainer.accumulate_grad_batches, -1, 2))  # (W, A, n, 2)
             sums = by_batch.transpose(0, 1).flatten(0, 2)
         first, *others = sums.unbind()
         loss, tokens = sum(others, start=first)
