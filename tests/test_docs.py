@@ -153,7 +153,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-SMALLER = {"20000": "8", "2000": "4", "1500": "4", "200": "2", "31..35": "31..32"}
+SMALLER = {"20000": "8", "2000": "4", "1500": "4", "200": "2", "1..6": "1..2", "31..35": "31..32"}
 """Numbers of steps and seeds on the pages, and those of the tests."""
 
 NOT_RUN = (

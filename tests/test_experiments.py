@@ -857,7 +857,7 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
     options = set(re.findall(r"--([a-z_.-]+)", shown)) - {"help-all"}
     assert in_process(monkeypatch, "fit", "--config", COPY, "--print_config") == 0
     known = flatten(yaml.safe_load(capsys.readouterr().out)).keys()
-    for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help"}:
+    for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help", "seeds", "jobs"}:
         name = option.replace("model.", "model.init_args.")
         assert any(other == name or other.startswith(f"{name}.") for other in known), option
 

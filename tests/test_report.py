@@ -192,18 +192,43 @@ def test_a_report_works_in_a_browser(html, browser):
 
 
 @pytest.fixture(scope="module")
-def pages(two_runs, tmp_path_factory):
-    """Write the reports of one run with an input, of two runs, and of five runs of three tasks."""
+def seeded(two_runs, tmp_path_factory) -> list[Path]:
+    """Return copies of two runs with two seeds each."""
+    copies = []
+    for number, (original, seed) in enumerate(itertools.product(two_runs, (1, 2))):
+        copy = tmp_path_factory.mktemp("seeded") / original.parent.name / f"version_{number}"
+        shutil.copytree(original, copy)
+        for name in ("config.yaml", "summary.json"):
+            text = (copy / name).read_text()
+            (copy / name).write_text(re.sub(r'(seed_everything|"seed"|\bseed): \d+', rf"\1: {seed}", text))
+        copies.append(copy)
+    return copies
+
+
+def test_runs_with_several_seeds_are_compared(seeded, tmp_path):
+    path = tmp_path / "page.html"
+    assert report([*map(str, seeded), "--output", str(path)]) == 0
+    page = path.read_text()
+    assert page.count("Comparison over seeds") == 1
+    assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in page
+    assert "Difference from copy_transformer" in page
+    assert report([str(seeded[0]), str(seeded[2]), "--output", str(tmp_path / "single.html")]) == 0
+    assert "Comparison over seeds" not in (tmp_path / "single.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def pages(two_runs, seeded, tmp_path_factory):
+    """Write the reports of one run with an input, of two runs, of two seeds each, and of five runs of three tasks."""
     runs = [trained_run(name, tmp_path_factory) for name in ("reviews_classifier", "text_gpt", "spelling_gpt")]
     folder = tmp_path_factory.mktemp("pages")
-    found = {"one": [two_runs[1], "--input", "3 1 2"], "two": two_runs, "five": [*two_runs, *runs]}
+    found = {"one": [two_runs[1], "--input", "3 1 2"], "two": two_runs, "seeds": seeded, "five": [*two_runs, *runs]}
     for name, arguments in found.items():
         assert report([*map(str, arguments), "--output", str(folder / f"{name}.html")]) == 0
     return folder
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["one", "two", "five"])
+@pytest.mark.parametrize("name", ["one", "two", "seeds", "five"])
 def test_a_report_fits_every_screen_and_has_no_violation_of_accessibility(name, pages, browser):
     assert_fits_every_screen(pages / f"{name}.html", browser)
 

@@ -17,8 +17,8 @@ BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 SETTINGS = """\
   -c, --config YAML          read a YAML file; later files override earlier ones
   --ckpt_path CHECKPOINT     {ckpt_path}
-  --seed_everything N        seed of the data, the weights and dropout
-{seeds}  --dry-run                  check all settings, run a batch, write nothing
+  --seed_everything N        {seed}
+  --dry-run                  check all settings, run a batch, write nothing
   --print_config             print all settings as YAML
   --data CLASS               {data}
   --model CLASS              {model}
@@ -34,8 +34,8 @@ SETTINGS = """\
   --data.help Date           settings of a class; also --model.network.help GPT
 """
 
-SEEDS = "  --seeds 1..5               train once per seed; with --jobs N, N runs at a time\n"
-"""Options of `fit` alone."""
+SEEDS = "seed; for several: --seeds 1..6, --jobs N at a time"
+"""Help of `--seed_everything` for `fit`, which alone has `--seeds`."""
 
 USAGE = {
     "fit": (
@@ -65,7 +65,7 @@ def help_text(command: str) -> str:
     """Return the help of `fit`, `validate` or `test` for `--help`."""
     usage, purpose, ckpt_path = USAGE[command]
     settings = SETTINGS.format(
-        seeds=SEEDS if command == "fit" else "",
+        seed=SEEDS if command == "fit" else "seed of the data, the weights and dropout",
         ckpt_path=ckpt_path,
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),

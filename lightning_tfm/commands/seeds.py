@@ -21,8 +21,8 @@ from lightning_tfm.progress import progress_bar
 
 EXAMPLE = "1..5"
 
-LAUNCHED = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "LOCAL_RANK")
-"""Environment variables of processes that a launcher has started."""
+LAUNCHED = ("WORLD_SIZE", "SLURM_NTASKS")
+"""Environment variables in which torchrun and srun set the number of processes that they have started."""
 
 
 class SettingsCLI(TfmCLI):
@@ -127,10 +127,10 @@ def _check(options: Namespace, settings: list[str]) -> None:
     ):
         if any(argument.partition("=")[0] == name for argument in settings):
             raise UserError(f"{name} must not be given with --seeds, since {reason}; remove it")
-    if any(name in os.environ for name in LAUNCHED):
+    if any(os.environ.get(name, "1") != "1" for name in LAUNCHED):
         raise UserError(
-            "--seeds must be used without a launcher such as torchrun or srun, since it starts the runs itself; "
-            "start one command, or one run per seed with --seed_everything"
+            "--seeds must be used in one process, since it starts the runs itself, but torchrun or srun has started "
+            "several; start one, or one run per seed with --seed_everything"
         )
 
 

@@ -170,7 +170,12 @@ def _difference(
     needed = seeds_needed(effect, level, matched=matched) if effect else None
     least = min(1.0, comparisons * smallest_p(len(ours), len(theirs), matched=matched))
     too_few = ""
-    if least > LEVEL:
+    if p is None:
+        too_few = (
+            f"Too few seeds: with {_seeds(group, baseline)}, there is no test. At least "
+            f"{seeds_to_reach(level, matched=matched)} seeds per group are needed for a significant difference."
+        )
+    elif least > LEVEL:
         several = f" and {comparisons} comparisons, the corrected p" if comparisons > 1 else ", p"
         too_few = (
             f"Too few seeds: with {_seeds(group, baseline)}{several} is at least {least:.2g}, so no difference can be "

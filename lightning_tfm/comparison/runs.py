@@ -90,7 +90,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
         arguments: the arguments, at least one.
 
     Raises:
-        UserError: if an argument names no finished run, or if a run is in two groups.
+        UserError: if an argument names no run, if a group has no finished run, or if a run is in two groups.
     """
     named: list[tuple[str | None, list[Path]]] = []
     for argument in arguments:
@@ -118,8 +118,10 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
             unnamed.setdefault(key, []).append(run)
     for (key, runs), label in zip(unnamed.items(), _labels(list(unnamed.values())), strict=True):
         groups[places[key]] = Group(label, tuple({run.folder.resolve(): run for run in runs}.values()))
-    if not any(group.runs for group in groups):
-        raise UserError(f"GROUP must name finished runs, but {' '.join(arguments)} names none; {'; '.join(notes)}")
+    if empty := [group.name for group in groups if not group.runs]:
+        raise UserError(f"GROUP must name finished runs, but {listed(empty)} has none: {listed(notes)}")
+    if not groups:
+        raise UserError(f"GROUP must name finished runs, but {' '.join(arguments)} names none: {listed(notes)}")
     _check_disjoint(groups)
     return groups, notes
 
@@ -144,7 +146,8 @@ def _folders(path: str, argument: str) -> list[Path]:
     Raises:
         UserError: if there are none.
     """
-    found = [Path(path)] if Path(path).is_dir() else [Path(name) for name in glob.glob(path) if Path(name).is_dir()]
+    names = [path] if path and Path(path).is_dir() else glob.glob(path)  # an empty path would be the current folder
+    found = [Path(name) for name in names if Path(name).is_dir()]
     folders = [
         folder
         for place in found
@@ -280,16 +283,13 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
         metric: its name, with or without the split; None for the first of HEADLINES that all groups have.
 
     Raises:
-        UserError: if a group has no run with this metric, or there is no such metric.
+        UserError: if there is no such metric that all groups have.
     """
     shared = set.intersection(*({name for run in group.runs for name in run.metrics} for group in groups))
     names = [name.removeprefix("val/") for name in HEADLINES] if metric is None else [metric]
     candidates = [f"{split}{name}" for name in names for split in ("", "test/", "val/")]
     found = next((name for name in candidates if name in shared), None)
     if found is None:
-        without = [group.name for group in groups if not group.runs]
-        if without:
-            raise UserError(f"GROUP must name finished runs, but {listed(without)} has none; train them first")
         known = sorted((name for name in shared if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
         wanted = "a metric" if metric is None else f"the metric {metric!r}"
         raise UserError(

@@ -95,9 +95,7 @@ def _examples(comparison: Comparison) -> Table:
     ]
     p = "p (Holm)" if len(rows) > 1 else "p"
     columns = ("score", "baseline") if comparison.scores_examples else ("only it right", "only baseline")
-    title = (
-        f"Models of equal seed and {comparison.results[0].group.name}, the baseline, on the {comparison.test_set} set"
-    )
+    title = f"Models of equal seeds on the {comparison.test_set} set, against {comparison.results[0].group.name}"
     return Table(title, ("group", "seed", "examples", *columns, p), tuple(rows))
 
 

@@ -17,6 +17,7 @@ import torch
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.callbacks.predictions import is_per_category
 from lightning_tfm.catalog import HEADLINES
+from lightning_tfm.comparison.examples import outcomes
 from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
@@ -79,6 +80,7 @@ def collect_run(
     own = [example for example in examples if "note" not in example]
     return {
         "name": name,
+        "folder": folder,
         "task": _task(settings),
         "split": split,
         "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
@@ -91,7 +93,7 @@ def collect_run(
         "categories": _per_category(predictions),
         "tested": len(predictions),
         "wrong": sum(not line["correct"] for line in predictions),
-        "outcomes": _outcomes(predictions, split),
+        "outcomes": outcomes(predictions, split),
         "confusion": _confusion(predictions),
         "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
         "inputs": [
@@ -256,17 +258,6 @@ def _per_category(predictions: list[Json]) -> list[Json]:
         }
         for (name, category), lines in sorted(by_category.items(), key=lambda item: (item[0][0] != "test", item[0]))
     ]
-
-
-def _outcomes(predictions: list[Json], split: str) -> dict[tuple[str, int], bool]:
-    """Return whether each prediction of a split is correct, by source and number of its earlier occurrences."""
-    seen: Counter[str] = Counter()
-    outcomes = {}
-    for line in predictions:
-        if line["split"] == split:
-            outcomes[line["source"], seen[line["source"]]] = bool(line["correct"])
-            seen[line["source"]] += 1
-    return outcomes
 
 
 def _confusion(predictions: list[Json]) -> list[Json]:

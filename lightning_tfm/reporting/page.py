@@ -10,9 +10,19 @@ from typing import Any
 
 from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json
-from lightning_tfm.reporting.verdict import result, verdict
+from lightning_tfm.reporting.verdict import compare_seeds, result, verdict
 
-OMITTED = ("settings", "curves", "non_finite", "categories", "outcomes", "confusion", "headline", "checkpoint")
+OMITTED = (
+    "settings",
+    "curves",
+    "non_finite",
+    "categories",
+    "outcomes",
+    "confusion",
+    "headline",
+    "checkpoint",
+    "folder",
+)
 """Content of a run that is rendered in charts and tables, or not shown."""
 
 
@@ -26,7 +36,8 @@ def render(runs: list[Json]) -> str:
         for chart in charts if number else ():
             chart["id"] += f"-{number}"  # ids must be unique on the page
         results = [{"name": run["name"], "text": result(run)} for run in group]
-        groups.append({"task": task, "verdict": verdict(group), "results": results, "charts": charts})
+        seeds = compare_seeds(group)
+        groups.append({"task": task, "verdict": verdict(group), "seeds": seeds, "results": results, "charts": charts})
     different = [
         name
         for name in sorted({name for run in runs for name in run["settings"]})

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_tfm.catalog import format_value
+from lightning_tfm.comparison import compare, group_runs
+from lightning_tfm.comparison.examples import sign_test
+from lightning_tfm.comparison.results import format_p
+from lightning_tfm.comparison.tables import sentences, tables
+from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json
 
 
@@ -58,20 +63,34 @@ def verdict(runs: Sequence[Json]) -> str:
 
 def _paired(best: Json, second: Json) -> str:
     """Describe how two runs differ on the examples on which both were tested, with a sign test."""
-    from scipy.stats import binomtest
-
-    shared = best["outcomes"].keys() & second["outcomes"].keys()
-    ours = sum(best["outcomes"][key] and not second["outcomes"][key] for key in shared)
-    theirs = sum(second["outcomes"][key] and not best["outcomes"][key] for key in shared)
-    if not ours + theirs:
+    test = sign_test(best["outcomes"], second["outcomes"])
+    if not test.ours + test.theirs:
         return ""
-    p = binomtest(ours, ours + theirs).pvalue
-    compared = f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
     return (
-        f"Of {len(shared):,} shared examples, {ours:,} are correct only in {best['name']} and {theirs:,} only in "
-        f"{second['name']} (sign test: {compared}). This compares two trained models; comparing their settings needs "
-        "several seeds."
+        f"Of {test.shared:,} shared examples, {test.ours:,} are correct only in {best['name']} and {test.theirs:,} "
+        f"only in {second['name']} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
+        "settings needs several seeds."
     )
+
+
+def compare_seeds(runs: Sequence[Json]) -> Json | None:
+    """Compare groups of runs of one task with several seeds.
+
+    Args:
+        runs: the runs, as returned by `collect_run`.
+
+    Returns:
+        The tables and the sentences of the comparison; None unless there are several groups, one of them with several
+        seeds, or if they cannot be compared.
+    """
+    groups = group_runs([run["folder"] for run in runs])
+    if len(groups) < 2 or max(len(set(group.seeds)) for group in groups) < 2:
+        return None
+    try:
+        comparison = compare(groups)
+    except UserError as error:  # the page shows the runs nevertheless
+        return {"tables": [], "sentences": [str(error)]}
+    return {"tables": tables(comparison), "sentences": sentences(comparison)}
 
 
 def _readable(metric: str) -> str:
