@@ -22,11 +22,13 @@ import subprocess
 import sys
 import termios
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -184,7 +186,7 @@ def _child(arguments, cwd, out, err, fault, pictures, network, forks, environmen
     if forks:
         from lightning_tfm import child_runs
 
-        child_runs.subprocess.Popen = ForkedRun
+        child_runs.subprocess = SimpleNamespace(Popen=ForkedRun, DEVNULL=subprocess.DEVNULL)
     try:
         main()
     finally:
@@ -219,6 +221,8 @@ class ForkedRun:
             status = 0
         except SystemExit as end:
             status = end.code or 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
