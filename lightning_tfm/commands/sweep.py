@@ -344,7 +344,8 @@ class Worker:
     def _describe(self, outcome: Outcome) -> str:
         names = self.specification.short_names
         settings = ", ".join(f"{names[name]} {_as_argument(value)}" for name, value in outcome.settings.items())
-        return f"trial {outcome.number}: {summarize(self.specification.objective, outcome)} ({settings})"
+        reason = f": {outcome.message}" if outcome.message else ""
+        return f"trial {outcome.number}: {summarize(self.specification.objective, outcome)} ({settings}){reason}"
 
     def show(self) -> int:
         """Print the best trials and the importances, and write the table, the best experiment and the page.
