@@ -34,6 +34,7 @@ commands:
   average     average the weights of several checkpoints
   export      write a checkpoint as single, safetensors, torch_export or onnx
   reproduce   run experiments over seeds, and compare results with claims
+  sweep       search for the best settings of an experiment
   completion  print a shell completion script
 
   lightning-tfm fit date_attention_lstm
@@ -131,7 +132,7 @@ def _print_resume_command(interrupted: Interrupted) -> None:
     command = sys.argv[1:]
     if interrupted.ckpt_path is not None:
         command = [*_without_option(command, "--ckpt_path"), "--ckpt_path", interrupted.ckpt_path]
-    again = "resume" if interrupted.ckpt_path is not None or command[0] == "reproduce" else "run again"
+    again = "resume" if interrupted.ckpt_path is not None or command[0] in ("reproduce", "sweep") else "run again"
     saved = "" if interrupted.saved_step is None else f", saved after step {interrupted.saved_step}"
     print(
         f"lightning-tfm: interrupted by {signal.Signals(interrupted.signum).name}{saved}; {again} with:\n"

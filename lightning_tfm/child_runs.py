@@ -24,13 +24,16 @@ class ChildRun:
         arguments: the arguments of `fit`.
         log: the file that receives the output of the process; it is overwritten, and its folder is created.
         threads: the number of threads of the process; None for torch's default.
+        pass_fds: file descriptors that the process inherits, except on Windows.
 
     Attributes:
         log: the log.
         process: the process.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, threads: int | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], log: Path, threads: int | None = None, pass_fds: Sequence[int] = ()
+    ) -> None:
         self.log = log
         self.started = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -45,6 +48,7 @@ class ChildRun:
                 env=environment,
                 # In its own session, the run is not reached by Ctrl-C: it receives a single SIGTERM from `terminate`.
                 start_new_session=True,
+                pass_fds=() if os.name == "nt" else pass_fds,
             )
 
     @property

@@ -175,6 +175,12 @@ class TfmCLI(LightningCLI):
             elif action.help:  # a role with `~` shows the last part of its target
                 text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"\1", action.help)
                 action.help = re.sub(r":\w+:`(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", text)
+        if subcommand == "fit":
+            parser.add_argument(
+                "--skip-test",
+                action="store_true",
+                help="evaluate the best checkpoint on the validation data instead of the test data",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -296,6 +302,8 @@ class TfmCLI(LightningCLI):
             elif isinstance(callback, Checkpoints):
                 callback.enabled = bool(self.trainer.loggers)
                 callback.extended = self.resumed.run if self.resumed and self.resumed.extends else None
+        if self.subcommand == "fit" and self._get(self.config, "skip_test"):
+            self.datamodule.skip_test()
         self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
         self.model.check_data(self.datamodule, self.trainer)
         if self.subcommand == "fit" and not self.trainer.fast_dev_run:

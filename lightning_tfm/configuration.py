@@ -16,6 +16,7 @@ IGNORED = (
     "config",
     "dry_run",
     "heartbeat",
+    "skip_test",
     "trust_package",
     "trainer.enable_model_summary",
     "trainer.enable_progress_bar",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: each worker of pytest-xdist has one core
@@ -104,3 +105,20 @@ def reference(tmp_path_factory):
         return made_once(model, train, tmp_path_factory)
 
     return reference
+
+
+@pytest.fixture
+def browser():
+    """Start the Chromium of Debian headless and without background networking."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    settings = ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,900")
+    for argument in settings:
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()

@@ -22,11 +22,13 @@ import subprocess
 import sys
 import termios
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ from lightning_tfm.tokenization import train_tokenizer
 
 CLONE_NEWNET = 0x40000000  # from sched.h
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "wandb"])
+CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "optuna", "wandb"])
 
 
 @dataclass
@@ -67,6 +69,7 @@ def start(
     fault: tuple[object, ...] | None = None,
     pictures: bool = False,
     network: Path | None = None,
+    forks: bool = False,
     **environment: str | None,
 ) -> Child:
     """Start `lightning-tfm` in a child process.
@@ -79,6 +82,7 @@ def start(
             (default: SIGKILL), "nan" in place of the loss, "the disk is full", "W&B dies" or "W&B cannot write".
         pictures: whether to draw pictures, which take half of the time of a short run; otherwise they are blank.
         network: the file of the network namespace of the process.
+        forks: whether the runs that the command starts are forked from its process, too.
         environment: environment variables to set, or to unset if None.
     """
     rank = f"_node_{environment['NODE_RANK']}" if environment.get("NODE_RANK", "0") != "0" else ""
@@ -86,7 +90,9 @@ def start(
     out, err = cwd / f"stdout{rank}", cwd / f"stderr{rank}"
     arguments = [str(argument) for argument in arguments]
     environment = {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-    process = CONTEXT.Process(target=_child, args=(arguments, cwd, out, err, fault, pictures, network, environment))
+    process = CONTEXT.Process(
+        target=_child, args=(arguments, cwd, out, err, fault, pictures, network, forks, environment)
+    )
     process.start()
     return Child(process, out, err)
 
@@ -152,7 +158,7 @@ def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
     return Child(first.process, first.out, first.err, [other.process for other in others])
 
 
-def _child(arguments, cwd, out, err, fault, pictures, network, environment):
+def _child(arguments, cwd, out, err, fault, pictures, network, forks, environment):
     import warnings
 
     import torch
@@ -177,12 +183,73 @@ def _child(arguments, cwd, out, err, fault, pictures, network, environment):
         _patch(*fault)
     if not pictures:
         _draw_blank_pictures()
+    if forks:
+        from lightning_tfm import child_runs
+
+        child_runs.subprocess = SimpleNamespace(Popen=ForkedRun, DEVNULL=subprocess.DEVNULL)
     try:
         main()
     finally:
         if environment["WANDB_MODE"] == "offline":  # at exit, which a forked process does not reach
             with suppress(Exception):
                 wandb.teardown()
+
+
+class ForkedRun:
+    """Replacement of `subprocess.Popen` that forks this process, in which all packages are imported."""
+
+    def __init__(self, command, stdin, stdout, stderr, env, start_new_session, pass_fds):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setsid()
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor not in (*pass_fds, stdout.fileno()) and _is_lock(descriptor):
+                    os.close(descriptor)
+            os.dup2(stdout.fileno(), 1)
+            os.dup2(stderr.fileno(), 2)
+            os.environ |= env
+            for signum in SIGNALS:
+                signal.signal(signum, signal.SIG_DFL)
+            sys.argv = ["lightning-tfm", *command[command.index("fit") :]]
+            from lightning_tfm.__main__ import main
+
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def terminate(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self):
+        while self.poll() is None:
+            time.sleep(0.02)
+        return self.returncode
+
+
+def _is_lock(descriptor):
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name in (".claim", ".lock")
+    except OSError:
+        return False
 
 
 def _draw_blank_pictures():
@@ -505,6 +572,43 @@ def wait_for_step(step, process, cwd, model):
     while not any(saved(path) for path in (cwd / f"runs/copy_{model}").glob("*/checkpoints/last.ckpt")):
         assert Path(f"/proc/{process.pid}").exists(), [path.read_text() for path in cwd.glob("stderr*")]
         time.sleep(0.02)
+
+
+TINY = {
+    "experiment": str(EXPERIMENTS / "copy_gpt.yaml"),
+    "objective": {"metric": "val/loss", "mode": "min"},
+    "sampler": "tpe",
+    "parallel": 2,
+    "trials": 12,
+    "seed": 3,
+    "asha": {"min_steps": 6, "reduction_factor": 2},
+    "search": {
+        "model.optimizer.lr": {"min": 1e-3, "max": 0.03, "log": True},
+        "model.network.d_model": {"values": [8, 15, 16]},  # 15 is not divisible by the number of heads
+    },
+    "settings": {
+        "data.train_size": 60,
+        "data.val_size": 10,
+        "data.longer_size": 5,
+        "data.test_size": 10,
+        "data.batch_size": 15,
+        "trainer.max_steps": 24,
+        "trainer.val_check_interval": 6,
+        "trainer.log_every_n_steps": 1,
+        "checkpoint.every_n_train_steps": 2,
+        "model.network.num_heads": 2,
+        "model.network.num_layers": 1,
+        "model.network.dropout": 0.2,
+        "model.lr_schedule.warmup_steps": 5,
+    },
+}
+
+
+def tiny(folder, **changes):
+    """Write a specification of short runs, and return its path."""
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY | changes))
+    return path
 
 
 def new_folders(parent, *names):

@@ -36,6 +36,7 @@ LAYERS = [
         "lightning_tfm.metrics",
         "lightning_tfm.parallel",
         "lightning_tfm.pictures",
+        "lightning_tfm.sweeps",
     },
     {"lightning_tfm.alignment", "lightning_tfm.strategies"},
     {"lightning_tfm.cluster"},

@@ -33,6 +33,7 @@ from runs import (
     start,
     start_elastic,
     start_two,
+    tiny,
     wait_for_step,
 )
 
@@ -346,6 +347,36 @@ def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_
     assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
     provenance = json.loads((folder(together, "gpt") / "provenance.json").read_text())
     assert [entry["processes"] for entry in provenance] == [2, 2 if comes_back else 1]
+
+
+def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_lost(machines, tmp_path):
+    alone, together = new_folders(tmp_path, "alone", "together")
+    child = start("sweep", tiny(alone), cwd=alone, forks=True)
+    both = []
+    for machine, name in zip(machines, ("first", "second"), strict=True):
+        (cwd,) = new_folders(together, name)
+        arguments = ("sweep", tiny(cwd), "--output", together / "runs/tiny")
+        both.append(start(*arguments, cwd=cwd, network=machine.network, forks=True))
+    started = together / "runs/tiny/trial_0001/provenance.json"
+    while not started.is_file():  # by the machine that does not train the first trial
+        assert all(other.process.is_alive() for other in both), [other.err.read_text() for other in both]
+        time.sleep(0.01)
+    assert not (together / "runs/tiny/trial_0000/summary.json").is_file()
+    lost = next(number for number, machine in enumerate(machines) if trains(machine, together / "runs/tiny/trial_0001"))
+    machines[lost].signal(signal.SIGKILL)
+    both[lost].process.join()
+    assert both[1 - lost].wait() == 0, both[1 - lost].err.read_text()
+    assert child.wait() == 0, child.err.read_text()
+    for name in ("trials.csv", "best.yaml"):
+        found = [(folder / "runs/tiny" / name).read_text() for folder in (together, alone)]
+        assert found[0] == found[1]
+
+
+def trains(machine, run):
+    """Return whether a process of a machine holds the lock of a trial."""
+    listed = subprocess.run(["ip", "netns", "pids", machine.name], check=True, capture_output=True, text=True)
+    links = [link for pid in listed.stdout.split() for link in Path(f"/proc/{pid}/fd").glob("*")]
+    return any(os.path.realpath(link) == str((run / ".claim").resolve()) for link in links)
 
 
 SRUN = """\

@@ -22,6 +22,7 @@ from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import duration
 from lightning_tfm.reporting.verdict import verdict
 from lightning_tfm.style import PALETTE
+from pages import assert_fits_every_screen, open_page
 from runs import folder, trained_run
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
@@ -135,30 +136,6 @@ def test_invalid_paths_are_refused(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-@pytest.fixture
-def browser():
-    """Start the Chromium of Debian headless and without background networking."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    settings = ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,900")
-    for argument in settings:
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-def open_page(browser, path):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get(path.as_uri())
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.drawn"))
-
-
 def max_weights(browser):
     """Return the weights, relative to the largest one, that are shown in the map of a head."""
     script = "return [...document.querySelectorAll('#map td')].map(cell => cell.style.getPropertyValue('--w'))"
@@ -254,21 +231,7 @@ def pages(two_runs, seeded, tmp_path_factory):
 @pytest.mark.browser
 @pytest.mark.parametrize("name", ["one", "two", "seeds", "five"])
 def test_a_report_fits_every_screen_and_has_no_violation_of_accessibility(name, pages, browser):
-    from axe_core_python.selenium import Axe
-
-    for width, scheme in itertools.product((360, 768, 1280, 1920), ("light", "dark")):
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        open_page(browser, pages / f"{name}.html")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        widths = browser.execute_script("return [...document.querySelectorAll('.chart svg')].map(c => c.clientWidth)")
-        assert widths
-        assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
-        found = Axe().run(browser)
-        described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
-        assert described == [], (width, scheme)
+    assert_fits_every_screen(pages / f"{name}.html", browser)
 
 
 @pytest.mark.browser

@@ -139,9 +139,11 @@ class Checkpoints(Checkpoint):
             self._save_if_due(trainer, (cast(TaskModule, pl_module).signum_of_any or None) if several else self.signum)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
+        if trainer.state.fn != TrainerFn.FITTING:
             return
         _check_monitor(trainer, "checkpoint.monitor", self.monitor)
+        if trainer.fast_dev_run:
+            return
         if trainer.sanity_checking:  # before the first step
             for callback in trainer.callbacks:
                 # The metrics of the training are not known yet.

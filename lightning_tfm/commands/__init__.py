@@ -8,6 +8,7 @@ FUNCTIONS = {
     "report": "report",
     "compare": "compare",
     "reproduce": "reproduce",
+    "sweep": "sweep",
     "runs": "runs",
     "plan": "plan",
     "list": "list_",  # a built-in name

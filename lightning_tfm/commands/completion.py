@@ -20,7 +20,7 @@ OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", 
 SEEDS = ("seeds", "jobs")
 """Options of `fit` alone."""
 
-FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN")
+FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN", "SPEC")
 """Metavars of arguments that are files or folders."""
 
 

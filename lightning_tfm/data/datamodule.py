@@ -62,6 +62,7 @@ class TaskDataModule(LightningDataModule, ABC):
         self.num_workers = num_workers
         self.seed = seed
         self.test_sets = test_sets
+        self.skips_test = False
         self.datasets: Mapping[str, Examples] = {}
 
     @abstractmethod
@@ -122,6 +123,10 @@ class TaskDataModule(LightningDataModule, ABC):
         """Return the fingerprint of each split."""
         return {split: examples.fingerprint for split, examples in self.datasets.items()}
 
+    def skip_test(self) -> None:
+        """Test on the validation split, without reading the test data; must be called before `setup`."""
+        self.test_sets, self.skips_test = ("val",), True
+
     def setup(self, stage: str) -> None:
         if not self.datasets:
             with gc_disabled():
@@ -129,7 +134,7 @@ class TaskDataModule(LightningDataModule, ABC):
                 self.datasets = {split: self.examples(split) for split in splits}
             self._check_sizes()
             self._report_overlaps()
-            if self.test_sets == ("val",):
+            if self.test_sets == ("val",) and not self.skips_test:
                 rank_zero_print(
                     "the data have no test split: the model is tested on the validation split, which selects the "
                     f"checkpoint; set data.init_args.{self.test_setting}"

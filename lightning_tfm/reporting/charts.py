@@ -30,9 +30,9 @@ def draw_charts(runs: Sequence[Json]) -> list[Json]:
     return [chart for chart in found if chart is not None]
 
 
-def _chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> Json:
+def make_chart(id: str, title: str, shown: Any, columns: list[str], rows: list[list[Any]]) -> Json:
     """Return a chart and its data as a table, for users of screen readers and keyboards."""
-    spec = chart.to_dict() | {"description": title}  # for screen readers
+    spec = shown.to_dict() | {"description": title}  # for screen readers
     cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     return {"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells, "notes": []}
 
@@ -123,7 +123,7 @@ def _curves(runs: Sequence[Json]) -> Json | None:
     layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
     shown = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
     ends = [[name, *(run["curves"][name][-1][1] if name in run["curves"] else "" for run in runs)] for name in names]
-    chart = _chart("curves", "Learning curves", shown, ["last value of", *(run["name"] for run in runs)], ends)
+    chart = make_chart("curves", "Learning curves", shown, ["last value of", *(run["name"] for run in runs)], ends)
     chart["notes"] = [
         f"{run['name']}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
         for run in runs
@@ -157,7 +157,7 @@ def _categories(runs: Sequence[Json]) -> Json | None:
     )
     columns = ["run", "split", "category", "exact match", "loss", "pairs"]
     rows = [[category[column] for column in columns] for category in categories]
-    return _chart("categories", "Exact match by category", bars, columns, rows)
+    return make_chart("categories", "Exact match by category", bars, columns, rows)
 
 
 def _confusion(runs: Sequence[Json]) -> Json | None:
@@ -194,7 +194,7 @@ def _confusion(runs: Sequence[Json]) -> Json | None:
         .properties(width="container", height=_height(len({count["true"] for count in counts}), 48))
     )
     columns = ["run", "true", "predicted", "count"]
-    return _chart(
+    return make_chart(
         "confusion", "Confusion matrix", shown, columns, [[count[column] for column in columns] for count in counts]
     )
 
@@ -231,4 +231,4 @@ def _heads(runs: Sequence[Json]) -> Json | None:
     )
     title = "Attention against the gold alignment, at the last validation"
     rows = [list(row.values()) for row in scores]
-    return _chart("heads", title, heads, ["run", "layer", "head", "score", "value"], rows)
+    return make_chart("heads", title, heads, ["run", "layer", "head", "score", "value"], rows)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from lightning_tfm.reporting.charts import draw_charts
 from lightning_tfm.reporting.collect import Json
@@ -26,10 +28,6 @@ OMITTED = (
 
 def render(runs: list[Json]) -> str:
     """Return the HTML page of runs, as returned by `collect_run`."""
-    import jinja2
-    import vl_convert
-    from markupsafe import Markup
-
     by_task = groupby(sorted(runs, key=lambda run: run["task"]), key=lambda run: run["task"])
     groups = []
     for number, (task, members) in enumerate(by_task):
@@ -50,15 +48,28 @@ def render(runs: list[Json]) -> str:
         "differences": [
             {"setting": name, "values": [run["settings"].get(name, "") for run in runs]} for name in different
         ],
-        "charts": [{"id": chart["id"], "spec": chart["spec"]} for group in groups for chart in group["charts"]],
     }
+    title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
+    charts = [chart for group in groups for chart in group["charts"]]
+    return render_template("page.html", charts, data, title=title, groups=groups)
+
+
+def render_template(name: str, charts: Sequence[Json], data: Json | None = None, **content: Any) -> str:
+    """Return an HTML page with charts, and with what draws them.
+
+    Args:
+        name: the name of the template in this package.
+        charts: the charts.
+        data: further content for the scripts of the page.
+        content: the content of the template.
+    """
+    import jinja2
+    import vl_convert
+    from markupsafe import Markup
+
+    data = {**(data or {}), "charts": [{"id": chart["id"], "spec": chart["spec"]} for chart in charts]}
     # "</script" would end the script element, and "<!--" would start a comment in it.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     bundle = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
-    template = jinja2.Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"), autoescape=True)
-    return template.render(
-        title=runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs",
-        groups=groups,
-        data=Markup(text),
-        bundle=Markup(bundle),
-    )
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
+    return templates.get_template(name).render(**content, charts=charts, data=Markup(text), bundle=Markup(bundle))

@@ -1,0 +1,31 @@
+"""Pages in a browser."""
+
+from __future__ import annotations
+
+import itertools
+
+
+def open_page(browser, path):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(path.as_uri())
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.drawn"))
+
+
+def assert_fits_every_screen(path, browser):
+    """Assert that a page fits screens of 360 to 1,920 pixels, and has no violation of accessibility."""
+    from axe_core_python.selenium import Axe
+
+    for width, scheme in itertools.product((360, 768, 1280, 1920), ("light", "dark")):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        open_page(browser, path)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        widths = browser.execute_script("return [...document.querySelectorAll('.chart svg')].map(c => c.clientWidth)")
+        assert widths
+        assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
+        found = Axe().run(browser)
+        described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
+        assert described == [], (width, scheme, described)
