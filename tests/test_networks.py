@@ -359,10 +359,10 @@ def test_rotary_positions_equal_their_formula():
     theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
     angle, a, b = positions[:, None, :, None] * theta, x[..., ::2], x[..., 1::2]
     expected = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1).flatten(-2)
-    torch.testing.assert_close(apply_rotary(x, rotary(positions)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(apply_rotary(x, rotary.rotations(positions)), expected, atol=1e-5, rtol=0)
 
     x = x[:1].expand_as(x)
-    turned = apply_rotary(x, rotary(positions))
+    turned = apply_rotary(x, rotary.rotations(positions))
     torch.testing.assert_close(*(turned @ turned.transpose(-1, -2)).unbind(0), atol=1e-5, rtol=0)
 
 

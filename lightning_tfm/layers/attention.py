@@ -111,14 +111,14 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
     Args:
         query: the queries (B, H, T, D/H).
         key: the keys (B, H, S, D/H).
-        mask: the mask, broadcastable to (B, H, T, S); None to attend to all keys.
+        mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
         is_causal: whether to use the causal mask instead of `mask`.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if is_causal:
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
 
 
@@ -162,11 +162,7 @@ class SelfAttention(Attention):
 
     def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
-        if freqs_cis is not None:
-            query, key = (
-                apply_rotary(query, freqs_cis),
-                apply_rotary(key, freqs_cis),
-            )  # the cache contains rotated keys
+        query, key = apply_rotary(query, freqs_cis), apply_rotary(key, freqs_cis)  # the cache contains rotated keys
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         return query, key, value
@@ -184,10 +180,10 @@ class SelfAttention(Attention):
         Args:
             x: the input (B, T, D).
             mask: the positions to which each query may attend, broadcastable to (B, H, T, S), where S includes the
-                cache.
+                cache; or biases of the scores, see `Positions.mask`.
             is_causal: whether to mask later positions; requires `mask` and `past` to be None.
             past: the KV cache of earlier calls.
-            freqs_cis: the rotations of the positions of x, see `RotaryPositions`.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
 
         Returns:
             The context (B, T, D), and the KV cache for the next call.
@@ -227,27 +223,34 @@ class CrossAttention(Attention):
         self.kv_proj = Linear(d_model, 2 * d_model, bias=bias)
         self.out_proj = Linear(d_model, d_model, bias=bias)
 
-    def project_memory(self, memory: Tensor) -> KVCache:
-        """Return the keys and values of the memory (B, S, D), computed once for all decoding steps."""
+    def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
+        """Return the keys and values of the memory, computed once for all decoding steps.
+
+        Args:
+            memory: the memory (B, S, D).
+            freqs_cis: the rotations of the positions of the memory, see `Positions.rotations`.
+        """
         key, value = split_heads(self.kv_proj(memory), 2, self.num_heads)
-        return key, value
+        return apply_rotary(key, freqs_cis), value
 
-    def _split_query(self, x: Tensor) -> Tensor:
-        return split_heads(self.q_proj(x), 1, self.num_heads)[0]
+    def _query(self, x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
+        return apply_rotary(split_heads(self.q_proj(x), 1, self.num_heads)[0], freqs_cis)
 
-    def forward(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
         """Return the context (B, T, D) of x over the memory.
 
         Args:
             x: the input (B, T, D).
             memory: the keys and values of the memory, see `project_memory`.
-            mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
+            mask: the mask (B, 1, 1, S), True at memory positions that are not padding; or biases of the scores, see
+                `Positions.mask`.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
         """
-        context = F.scaled_dot_product_attention(self._split_query(x), *memory, attn_mask=mask)
+        context = F.scaled_dot_product_attention(self._query(x, freqs_cis), *memory, attn_mask=mask)
         return self.out_proj(context.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
-        return scaled_dot_product_weights(self._split_query(x), memory[0], mask)
+    def weights(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
+        return scaled_dot_product_weights(self._query(x, freqs_cis), memory[0], mask)
 
 
 class AdditiveAttention(Attention):
