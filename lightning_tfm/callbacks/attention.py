@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 
 from lightning_tfm.alignment import AlignmentScore

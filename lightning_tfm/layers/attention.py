@@ -268,22 +268,97 @@ class AdditiveAttention(Attention):
         self.k_proj = Linear(d_memory, d_attention)
         self.energy = Linear(d_attention, 1, bias=False)
 
-    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return the scores (B, S) of the hidden layer (B, S, A) before its activation."""
         # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
-        hidden = torch.sigmoid(2 * (self.q_proj(query).unsqueeze(1) + keys))  # (B, S, A)
-        return (2 * self.energy(hidden)).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+        return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
 
-    def forward(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Return the context (B, E) of one query over the memory.
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
+        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from one query to the memory.
 
         Args:
             query: the query (B, D).
             keys: the keys `self.k_proj(memory)` (B, S, A), computed once for all decoding steps.
             memory: the memory (B, S, E).
             mask: the mask (B, S), True at memory positions that are not padding.
-        """
-        weights = self._weights(query, keys, mask)
-        return (weights.unsqueeze(1) @ memory).squeeze(1)
+            previous: the weights (B, S) of the previous query; 0 for the first query.
 
-    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        return self._weights(query, keys, mask)[:, None, None]  # one head, one query
+        Returns:
+            The context (B, E), and the weights (B, S).
+        """
+        weights = self._weights(query, keys, mask, previous)
+        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+
+
+class LocationAwareAttention(AdditiveAttention):
+    """Additive attention that reads the previous weights around each key (Chorowski et al. 2015, 2.2).
+
+    The scores are v^T tanh(W_q q + W_k k + U f), where f are the outputs of FILTERS convolutions of the previous
+    weights with a kernel of width KERNEL.
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the hidden layer.
+    """
+
+    FILTERS = 10
+    KERNEL = 5
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__(d_query, d_memory, d_attention)
+        self.filters = nn.Conv1d(1, self.FILTERS, self.KERNEL, padding=self.KERNEL // 2, bias=False)
+        self.location_proj = Linear(self.FILTERS, d_attention, bias=False)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        location = self.location_proj(self.filters(previous.unsqueeze(1)).transpose(1, 2))  # (B, S, A)
+        hidden = self.q_proj(query).unsqueeze(1) + keys + location
+        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
+
+
+class MonotonicAttention(Attention):
+    """Hard monotonic attention, which attends to one key and stays there or advances to the next one.
+
+    The first query attends to the first key. Each further one advances with a probability that depends on the query
+    and the attended key. Training uses the expected weights, with noise before the sigmoid that makes the probabilities
+    nearly 0 or 1, and evaluation the more probable choice (Raffel et al. 2017). Alignments that may also skip keys are
+    marginalized exactly by Wu & Cotterell (2019).
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the keys.
+    """
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__()
+        self.k_proj = Linear(d_memory, d_attention)
+        self.advance = Linear(d_query + d_attention, 1)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        attended = (previous.unsqueeze(1) @ keys).squeeze(1)  # (B, A)
+        logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
+        advance = (logits + torch.randn_like(logits)).sigmoid() if self.training else (logits > 0).to(logits.dtype)
+        before = 1 - previous.sum(1, keepdim=True)  # 1 for the first query, then 0
+        is_last = mask & ~F.pad(mask[:, 1:], (0, 1))  # (B, S)
+        moving = previous * advance * ~is_last
+        return previous - moving + torch.cat((before, moving[:, :-1]), dim=1)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from one query to the memory; arguments and results as for `AdditiveAttention`."""
+        weights = self._weights(query, keys, mask, previous)
+        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query

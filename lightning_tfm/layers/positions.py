@@ -25,18 +25,19 @@ class Positions(nn.Module):
     """Base class of position schemes, and the scheme without positions (Kazemnejad et al. 2023).
 
     Attributes:
-        restarts: whether a network that reads source and target as one sequence gives the first token of the target
-            the index 0, like the first token of the source.
+        couples: whether tokens of source and target with the same index share a position. Otherwise, source and target
+            are numbered independently, or as a single sequence.
     """
 
-    restarts: ClassVar[bool] = False
+    couples: ClassVar[bool] = False
 
-    def number(self, indices: Tensor, rows: int) -> Tensor:
+    def number(self, indices: Tensor, rows: int, count: int) -> Tensor:
         """Return the positions of tokens; some schemes draw them at random in training.
 
         Args:
-            indices: the indices (T) or (B, T) of the tokens, from 0 and below T.
+            indices: the indices (T) or (B, T) of the tokens.
             rows: the number of rows B.
+            count: a number above all indices.
 
         Returns:
             The positions (T), or (B, T) if rows differ.
@@ -112,22 +113,6 @@ class LearnedPositions(Positions, nn.Embedding):
         return self.weight
 
 
-class CoupledPositions(LearnedPositions):
-    """Position coupling for tasks whose target has a symbol for each symbol of the source (Cho et al. 2024).
-
-    A symbol of the source and its counterpart in the target have the same index, and thus the same learned encoding. In
-    training, a random offset is added to the indices of each row, so that all positions are trained.
-    """
-
-    restarts = True
-
-    def number(self, indices: Tensor, rows: int) -> Tensor:
-        if not self.training:
-            return indices
-        highest = self.num_embeddings - indices.size(-1)
-        return indices + torch.randint(highest + 1, (rows, 1), device=indices.device)
-
-
 class RotaryPositions(Positions):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
@@ -171,12 +156,22 @@ class RandomizedPositions(RotaryPositions):
     that short rows train the positions of long ones. In evaluation, they have the first positions.
     """
 
-    def number(self, indices: Tensor, rows: int) -> Tensor:
+    def number(self, indices: Tensor, rows: int, count: int) -> Tensor:
         if not self.training:
             return indices
         keys = torch.rand(rows, self.cos.size(0), dtype=torch.float32, device=indices.device)
-        subset = keys.topk(indices.size(-1), sorted=False).indices.sort(dim=1).values  # (B, T)
+        subset = keys.topk(count, sorted=False).indices.sort(dim=1).values  # (B, count)
         return subset.gather(1, indices.expand(rows, -1))
+
+
+class CoupledPositions(RandomizedPositions):
+    """Position coupling (Cho et al. 2024) of randomized rotary positions, for targets aligned with their sources.
+
+    Tokens of source and target with the same index have the same position. Unlike here, the positions of the paper are
+    learned vectors, and consecutive from a random offset.
+    """
+
+    couples = True
 
 
 class AlibiPositions(Positions):
@@ -234,12 +229,12 @@ def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_hea
             return SinusoidalPositions(max_length, d_model)
         case "learned":
             return LearnedPositions(max_length, d_model)
-        case "coupled":
-            return CoupledPositions(max_length, d_model)
         case "rotary":
             return RotaryPositions(max_length, d_model // num_heads)
         case "randomized":
             return RandomizedPositions(max_length, d_model // num_heads)
+        case "coupled":
+            return CoupledPositions(max_length, d_model // num_heads)
         case "alibi":
             return AlibiPositions(num_heads)
         case "none":

@@ -42,8 +42,8 @@ class GPT(CausalNetwork):
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of layers.
         dropout: dropout on embeddings and on the output of each sub-layer.
-        max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
-            the data.
+        max_length: maximum length of a sequence in tokens, source and target together, or of each of them with coupled
+            positions; if null, `fit` infers it from the data.
         bias: whether linear layers and norms have a bias.
         activation: "gelu" (Hendrycks & Gimpel 2016), or "gelu_tanh", its tanh approximation of GPT-2, which is twice as
             slow on a CPU.
@@ -151,6 +151,14 @@ class GPT(CausalNetwork):
                 copy(layer.feed_forward[2], block.mlp.c_proj, transposed=True)
         return gpt
 
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        if self.positions.couples:  # source and target share their positions
+            source_length, target_length = max(source_length, target_length), 0
+        super().check_lengths(source_length, target_length)
+
+    def max_source_length(self, target_length: int) -> int | None:
+        return self.max_length if self.positions.couples else super().max_source_length(target_length)
+
     def _logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D)."""
         logits = self.head(self.norm(x))
@@ -159,7 +167,7 @@ class GPT(CausalNetwork):
     def _target_index(self, real: Tensor) -> Tensor:
         """Return the index (B, 1) of the first token of the target, after a source with the mask (B, S)."""
         length = real.sum(1, keepdim=True)
-        return torch.zeros_like(length) if self.positions.restarts else length
+        return torch.zeros_like(length) if self.positions.couples else length
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, FreqsCis | None]:
         """Return the embeddings (B, T, D) of tokens (B, T) at positions (T) or (B, T), and the rotations, if any."""
@@ -177,7 +185,7 @@ class GPT(CausalNetwork):
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             indices = torch.where(steps < S, steps, steps - S + self._target_index(real))  # (B, S + T)
-        positions = self.positions.number(indices, len(tokens))
+        positions = self.positions.number(indices, len(tokens), max(S, T) if self.positions.couples else S + T)
         x, freqs_cis = self._embed(tokens, positions)  # (B, S + T, D)
         mask = self.positions.mask(positions, positions, mask)
         for layer in self.layers:
@@ -199,7 +207,8 @@ class GPT(CausalNetwork):
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         pasts, real, position = state
-        self.check_lengths(real.size(1), 1)
+        if not self.positions.couples:  # whose number of target tokens is not known here
+            self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
         x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
         mask = self.positions.mask(position.unsqueeze(1), real.cumsum(1) - 1, real[:, None, None])

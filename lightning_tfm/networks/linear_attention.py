@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import AddNorm, Attention, Dropout, FeedForward, Linear, check_num_heads, position_scheme, split_heads
+from lightning_tfm.layers import (
+    AddNorm,
+    Attention,
+    Dropout,
+    FeedForward,
+    Linear,
+    check_num_heads,
+    position_scheme,
+    split_heads,
+)
 from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
 from lightning_tfm.tokenization import PAD
 
