@@ -71,6 +71,8 @@ class GPT(CausalNetwork):
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = position_scheme(positions, self.max_length, d_model, num_heads)
+        # Coupled positions do not tell source from target, so these have segment embeddings (Devlin et al. 2019).
+        self.segments = nn.Embedding(2, d_model) if self.positions.couples else None
         self.dropout = Dropout(dropout)
         gelu = nn.GELU(approximate={"gelu": "none", "gelu_tanh": "tanh"}[activation])
         self.layers = nn.ModuleList(
@@ -169,9 +171,20 @@ class GPT(CausalNetwork):
         length = real.sum(1, keepdim=True)
         return torch.zeros_like(length) if self.positions.couples else length
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, FreqsCis | None]:
-        """Return the embeddings (B, T, D) of tokens (B, T) at positions (T) or (B, T), and the rotations, if any."""
+    def _embed(self, tokens: Tensor, positions: Tensor, source_length: int) -> tuple[Tensor, FreqsCis | None]:
+        """Return the embeddings and the rotations, if any.
+
+        Args:
+            tokens: the tokens (B, T).
+            positions: the positions (T) or (B, T).
+            source_length: the number of columns of the source; the others belong to the target.
+
+        Returns:
+            The embeddings (B, T, D), and the rotations of queries and keys.
+        """
         x = self.positions.embed(self.embedding(tokens), positions)
+        if self.segments is not None:
+            x = x + self.segments((torch.arange(tokens.size(1), device=tokens.device) >= source_length).long())
         return self.dropout(x), self.positions.rotations(positions)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
@@ -186,7 +199,7 @@ class GPT(CausalNetwork):
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             indices = torch.where(steps < S, steps, steps - S + self._target_index(real))  # (B, S + T)
         positions = self.positions.number(indices, len(tokens), max(S, T) if self.positions.couples else S + T)
-        x, freqs_cis = self._embed(tokens, positions)  # (B, S + T, D)
+        x, freqs_cis = self._embed(tokens, positions, S)  # (B, S + T, D)
         mask = self.positions.mask(positions, positions, mask)
         for layer in self.layers:
             x, _ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
@@ -197,7 +210,7 @@ class GPT(CausalNetwork):
         self.check_lengths(S, 0)
         real = source != PAD
         positions = torch.arange(S, device=source.device)
-        x, freqs_cis = self._embed(source, positions)
+        x, freqs_cis = self._embed(source, positions, S)
         mask = self.positions.mask(positions, positions, None)  # causal, so it hides padding, which is on the right
         pasts = []
         for layer in self.layers:
@@ -210,7 +223,7 @@ class GPT(CausalNetwork):
         if not self.positions.couples:  # whose number of target tokens is not known here
             self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
-        x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
+        x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1), 0)  # (B, 1, D)
         mask = self.positions.mask(position.unsqueeze(1), real.cumsum(1) - 1, real[:, None, None])
         extended = []
         for layer, past in zip(self.layers, pasts, strict=True):
