@@ -198,7 +198,8 @@ class GPT(CausalNetwork):
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
             indices = torch.where(steps < S, steps, steps - S + self._target_index(real))  # (B, S + T)
-        positions = self.positions.number(indices, len(tokens), max(S, T) if self.positions.couples else S + T)
+        count = max(S, T) if self.training and self.positions.couples else S + T
+        positions = self.positions.number(indices, tokens.size(0), count)
         x, freqs_cis = self._embed(tokens, positions, S)  # (B, S + T, D)
         mask = self.positions.mask(positions, positions, mask)
         for layer in self.layers:

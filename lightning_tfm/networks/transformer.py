@@ -149,11 +149,15 @@ class Transformer(Seq2SeqNetwork):
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
         self.check_lengths(S, T)
-        B, count, scheme = len(source), max(S, T), self.source_positions
-        steps = torch.arange(count, device=source.device)
-        memory_positions = scheme.number(steps, B, count)
-        own = memory_positions if scheme.couples else scheme.number(steps, B, count)
-        memory_positions, own = memory_positions[..., :S], own[..., :T]
+        B, scheme = source.size(0), self.source_positions
+        if self.training and scheme.couples:
+            steps = torch.arange(max(S, T), device=source.device)
+            positions = scheme.number(steps, B, max(S, T))
+            memory_positions, own = positions[..., :S], positions[..., :T]
+        else:
+            memory_positions, own = (
+                scheme.number(torch.arange(length, device=source.device), B, length) for length in (S, T)
+            )
         memories, real = self._encode(source, memory_positions)
         pasts = [None] * len(self.decoder)
         return self._decode(target_in, own, pasts, memories, memory_positions, real)[0]
