@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
@@ -13,14 +13,17 @@ from lightning_tfm.tokenization import SymbolTokenizer
 class Copy(GeneratedDataModule):
     """Data module of sequences of numbers to copy.
 
-    The second test set, "longer", contains sequences longer than any in training.
+    Further test sets contain sequences longer than any in training: "longer" those of up to longer_max_length symbols,
+    and "x2", "x4" and "x10" those of exactly 2, 4 and 10 times max_length.
 
     Args:
         num_symbols: number of distinct symbols, the numbers from 0.
         min_length: minimum number of symbols in a sequence.
         max_length: maximum number of symbols in a sequence.
         longer_max_length: maximum number of symbols in the "longer" test set, whose minimum is max_length + 1.
-        train_size, val_size, test_size, longer_size: number of pairs of each split.
+        multiples: the multiples of max_length with a test set of their own.
+        train_size, val_size, test_size: number of pairs of each split.
+        longer_size: number of pairs of "longer" and of each multiple.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
@@ -30,6 +33,7 @@ class Copy(GeneratedDataModule):
         min_length: int = 1,
         max_length: int = 14,
         longer_max_length: int = 20,
+        multiples: Sequence[int] = (2, 4, 10),
         train_size: int = 100_000,
         val_size: int = 1_000,
         test_size: int = 10_000,
@@ -46,20 +50,27 @@ class Copy(GeneratedDataModule):
                 "min_length, max_length and longer_max_length must be at least 1 and increase, "
                 f"but are {min_length}, {max_length} and {longer_max_length}; try 1, 14 and 20"
             )
+        if any(multiple < 2 for multiple in multiples):
+            raise UserError(f"multiples must be at least 2, but are {', '.join(map(str, multiples))}; try 2, 4 and 10")
+        exact = {f"x{multiple}": (multiple * max_length, multiple * max_length) for multiple in multiples}
+        self.lengths = {"longer": (max_length + 1, longer_max_length)} | exact
+        longest = max(maximum for _, maximum in self.lengths.values())
         self.symbols = [str(number) for number in range(num_symbols)]
-        self.diagonals = [tuple((i, i) for i in range(length)) for length in range(longer_max_length + 1)]
-        self.lengths = {"longer": (max_length + 1, longer_max_length)}
+        self.diagonals = [tuple((i, i) for i in range(length)) for length in range(longest + 1)]
         self.training_lengths = (min_length, max_length)
         super().__init__(
             SymbolTokenizer(self.symbols, separator=" "),
-            max_source_length=longer_max_length + 1,
-            max_target_length=longer_max_length + 1,
+            max_source_length=longest + 1,
+            max_target_length=longest + 1,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            sizes={"train": train_size, "val": val_size, "test": test_size, "longer": longer_size},
+            sizes={"train": train_size, "val": val_size, "test": test_size} | dict.fromkeys(self.lengths, longer_size),
         )
+
+    def size_setting(self, split: str) -> str:
+        return "longer_size" if split in self.lengths else super().size_setting(split)
 
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         draw = random.Random(seed)

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from lightning_tfm.checkpoint.shards import INDEX, new_folder, part_major, rank_major, read_shards, write_shards
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
+from lightning_tfm.layers import AlibiPositions, CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
@@ -51,7 +51,7 @@ def check_tensor_parallel(network: Network, size: int) -> None:
         size: the number of processes.
 
     Raises:
-        UserError: if the network has no layers that can be divided, or its heads or hidden layers cannot.
+        UserError: if the network has no layers that can be divided, or its heads, hidden layers or biases cannot.
     """
     if size == 1 or is_parallel(network):
         return
@@ -60,6 +60,11 @@ def check_tensor_parallel(network: Network, size: int) -> None:
         raise UserError(
             f"tensor_parallel_size must be 1 for {type(network).__name__}, whose layers cannot be divided, but is "
             f"{size}; its weights can be sharded over all devices instead"
+        )
+    if any(isinstance(module, AlibiPositions) for module in network.modules()):
+        raise UserError(
+            f"tensor_parallel_size must be 1 for positions alibi, whose biases are not divided, but is {size}; try "
+            "positions rotary"
         )
     for layer in layers:
         hidden = cast(Linear, layer.feed_forward[0]).out_features

@@ -286,7 +286,10 @@ def test_unknown_symbols_are_reported_with_their_position():
         (lambda: Date(locales=("en", "xx_YY")), "locales must be known to babel, but 'xx_YY' is not"),
         (lambda: Date(first_year=1900, last_year=2000), "fewer than 100 years.* 1900 and 2000"),
         (lambda: Copy(max_length=5, longer_max_length=5), "longer_max_length must be at least 1 and increase"),
-        (lambda: Copy(num_symbols=2, max_length=2).pairs("test"), r"test_size is 10000, but only \d+ distinct"),
+        (
+            lambda: Copy(num_symbols=2, max_length=2).pairs("test"),
+            r"test_size is 10000, but test has only \d+",
+        ),
     ],
 )
 def test_invalid_settings_are_refused(make, message):
@@ -304,11 +307,14 @@ def test_copy_respects_its_length_ranges():
         ("val", range(2, 7)),
         ("test", range(2, 7)),
         ("longer", range(7, 10)),
+        ("x2", [12]),
+        ("x4", [24]),
+        ("x10", [60]),
     ):
         pairs = data.datasets[split].pairs
         assert {len(pair.source.split()) for pair in pairs} == set(lengths), split
         assert all(pair.source == pair.target for pair in pairs)
-    assert data.test_sets == ("test", "longer")
+    assert data.test_sets == ("test", "longer", "x2", "x4", "x10")
 
 
 # Dates

@@ -369,24 +369,24 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, o
     assert child.wait() == 0, child.err.read_text()
     (folder,) = (tmp_path / f"runs/copy_{model}").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
-    assert {"exact_match", "longer/exact_match"} <= set(summary["test"])
+    assert {"exact_match", "longer/exact_match", "x10/exact_match"} <= set(summary["test"])
     assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(20 * 15, rel=0.1)
     assert read(folder / "checkpoints/last.ckpt")["global_step"] == 20
 
-    longest = "1 " * 20
+    longest = "1 " * 140
     lines = ["3 1 2", "", longest + longest, longest]
     child = run("generate", folder / "checkpoints/best.ckpt", "--beam-size", "2", *lines, cwd=tmp_path)
     assert child.wait() == 1
     assert len(child.out.read_text().splitlines()) == 4
     empty, *notes = child.err.read_text().splitlines()
     assert empty == "lightning-tfm: line 2: the text is empty"
-    assert "lightning-tfm: line 4: it has 20 tokens, more than any training text (14)" in notes
+    assert "lightning-tfm: line 4: it has 140 tokens, more than any training text (14)" in notes
     too_long = [note for note in notes if "more than any training text" not in note]
     if model == "attention_lstm":  # it has no maximal number of positions
         assert not too_long
     else:
         assert len(too_long) == 1
-        assert re.match(r"lightning-tfm: line 3: .* 41 .*max_length", too_long[0])
+        assert re.match(r"lightning-tfm: line 3: .* 281 .*max_length", too_long[0])
 
 
 @pytest.mark.run
@@ -406,7 +406,7 @@ def test_a_mistake_prints_one_line_to_standard_error(tmp_path):
     setting = "--model.init_args.network.init_args.max_length=20"
     run = subprocess.run([script, "fit", "--config", COPY, setting], cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode, run.stdout, len(run.stderr.splitlines())) == (2, "", 1)
-    assert "has 21 tokens, but the model has max_length 20 positions" in run.stderr
+    assert "has 141 tokens, but the model has max_length 20 positions" in run.stderr
 
 
 @pytest.mark.run
@@ -535,7 +535,7 @@ def mistake(monkeypatch, capsys, *arguments):
         (
             r"d_ff: \d+",
             "d_ff: 512, max_length: 20",
-            "the longest source has 21 tokens, but the model has max_length 20 positions",
+            "the longest source has 141 tokens, but the model has max_length 20 positions",
         ),
         (r"dropout: [\d.]+", "dropout: 1.5", "dropout must be at least 0 and below 1, but is 1.5"),
         (

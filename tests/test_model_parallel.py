@@ -11,7 +11,7 @@ import torch
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import AttentionLSTM, LinearTransformer
+from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer
 from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
 from runs import TASKS, equal, fit, folder, in_process, new_folders, start, start_parallel, start_two, write_task
 
@@ -271,6 +271,11 @@ def test_networks_without_transformer_layers_are_only_sharded(network):
         check_tensor_parallel(network, 2)
     with pytest.raises(UserError, match=f"activation_checkpointing must be false for {name}"):
         check_activation_checkpointing(network)
+
+
+def test_biases_of_alibi_are_not_divided():
+    with pytest.raises(UserError, match=r"tensor_parallel_size must be 1 for positions alibi.*; try positions rotary"):
+        check_tensor_parallel(GPT(11, 8, 2, 1, max_length=8, positions="alibi"), 2)
 
 
 @pytest.mark.parametrize(

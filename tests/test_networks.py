@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 import torch
@@ -17,10 +18,16 @@ from lightning_tfm.decoding import continue_text, decode, reorder_state
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
     AdditiveAttention,
+    AlibiPositions,
     Attention,
+    CoupledPositions,
     CrossAttention,
     Dropout,
     Linear,
+    LocationAwareAttention,
+    MonotonicAttention,
+    Positions,
+    RandomizedPositions,
     RotaryPositions,
     SelfAttention,
     SinusoidalPositions,
@@ -241,7 +248,7 @@ def test_a_compiled_network_computes_the_same(network, batch):
         logits.square().mean().backward()
         with attention_maps(network) as maps:
             network(source, target_in)
-        return logits, [parameter.grad.clone() for parameter in network.parameters()], maps
+        return logits, [deepcopy(parameter.grad) for parameter in network.parameters()], maps
 
     as_written = passes()
     names = list(network.state_dict())
@@ -331,7 +338,8 @@ def test_additive_attention_equals_its_formula():
     layer = AdditiveAttention(4, 6, 5)
     query, memory = torch.randn(2, 4), torch.randn(2, 3, 6)
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    context = layer(query, layer.k_proj(memory), memory, mask)
+    inputs = query, layer.k_proj(memory), memory, mask, torch.zeros(2, 3)
+    context, _ = layer(*inputs)
     for b, length in enumerate((3, 2)):
         energies = [
             layer.energy.weight[0] @ torch.tanh(layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s]))
@@ -339,7 +347,7 @@ def test_additive_attention_equals_its_formula():
         ]
         alpha = torch.stack(energies).softmax(0)
         torch.testing.assert_close(context[b], alpha @ memory[b, :length])
-        torch.testing.assert_close(layer.weights(query, layer.k_proj(memory), memory, mask)[b, 0, 0, :length], alpha)
+        torch.testing.assert_close(layer.weights(*inputs)[b, 0, 0, :length], alpha)
 
 
 @pytest.mark.parametrize("d_model", [8, 7])
@@ -359,11 +367,106 @@ def test_rotary_positions_equal_their_formula():
     theta = 10000.0 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
     angle, a, b = positions[:, None, :, None] * theta, x[..., ::2], x[..., 1::2]
     expected = torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1).flatten(-2)
-    torch.testing.assert_close(apply_rotary(x, rotary(positions)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(apply_rotary(x, rotary.rotations(positions)), expected, atol=1e-5, rtol=0)
 
     x = x[:1].expand_as(x)
-    turned = apply_rotary(x, rotary(positions))
+    turned = apply_rotary(x, rotary.rotations(positions))
     torch.testing.assert_close(*(turned @ turned.transpose(-1, -2)).unbind(0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_heads", [1, 4, 8, 12])
+def test_alibi_equals_hugging_face(num_heads):
+    build = transformers.models.bloom.modeling_bloom.build_alibi_tensor
+    theirs = build(torch.ones(1, 9, dtype=torch.long), num_heads, torch.float32)  # (H, 1, S), for any query
+    x = torch.randn(1, num_heads, 9, 9)
+    steps = torch.arange(9)
+    ours = AlibiPositions(num_heads).mask(steps, steps, None)
+    causal = causal_mask(9, 9, x.device)
+    torch.testing.assert_close((x + ours).softmax(-1), (x + theirs).masked_fill(~causal, -math.inf).softmax(-1))
+
+
+@pytest.mark.parametrize("scheme", [RandomizedPositions, CoupledPositions])
+def test_randomized_positions_are_ascending_subsets(scheme):
+    positions, steps = scheme(30, 8), torch.arange(10)
+    drawn = positions.number(steps, 5000, 10)
+    assert drawn.diff(dim=1).min() >= 1
+    assert drawn.min() == 0
+    assert drawn.max() == 29
+    counts = drawn.flatten().bincount(minlength=30)
+    torch.testing.assert_close(counts / 5000, torch.full((30,), 10 / 30), atol=0.05, rtol=0)  # uniform
+    torch.manual_seed(3)
+    again = positions.number(steps, 4, 10)
+    torch.manual_seed(3)
+    assert positions.number(steps, 4, 10).equal(again)
+    assert not again[0].equal(again[1])
+    assert positions.eval().number(steps, 4, 10).equal(steps)
+
+
+@pytest.mark.parametrize("scheme", ["rotary", "alibi", "none", "randomized", "coupled"])
+@pytest.mark.parametrize("make", [Transformer, GPT])
+def test_logits_depend_on_distances_of_positions_only(make, scheme, batch, monkeypatch):
+    network = make(VOCAB_SIZE, 16, 4, 2, max_length=30, positions=scheme).eval()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    expected = network(*batch)
+    layer = next(module for module in network.modules() if isinstance(module, Positions))
+    monkeypatch.setattr(layer, "number", lambda indices, rows, count: indices + 11)
+    torch.testing.assert_close(network(*batch), expected, atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr(layer, "number", lambda indices, rows, count: 2 * indices)
+    assert network(*batch).allclose(expected, atol=1e-4) == (scheme == "none")
+
+
+@pytest.mark.parametrize("make", [Transformer, GPT])
+def test_coupled_positions_are_shared_by_source_and_target(make, monkeypatch):
+    """Each symbol of the target has the position of the symbol of the source with the same index, also if drawn."""
+    network = make(VOCAB_SIZE, 16, 4, 1, max_length=30, positions="coupled")
+    source = torch.tensor([[3, 4, 5, EOS], [6, EOS, PAD, PAD]])
+    target_in = torch.tensor([[1, 3, 4, 5], [1, 6, PAD, PAD]])
+    layer = next(module for module in network.modules() if isinstance(module, Positions))
+    seen, rotations = [], layer.rotations
+    monkeypatch.setattr(layer, "rotations", lambda positions: seen.append(positions) or rotations(positions))
+    network(source, target_in)
+    ours, theirs = torch.cat(seen, dim=1).split(4, dim=1)
+    assert ours.equal(theirs)
+    assert not ours[0].equal(torch.arange(4))
+
+
+def test_location_aware_attention_equals_its_formula():
+    layer = LocationAwareAttention(4, 6, 5)
+    query, memory, mask = torch.randn(2, 4), torch.randn(2, 7, 6), torch.ones(2, 7, dtype=torch.bool)
+    previous = torch.rand(2, 7).softmax(-1)
+    context, weights = layer(query, layer.k_proj(memory), memory, mask, previous)
+    padded = nn.functional.pad(previous, (2, 2))
+    for b in range(2):
+        energies = []
+        for s in range(7):
+            f = layer.filters.weight[:, 0] @ padded[b, s : s + 5]
+            hidden = layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s]) + layer.location_proj.weight @ f
+            energies.append(layer.energy.weight[0] @ torch.tanh(hidden))
+        alpha = torch.stack(energies).softmax(0)
+        torch.testing.assert_close(weights[b], alpha)
+        torch.testing.assert_close(context[b], alpha @ memory[b])
+
+
+def test_monotonic_attention_is_hard_in_evaluation():
+    """In training, the weights are the distribution of an alignment that stays or advances; then, its mode."""
+    layer, memory = MonotonicAttention(4, 6, 5), torch.randn(3, 5, 6)
+    mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
+    keys, soft, hard = layer.k_proj(memory), torch.zeros(3, 5), torch.zeros(3, 5)
+    place = torch.tensor([-1, -1, -1])
+    for step in range(6):
+        query = 3 * torch.randn(3, 4)
+        context, weights = layer.train()(query, keys, memory, mask, soft)
+        torch.testing.assert_close(weights.sum(1), torch.ones(3))
+        assert weights[:, step + 1 :].eq(0).all()
+        assert weights[~mask].eq(0).all()
+        torch.testing.assert_close(context, (weights[..., None] * memory).sum(1))
+        soft = weights
+        attended = keys[torch.arange(3), place.clamp(min=0)]
+        goes = layer.advance(torch.cat((query, attended), dim=1)).squeeze(1) > 0
+        place = torch.where((place < 0) | goes, place + 1, place).clamp(max=mask.sum(1) - 1)
+        _, hard = layer.eval()(query, keys, memory, mask, hard)
+        assert hard.equal(torch.eye(5)[place])
 
 
 def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
@@ -378,7 +481,7 @@ def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
         ours.source_embedding(source), lengths, batch_first=True, enforce_sorted=False
     )
     expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
-    _, _, _, memory, mask = ours.encode(source)
+    *_, memory, mask = ours.encode(source)
     torch.testing.assert_close(memory[mask], expected[mask])
 
 

@@ -102,7 +102,7 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "1", "2", *sizes) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("GPT of 103,808 parameters")
+    assert lines[0].startswith("GPT of 100,864 parameters")
     names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-6:]]
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 

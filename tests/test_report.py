@@ -100,7 +100,7 @@ def test_a_report_shows_the_files_of_its_runs(html, two_runs):
         module = load(left / "checkpoints/best.ckpt")
         for example in shown["attention"]:
             found = {
-                attention_map.layer: attention_map
+                attention_map.layer: attention_map.cropped()
                 for attention_map in module.attention(Pair(example["source"], example["target"])._asdict())
             }
             assert {layer["name"] for layer in example["layers"]} == set(found)
@@ -443,6 +443,21 @@ def test_all_runs_of_a_chart_are_distinguishable(number):
         for shown in (marks, symbols):
             styles = {tuple(re.findall(' (fill|stroke|stroke-dasharray)="(.*?)"', path)) for path in shown}
             assert len(styles) == len(shown) == number
+
+
+def test_exact_match_by_length_is_drawn_over_all_splits():
+    def category(name, split, exact_match, pairs):
+        return {"category": name, "split": split, "exact match": exact_match, "loss": "1.0", "pairs": pairs}
+
+    found = [category("140 symbols", "x10", 0.25, 8), category("09 symbols", "test", 1.0, 5)]
+    found += [category("28 symbols", "x2", 0.5, 6), category("28 symbols", "other", 1.0, 2)]
+    run = {"name": "a", "curves": {}, "non_finite": {}, "categories": found, "confusion": []}
+    (chart,) = (chart for chart in draw_charts([run]) if chart["id"] == "lengths")
+    points = [(point["symbols"], point["exact match"], point["pairs"]) for point in chart["spec"]["data"]["values"]]
+    assert points == [(9, 1.0, 5), (28, 0.625, 8), (140, 0.25, 8)]
+    assert chart["rows"][0] == ["a", 9, "1", 5]
+    other = run | {"name": "b", "categories": [category("long", "test", 1.0, 3)]}
+    assert "lengths" not in {chart["id"] for chart in draw_charts([run, other])}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from lightning_tfm.callbacks.attention import short_name
 from lightning_tfm.checkpoint import read
 from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Attention
+from lightning_tfm.layers import Attention, Positions
 from lightning_tfm.loading import load
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import Classifier
@@ -214,7 +214,7 @@ def test_attention_is_drawn_for_each_layer_of_a_few_examples(trained, task):
     assert {layer for *_, layer in pictures} == {short_name(layer) for layer in layers}
     assert len({layer for *_, layer in pictures}) == len(layers)
     assert 1 <= len({row for _, row, _ in pictures}) <= 4
-    positions = {name for name, _ in network.named_modules() if name.endswith(("positions", "rotary"))}
+    positions = {name for name, layer in network.named_modules() if isinstance(layer, Positions)}
     assert positions or "lstm" in task
     others = {path.stem for path in (trained / "attention").glob("*.png") if not path.stem.startswith("example_")}
     assert others == positions

@@ -17,7 +17,7 @@ from lightning_tfm.callbacks.progress import track
 from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
-from lightning_tfm.layers import RotaryPositions
+from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.modules.prediction import AttentionExample
 from lightning_tfm.modules.task import TaskModule
@@ -105,10 +105,7 @@ class AttentionLogger(Callback):
                 draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
-            if name.endswith(("positions", "rotary")) and hasattr(module.network, "max_length"):
-                encodings = layer(torch.arange(cast(int, module.network.max_length), device=module.device))
-                if isinstance(layer, RotaryPositions):
-                    encodings = torch.cat((encodings.real, encodings.imag), dim=-1)[0]  # cosines, then sines
+            if isinstance(layer, Positions) and (encodings := layer.table()) is not None:
                 draw_positions(encodings, name.replace("_", " ")).savefig(path := folder / f"{name}.png", dpi=100)
                 pictures.append(path)
         return pictures

@@ -186,11 +186,15 @@ class GeneratedDataModule(PairDataModule):
         )
         for split, size in sizes.items():
             if size < 1:
-                raise UserError(f"{split}_size must be at least 1, but is {size}")
+                raise UserError(f"{self.size_setting(split)} must be at least 1, but is {size}")
         if batch_size > sizes["train"]:
             raise UserError(f"batch_size must be at most train_size ({sizes['train']}), but is {batch_size}")
         self.sizes = sizes
         self.split_key = split_key
+
+    def size_setting(self, split: str) -> str:
+        """Return the name of the setting of the number of pairs of a split."""
+        return f"{split}_size"
 
     def setup(self, stage: str) -> None:
         if self.datasets:
@@ -217,16 +221,16 @@ class GeneratedDataModule(PairDataModule):
             most = sum(times.values()) + times[1] ** 2 // (2 * max(1, times[2]))  # Chao (1984)
             if size > 2 * most:
                 raise UserError(
-                    f"{split}_size must be at most the number of distinct sources of {split}, about {most:,}, but is "
-                    f"{size:,}; try {most:,}"
+                    f"{self.size_setting(split)} must be at most the number of distinct sources of {split}, about "
+                    f"{most:,}, but is {size:,}; try {most:,}"
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
         each += 8 * (self.max_source_length + self.max_target_length)  # encoded
         each *= 2  # measured: the peak while the pairs are encoded
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
-                f"{split}_size must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need about "
-                f"{size * each / 1e9:,.0f} GB; try {int(memory / each):,}"
+                f"{self.size_setting(split)} must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need "
+                f"about {size * each / 1e9:,.0f} GB; try {int(memory / each):,}"
             )
 
     def _belongs(self, pair: Pair, split: str) -> bool:
@@ -259,7 +263,8 @@ class GeneratedDataModule(PairDataModule):
                 misses += 1
                 if misses > 100_000:
                     raise UserError(
-                        f"{split}_size is {size}, but only {len(pairs)} distinct sources were found; try {len(pairs)}"
+                        f"{self.size_setting(split)} is {size}, but {split} has only {len(pairs)} distinct sources; "
+                        f"try {len(pairs)}"
                     )
         raise AssertionError("a stream ended")
 

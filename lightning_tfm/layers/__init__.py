@@ -5,6 +5,8 @@ from lightning_tfm.layers.attention import (
     Attention,
     CrossAttention,
     KVCache,
+    LocationAwareAttention,
+    MonotonicAttention,
     SelfAttention,
     attention_maps,
     causal_mask,
@@ -14,19 +16,26 @@ from lightning_tfm.layers.attention import (
 )
 from lightning_tfm.layers.cpu import Dropout, Linear
 from lightning_tfm.layers.positions import (
+    AlibiPositions,
+    CoupledPositions,
     FreqsCis,
     LearnedPositions,
+    Positions,
+    PositionScheme,
+    RandomizedPositions,
     RotaryPositions,
     SinusoidalPositions,
     apply_rotary,
-    positional_encoding,
+    position_scheme,
 )
 from lightning_tfm.layers.transformer import AddNorm, FeedForward, TransformerLayer
 
 __all__ = [
     "AddNorm",
     "AdditiveAttention",
+    "AlibiPositions",
     "Attention",
+    "CoupledPositions",
     "CrossAttention",
     "Dropout",
     "FeedForward",
@@ -34,6 +43,11 @@ __all__ = [
     "KVCache",
     "LearnedPositions",
     "Linear",
+    "LocationAwareAttention",
+    "MonotonicAttention",
+    "PositionScheme",
+    "Positions",
+    "RandomizedPositions",
     "RotaryPositions",
     "SelfAttention",
     "SinusoidalPositions",
@@ -42,7 +56,7 @@ __all__ = [
     "attention_maps",
     "causal_mask",
     "check_num_heads",
-    "positional_encoding",
+    "position_scheme",
     "scaled_dot_product_weights",
     "split_heads",
 ]

@@ -111,14 +111,14 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
     Args:
         query: the queries (B, H, T, D/H).
         key: the keys (B, H, S, D/H).
-        mask: the mask, broadcastable to (B, H, T, S); None to attend to all keys.
+        mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
         is_causal: whether to use the causal mask instead of `mask`.
     """
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
     if is_causal:
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
 
 
@@ -162,11 +162,7 @@ class SelfAttention(Attention):
 
     def _project(self, x: Tensor, past: KVCache | None, freqs_cis: FreqsCis | None) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = split_heads(self.qkv_proj(x), 3, self.num_heads)
-        if freqs_cis is not None:
-            query, key = (
-                apply_rotary(query, freqs_cis),
-                apply_rotary(key, freqs_cis),
-            )  # the cache contains rotated keys
+        query, key = apply_rotary(query, freqs_cis), apply_rotary(key, freqs_cis)  # the cache contains rotated keys
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         return query, key, value
@@ -184,10 +180,10 @@ class SelfAttention(Attention):
         Args:
             x: the input (B, T, D).
             mask: the positions to which each query may attend, broadcastable to (B, H, T, S), where S includes the
-                cache.
+                cache; or biases of the scores, see `Positions.mask`.
             is_causal: whether to mask later positions; requires `mask` and `past` to be None.
             past: the KV cache of earlier calls.
-            freqs_cis: the rotations of the positions of x, see `RotaryPositions`.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
 
         Returns:
             The context (B, T, D), and the KV cache for the next call.
@@ -227,27 +223,34 @@ class CrossAttention(Attention):
         self.kv_proj = Linear(d_model, 2 * d_model, bias=bias)
         self.out_proj = Linear(d_model, d_model, bias=bias)
 
-    def project_memory(self, memory: Tensor) -> KVCache:
-        """Return the keys and values of the memory (B, S, D), computed once for all decoding steps."""
+    def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
+        """Return the keys and values of the memory, computed once for all decoding steps.
+
+        Args:
+            memory: the memory (B, S, D).
+            freqs_cis: the rotations of the positions of the memory, see `Positions.rotations`.
+        """
         key, value = split_heads(self.kv_proj(memory), 2, self.num_heads)
-        return key, value
+        return apply_rotary(key, freqs_cis), value
 
-    def _split_query(self, x: Tensor) -> Tensor:
-        return split_heads(self.q_proj(x), 1, self.num_heads)[0]
+    def _query(self, x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
+        return apply_rotary(split_heads(self.q_proj(x), 1, self.num_heads)[0], freqs_cis)
 
-    def forward(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
         """Return the context (B, T, D) of x over the memory.
 
         Args:
             x: the input (B, T, D).
             memory: the keys and values of the memory, see `project_memory`.
-            mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
+            mask: the mask (B, 1, 1, S), True at memory positions that are not padding; or biases of the scores, see
+                `Positions.mask`.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
         """
-        context = F.scaled_dot_product_attention(self._split_query(x), *memory, attn_mask=mask)
+        context = F.scaled_dot_product_attention(self._query(x, freqs_cis), *memory, attn_mask=mask)
         return self.out_proj(context.transpose(1, 2).flatten(2))
 
-    def weights(self, x: Tensor, memory: KVCache, mask: Tensor) -> Tensor:
-        return scaled_dot_product_weights(self._split_query(x), memory[0], mask)
+    def weights(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
+        return scaled_dot_product_weights(self._query(x, freqs_cis), memory[0], mask)
 
 
 class AdditiveAttention(Attention):
@@ -265,22 +268,97 @@ class AdditiveAttention(Attention):
         self.k_proj = Linear(d_memory, d_attention)
         self.energy = Linear(d_attention, 1, bias=False)
 
-    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Return the scores (B, S) of the hidden layer (B, S, A) before its activation."""
         # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
-        hidden = torch.sigmoid(2 * (self.q_proj(query).unsqueeze(1) + keys))  # (B, S, A)
-        return (2 * self.energy(hidden)).squeeze(-1).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+        return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
 
-    def forward(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Return the context (B, E) of one query over the memory.
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
+        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)  # (B, S)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from one query to the memory.
 
         Args:
             query: the query (B, D).
             keys: the keys `self.k_proj(memory)` (B, S, A), computed once for all decoding steps.
             memory: the memory (B, S, E).
             mask: the mask (B, S), True at memory positions that are not padding.
-        """
-        weights = self._weights(query, keys, mask)
-        return (weights.unsqueeze(1) @ memory).squeeze(1)
+            previous: the weights (B, S) of the previous query; 0 for the first query.
 
-    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        return self._weights(query, keys, mask)[:, None, None]  # one head, one query
+        Returns:
+            The context (B, E), and the weights (B, S).
+        """
+        weights = self._weights(query, keys, mask, previous)
+        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+
+
+class LocationAwareAttention(AdditiveAttention):
+    """Additive attention that reads the previous weights around each key (Chorowski et al. 2015, 2.2).
+
+    The scores are v^T tanh(W_q q + W_k k + U f), where f are the outputs of FILTERS convolutions of the previous
+    weights with a kernel of width KERNEL.
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the hidden layer.
+    """
+
+    FILTERS = 10
+    KERNEL = 5
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__(d_query, d_memory, d_attention)
+        self.filters = nn.Conv1d(1, self.FILTERS, self.KERNEL, padding=self.KERNEL // 2, bias=False)
+        self.location_proj = Linear(self.FILTERS, d_attention, bias=False)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        location = self.location_proj(self.filters(previous.unsqueeze(1)).transpose(1, 2))  # (B, S, A)
+        hidden = self.q_proj(query).unsqueeze(1) + keys + location
+        return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
+
+
+class MonotonicAttention(Attention):
+    """Hard monotonic attention, which attends to one key and stays there or advances to the next one.
+
+    The first query attends to the first key. Each further one advances with a probability that depends on the query
+    and the attended key. Training uses the expected weights, with noise before the sigmoid that makes the probabilities
+    nearly 0 or 1, and evaluation the more probable choice (Raffel et al. 2017). Alignments that may also skip keys are
+    marginalized exactly by Wu & Cotterell (2019).
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the keys.
+    """
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__()
+        self.k_proj = Linear(d_memory, d_attention)
+        self.advance = Linear(d_query + d_attention, 1)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        attended = (previous.unsqueeze(1) @ keys).squeeze(1)  # (B, A)
+        logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
+        advance = (logits + torch.randn_like(logits)).sigmoid() if self.training else (logits > 0).to(logits.dtype)
+        before = 1 - previous.sum(1, keepdim=True)  # 1 for the first query, then 0
+        is_last = mask & ~F.pad(mask[:, 1:], (0, 1))  # (B, S)
+        moving = previous * advance * ~is_last
+        return previous - moving + torch.cat((before, moving[:, :-1]), dim=1)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from one query to the memory; arguments and results as for `AdditiveAttention`."""
+        weights = self._weights(query, keys, mask, previous)
+        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query

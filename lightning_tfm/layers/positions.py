@@ -1,20 +1,76 @@
-"""Positional encodings: sinusoidal, learned and rotary."""
+"""Position schemes: the ways in which a Transformer encodes the order of its tokens.
+
+A network gives each token an index, numbers the indices (`Positions.number`), and passes the resulting positions to
+the methods of its scheme, which change the embeddings, the queries and keys, or the attention scores.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
 
+PositionScheme = Literal["sinusoidal", "learned", "rotary", "alibi", "none", "randomized", "coupled"]
+"""Names of the position schemes, see `position_scheme`."""
+
 FreqsCis = Tensor
 """Rotations e^(i angle) of queries and keys: complex (1, T, D/(2H)), or (B, 1, T, D/(2H)) if rows differ."""
 
 
-class SinusoidalPositions(nn.Module):
+class Positions(nn.Module):
+    """Base class of position schemes, and the scheme without positions (Kazemnejad et al. 2023).
+
+    Attributes:
+        couples: whether tokens of source and target with the same index share a position. Otherwise, source and target
+            are numbered independently, or as a single sequence.
+    """
+
+    couples: ClassVar[bool] = False
+
+    def number(self, indices: Tensor, rows: int, count: int) -> Tensor:
+        """Return the positions of tokens; some schemes draw them at random in training.
+
+        Args:
+            indices: the indices (T) or (B, T) of the tokens.
+            rows: the number of rows B.
+            count: a number above all indices.
+
+        Returns:
+            The positions (T), or (B, T) if rows differ.
+        """
+        return indices
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings x (B, T, D), with encodings of their positions if the scheme adds them."""
+        return x
+
+    def rotations(self, positions: Tensor) -> FreqsCis | None:
+        """Return the rotations of queries and keys at positions (T) or (B, T); None if the scheme does not rotate."""
+        return None
+
+    def mask(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of an attention layer, with biases of the scores if the scheme has them.
+
+        Args:
+            queries: the positions of the queries (T) or (B, T).
+            keys: the positions of the keys (S) or (B, S).
+            mask: the boolean mask, broadcastable to (B, H, T, S); None for a causal mask.
+
+        Returns:
+            `mask` itself, or a mask (B, H, T, S) with the biases, and -inf where a query may not attend.
+        """
+        return mask
+
+    def table(self) -> Tensor | None:
+        """Return the encodings (positions, width) for a picture; None if the scheme has none."""
+        return None
+
+
+class SinusoidalPositions(Positions):
     """Sinusoidal positional encodings (Vaswani et al. 2017, 3.5).
 
     PE(p, 2i) = sin(p / 10000^(2i/D)) and PE(p, 2i+1) = cos(p / 10000^(2i/D)).
@@ -24,28 +80,40 @@ class SinusoidalPositions(nn.Module):
         d_model: width D.
     """
 
-    table: Tensor
+    encodings: Tensor
 
     def __init__(self, max_length: int, d_model: int) -> None:
         super().__init__()
         position = torch.arange(max_length).unsqueeze(1)
         angle = position * torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
-        table = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :d_model]
-        self.register_buffer("table", table, persistent=False)  # constant, so not in checkpoints
+        encodings = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)[:, :d_model]
+        self.register_buffer("encodings", encodings, persistent=False)  # constant, so not in checkpoints
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the encodings (..., D) of positions (...)."""
-        return self.table[positions]
+        return self.encodings[positions]
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self(positions)
+
+    def table(self) -> Tensor | None:
+        return self.encodings
 
 
-class LearnedPositions(nn.Embedding):
+class LearnedPositions(Positions, nn.Embedding):
     """Learned positional encodings, which map positions (...) to encodings (..., D)."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=math.sqrt(0.5))  # the root mean square of the sinusoids
 
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self(positions)
 
-class RotaryPositions(nn.Module):
+    def table(self) -> Tensor | None:
+        return self.weight
+
+
+class RotaryPositions(Positions):
     """Rotary positional encodings (Su et al. 2021, 3.2.2).
 
     Queries and keys are rotated, so their dot product depends on the distance between their positions. Elements 2i and
@@ -70,27 +138,105 @@ class RotaryPositions(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)  # real, since `.to(dtype)` drops imaginary parts
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, positions: Tensor) -> FreqsCis:
+    def rotations(self, positions: Tensor) -> FreqsCis | None:
         """Return the rotations (1, T, d/2) of positions (T), or (B, 1, T, d/2) of positions (B, T)."""
         cos, sin = (part[positions].unsqueeze(-3) for part in (self.cos, self.sin))  # broadcast over heads
         wide = torch.promote_types(cos.dtype, torch.float32)  # half precision has no complex products
         cos, sin = cos.to(wide), sin.to(wide)
         return torch.complex(cos, sin)
 
+    def table(self) -> Tensor | None:
+        return torch.cat((self.cos, self.sin), dim=-1)
 
-def apply_rotary(x: Tensor, freqs_cis: FreqsCis) -> Tensor:
+
+class RandomizedPositions(RotaryPositions):
+    """Randomized rotary positions (Ruoss et al. 2023).
+
+    In training, the tokens of each row have the positions of a random subset of all positions, in ascending order, so
+    that short rows train the positions of long ones. In evaluation, they have the first positions.
+    """
+
+    def number(self, indices: Tensor, rows: int, count: int) -> Tensor:
+        if not self.training:
+            return indices
+        keys = torch.rand(rows, self.cos.size(0), dtype=torch.float32, device=indices.device)
+        subset = keys.topk(count, sorted=False).indices.sort(dim=1).values  # (B, count)
+        return subset.gather(1, indices.expand(rows, -1))
+
+
+class CoupledPositions(RandomizedPositions):
+    """Position coupling (Cho et al. 2024) of randomized rotary positions, for targets aligned with their sources.
+
+    Tokens of source and target with the same index have the same position. Unlike here, the positions of the paper are
+    learned vectors, and consecutive from a random offset.
+    """
+
+    couples = True
+
+
+class AlibiPositions(Positions):
+    """Attention with linear biases, ALiBi (Press et al. 2022).
+
+    The score of head h is lowered by the distance between query and key, times a slope. With a power of two of heads H,
+    the slopes are 2^(-8 h / H) for h from 1 to H; other numbers of heads take every second slope of 2H heads as well.
+
+    Args:
+        num_heads: number of heads H.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        power = 2 ** int(math.log2(num_heads))
+        exponents = [8 * head / power for head in range(1, power + 1)]
+        exponents += [4 * head / power for head in range(1, 2 * power, 2)][: num_heads - power]
+        slopes = torch.tensor([2.0**-exponent for exponent in exponents])
+        self.register_buffer("slopes", slopes, persistent=False)
+
+    def mask(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor | None:
+        difference = (queries.unsqueeze(-1) - keys.unsqueeze(-2)).unsqueeze(-3)  # (1, T, S) or (B, 1, T, S)
+        bias = -difference.abs() * self.slopes[:, None, None]  # (..., H, T, S)
+        return bias.masked_fill(~(difference >= 0 if mask is None else mask), -math.inf)
+
+
+def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
     """Rotate queries or keys.
 
     Args:
         x: the queries or keys (B, H, T, D/H).
-        freqs_cis: the rotations, see `RotaryPositions`.
+        freqs_cis: the rotations, see `Positions.rotations`; None to return x.
     """
+    if freqs_cis is None:
+        return x
     # Use one complex product: real products of strided tensors took a sixth of the step of a small model on a CPU.
     wide = torch.promote_types(x.dtype, torch.float32)
     numbers = torch.view_as_complex(x.to(wide).unflatten(-1, (-1, 2)))  # (B, H, T, D/2H)
     return torch.view_as_real(numbers * freqs_cis).flatten(-2).type_as(x)
 
 
-def positional_encoding(kind: Literal["sinusoidal", "learned"], max_length: int, d_model: int) -> nn.Module:
-    """Return a positional encoding for positions 0 to max_length - 1."""
-    return {"sinusoidal": SinusoidalPositions, "learned": LearnedPositions}[kind](max_length, d_model)
+def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_heads: int) -> Positions:
+    """Return a position scheme for positions 0 to max_length - 1.
+
+    Args:
+        name: the name of the scheme.
+        max_length: number of positions.
+        d_model: width of the embeddings.
+        num_heads: number of attention heads; must divide d_model.
+    """
+    match name:
+        case "sinusoidal":
+            return SinusoidalPositions(max_length, d_model)
+        case "learned":
+            return LearnedPositions(max_length, d_model)
+        case "rotary":
+            return RotaryPositions(max_length, d_model // num_heads)
+        case "randomized":
+            return RandomizedPositions(max_length, d_model // num_heads)
+        case "coupled":
+            return CoupledPositions(max_length, d_model // num_heads)
+        case "alibi":
+            return AlibiPositions(num_heads)
+        case "none":
+            return Positions()
+    raise UserError(f"positions must be the name of a position scheme, but is {name!r}; try rotary")

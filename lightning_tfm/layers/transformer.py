@@ -115,8 +115,8 @@ class TransformerLayer(nn.Module):
             past: the KV cache of the self-attention from earlier calls.
             memory: the keys and values of the encoder's output, see `CrossAttention.project_memory`; None without an
                 encoder.
-            memory_mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
-            freqs_cis: the rotations of the positions of x, see `RotaryPositions`.
+            memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
 
         Returns:
             The output (B, T, D), and the KV cache of the self-attention for the next call.
@@ -124,5 +124,5 @@ class TransformerLayer(nn.Module):
         context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
         x = self.add_self(x, context)
         if memory is not None:
-            x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask))
+            x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask, freqs_cis))
         return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past

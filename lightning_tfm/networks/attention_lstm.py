@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.layers import AdditiveAttention, Dropout, Linear
+from lightning_tfm.layers import AdditiveAttention, Dropout, Linear, LocationAwareAttention, MonotonicAttention
 from lightning_tfm.networks.network import Seq2SeqNetwork, State
 from lightning_tfm.tokenization import PAD
 
@@ -20,11 +22,20 @@ class AttentionLSTM(Seq2SeqNetwork):
         vocab_size: number of ids, shared by source and target.
         d_model: width of the embeddings, of each encoder direction, of the decoder and of the attention.
         dropout: dropout on embeddings and before the output layer.
+        attention: "additive", "location_aware" (Chorowski et al. 2015), which reads the previous attention weights, or
+            "monotonic" (Raffel et al. 2017), which attends to one token and only moves from left to right. Its moves
+            depend on the previous token, and not on the hidden state, which drifts in long sequences.
     """
 
     is_traceable = False  # the decoder is a Python loop over its steps
 
-    def __init__(self, vocab_size: int, d_model: int = 64, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 64,
+        dropout: float = 0.0,
+        attention: Literal["additive", "location_aware", "monotonic"] = "additive",
+    ) -> None:
         super().__init__(locals())
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
@@ -32,7 +43,13 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
         self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
         self.start = Linear(d_model, 2 * d_model)  # initial hidden and cell state of the decoder
-        self.attention = AdditiveAttention(d_model, 2 * d_model, d_model)
+        self.is_monotonic = attention == "monotonic"
+        self.attention: AdditiveAttention | MonotonicAttention
+        if self.is_monotonic:
+            self.attention = MonotonicAttention(4 * d_model, 2 * d_model, d_model)
+        else:
+            kind = {"additive": AdditiveAttention, "location_aware": LocationAwareAttention}[attention]
+            self.attention = kind(d_model, 2 * d_model, d_model)
         self.decoder_token = Linear(d_model, 4 * d_model)  # gates of the cell, from the previous token ...
         self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden state
         self.readout = Linear(3 * d_model, d_model)
@@ -54,7 +71,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         leftwards = leftwards.gather(1, turned.expand_as(leftwards))
         memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
         hidden, cell = torch.tanh(self.start(leftwards[:, 0])).chunk(2, dim=-1)  # (Bahdanau et al., A.2.2)
-        return hidden, cell, self.attention.k_proj(memory), memory, mask
+        weights = torch.zeros_like(memory[..., 0])  # of the step before the first (B, S)
+        return hidden, cell, weights, self.attention.k_proj(memory), memory, mask
 
     def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one LSTM step.
@@ -80,20 +98,22 @@ class AttentionLSTM(Seq2SeqNetwork):
         return self.head(self.dropout(features))
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        hidden, cell, keys, memory, mask = self.encode(source)
+        hidden, cell, weights, keys, memory, mask = self.encode(source)
         # The loop contains only the recurrent operations; the others are batched over all steps.
         token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))  # (B, T, 4D)
         hiddens, contexts = [], []
         for gates in token_gates.unbind(1):
-            context = self.attention(hidden, keys, memory, mask)
+            query = gates if self.is_monotonic else hidden
+            context, weights = self.attention(query, keys, memory, mask, weights)
             hidden, cell = self._cell(gates, context, hidden, cell)
             hiddens.append(hidden)
             contexts.append(context)
         return self._logits(torch.stack(hiddens, dim=1), torch.stack(contexts, dim=1))  # (B, T, V)
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden, cell, keys, memory, mask = state
-        context = self.attention(hidden, keys, memory, mask)
+        hidden, cell, weights, keys, memory, mask = state
         token_gates = self.decoder_token(self.dropout(self.target_embedding(token)))
+        query = token_gates if self.is_monotonic else hidden
+        context, weights = self.attention(query, keys, memory, mask, weights)
         hidden, cell = self._cell(token_gates, context, hidden, cell)
-        return self._logits(hidden, context), (hidden, cell, keys, memory, mask)
+        return self._logits(hidden, context), (hidden, cell, weights, keys, memory, mask)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, TransformerLayer, check_num_heads
+from lightning_tfm.layers import Dropout, LearnedPositions, TransformerLayer, check_num_heads
 from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
@@ -66,7 +66,7 @@ class EncoderClassifier(TextNetwork):
         self.max_length = check_max_length(max_length)
         self.word_dropout = word_dropout
         self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
-        self.positions = nn.Embedding(self.max_length, d_model)
+        self.positions = LearnedPositions(self.max_length, d_model)
         for table in (self.embedding, self.positions):  # small, so the first updates have an effect
             nn.init.normal_(table.weight, std=0.02)
         self.embedding_dropout = Dropout(dropout if embedding_dropout is None else embedding_dropout)

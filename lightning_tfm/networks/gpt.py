@@ -16,10 +16,11 @@ from lightning_tfm.layers import (
     Dropout,
     FreqsCis,
     Linear,
-    RotaryPositions,
+    PositionScheme,
     TransformerLayer,
     causal_mask,
     check_num_heads,
+    position_scheme,
 )
 from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
@@ -41,13 +42,13 @@ class GPT(CausalNetwork):
         num_heads: number of attention heads; must divide d_model.
         num_layers: number of layers.
         dropout: dropout on embeddings and on the output of each sub-layer.
-        max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
-            the data.
+        max_length: maximum length of a sequence in tokens, source and target together, or of each of them with coupled
+            positions; if null, `fit` infers it from the data.
         bias: whether linear layers and norms have a bias.
         activation: "gelu" (Hendrycks & Gimpel 2016), or "gelu_tanh", its tanh approximation of GPT-2, which is twice as
             slow on a CPU.
         text_only: whether PAD, BOS and EOS have probability 0, as required by the weights of GPT-2, which has none.
-        positions: "learned" vectors, as in GPT-2, or "rotary" (Su et al. 2021), which encode distances.
+        positions: the position scheme, "learned" in GPT-2; see `position_scheme`.
     """
 
     special_bias: Tensor | None
@@ -63,17 +64,15 @@ class GPT(CausalNetwork):
         bias: bool = True,
         activation: Literal["gelu", "gelu_tanh"] = "gelu",
         text_only: bool = False,
-        positions: Literal["learned", "rotary"] = "learned",
+        positions: PositionScheme = "learned",
     ) -> None:
         super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.is_rotary = positions == "rotary"
-        if self.is_rotary:
-            self.rotary = RotaryPositions(self.max_length, d_model // num_heads)
-        else:
-            self.positions = nn.Embedding(self.max_length, d_model)
+        self.positions = position_scheme(positions, self.max_length, d_model, num_heads)
+        # Coupled positions do not tell source from target, so these have segment embeddings (Devlin et al. 2019).
+        self.segments = nn.Embedding(2, d_model) if self.positions.couples else None
         self.dropout = Dropout(dropout)
         gelu = nn.GELU(approximate={"gelu": "none", "gelu_tanh": "tanh"}[activation])
         self.layers = nn.ModuleList(
@@ -154,17 +153,39 @@ class GPT(CausalNetwork):
                 copy(layer.feed_forward[2], block.mlp.c_proj, transposed=True)
         return gpt
 
+    def check_lengths(self, source_length: int, target_length: int) -> None:
+        if self.positions.couples:  # source and target share their positions
+            source_length, target_length = max(source_length, target_length), 0
+        super().check_lengths(source_length, target_length)
+
+    def max_source_length(self, target_length: int) -> int | None:
+        return self.max_length if self.positions.couples else super().max_source_length(target_length)
+
     def _logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., D)."""
         logits = self.head(self.norm(x))
         return logits if self.special_bias is None else logits + self.special_bias
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, FreqsCis | None]:
-        """Return the embeddings (B, T, D) of tokens (B, T) at positions (T) or (B, T), and the rotations, if any."""
-        x = self.embedding(tokens)
-        if self.is_rotary:
-            return self.dropout(x), self.rotary(positions)
-        return self.dropout(x + self.positions(positions)), None
+    def _target_index(self, real: Tensor) -> Tensor:
+        """Return the index (B, 1) of the first token of the target, after a source with the mask (B, S)."""
+        length = real.sum(1, keepdim=True)
+        return torch.zeros_like(length) if self.positions.couples else length
+
+    def _embed(self, tokens: Tensor, positions: Tensor, source_length: int) -> tuple[Tensor, FreqsCis | None]:
+        """Return the embeddings and the rotations, if any.
+
+        Args:
+            tokens: the tokens (B, T).
+            positions: the positions (T) or (B, T).
+            source_length: the number of columns of the source; the others belong to the target.
+
+        Returns:
+            The embeddings (B, T, D), and the rotations of queries and keys.
+        """
+        x = self.positions.embed(self.embedding(tokens), positions)
+        if self.segments is not None:
+            x = x + self.segments((torch.arange(tokens.size(1), device=tokens.device) >= source_length).long())
+        return self.dropout(x), self.positions.rotations(positions)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
@@ -172,12 +193,15 @@ class GPT(CausalNetwork):
         tokens = torch.cat((source, target_in), dim=1)
         steps = torch.arange(S + T, device=tokens.device)
         if S == 0:  # padding is only on the right, so the causal mask of the kernel suffices
-            mask, positions = None, steps
-        else:  # padding between source and target is masked and has no positions
+            mask, indices = None, steps
+        else:  # padding between source and target is masked and has no index
             real = source != PAD
             mask = causal_mask(S + T, S + T, tokens.device) & nn.functional.pad(real, (0, T), value=True)[:, None, None]
-            positions = torch.where(steps < S, steps, steps - S + real.sum(1, keepdim=True))  # (B, S + T)
-        x, freqs_cis = self._embed(tokens, positions)  # (B, S + T, D)
+            indices = torch.where(steps < S, steps, steps - S + self._target_index(real))  # (B, S + T)
+        count = max(S, T) if self.training and self.positions.couples else S + T
+        positions = self.positions.number(indices, tokens.size(0), count)
+        x, freqs_cis = self._embed(tokens, positions, S)  # (B, S + T, D)
+        mask = self.positions.mask(positions, positions, mask)
         for layer in self.layers:
             x, _ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
         return self._logits(x[:, S:])  # (B, T, V)
@@ -186,21 +210,25 @@ class GPT(CausalNetwork):
         S = source.size(1)
         self.check_lengths(S, 0)
         real = source != PAD
-        x, freqs_cis = self._embed(source, torch.arange(S, device=source.device))
+        positions = torch.arange(S, device=source.device)
+        x, freqs_cis = self._embed(source, positions, S)
+        mask = self.positions.mask(positions, positions, None)  # causal, so it hides padding, which is on the right
         pasts = []
-        for layer in self.layers:  # padding is on the right, so it is hidden by the causal mask
-            x, past = layer(x, is_causal=S > 0, freqs_cis=freqs_cis)
+        for layer in self.layers:
+            x, past = layer(x, mask, is_causal=mask is None and S > 0, freqs_cis=freqs_cis)
             pasts.append(past)
-        return tuple(pasts), real, real.sum(1)
+        return tuple(pasts), real, self._target_index(real).squeeze(1)
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         pasts, real, position = state
-        self.check_lengths(real.size(1), 1)
+        if not self.positions.couples:  # whose number of target tokens is not known here
+            self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
-        x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1))  # (B, 1, D)
+        x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1), 0)  # (B, 1, D)
+        mask = self.positions.mask(position.unsqueeze(1), real.cumsum(1) - 1, real[:, None, None])
         extended = []
         for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer(x, real[:, None, None], past=past, freqs_cis=freqs_cis)
+            x, past = layer(x, mask, past=past, freqs_cis=freqs_cis)
             extended.append(past)
         return self._logits(x).squeeze(1), (tuple(extended), real, position + 1)
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import AddNorm, Attention, Dropout, FeedForward, Linear, check_num_heads, split_heads
+from lightning_tfm.layers import (
+    AddNorm,
+    Attention,
+    Dropout,
+    FeedForward,
+    Linear,
+    check_num_heads,
+    position_scheme,
+    split_heads,
+)
 from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
 from lightning_tfm.tokenization import PAD
 
@@ -106,6 +117,7 @@ class LinearTransformer(CausalNetwork):
         dropout: dropout on embeddings and on the output of each sub-layer.
         max_length: maximum length of a sequence in tokens, source and target together; if null, `fit` infers it from
             the data.
+        positions: the position scheme: "learned", "sinusoidal" or "none"; see `position_scheme`.
     """
 
     is_traceable = False  # forward is a Python loop over chunks
@@ -118,18 +130,20 @@ class LinearTransformer(CausalNetwork):
         num_layers: int = 4,
         dropout: float = 0.0,
         max_length: int | None = None,
+        positions: Literal["learned", "sinusoidal", "none"] = "learned",
     ) -> None:
         super().__init__(locals())
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = nn.Embedding(self.max_length, d_model)
+        self.positions = position_scheme(positions, self.max_length, d_model, num_heads)
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(LinearAttentionLayer(d_model, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(d_model)
         self.head = Linear(d_model, vocab_size, bias=False)
         self.head.weight = self.embedding.weight  # tied (Press & Wolf 2017)
         for table in (self.embedding, self.positions):
-            nn.init.normal_(table.weight, std=0.02)
+            if isinstance(table, nn.Embedding):
+                nn.init.normal_(table.weight, std=0.02)
 
     def _run(self, tokens: Tensor, real: Tensor, start: Tensor, states: State | None) -> tuple[Tensor, State]:
         """Return the features (B, T, D) of tokens (B, T), and the states of all layers.
@@ -141,7 +155,7 @@ class LinearTransformer(CausalNetwork):
             states: the states after earlier tokens.
         """
         positions = (start + real.cumsum(1) - 1).clamp(min=0)
-        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        x = self.dropout(self.positions.embed(self.embedding(tokens), positions))
         extended = []
         for index, layer in enumerate(self.layers):
             x, state = layer(x, real, None if states is None else states[index])

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.layers import Dropout, Linear, TransformerLayer, check_num_heads
+from lightning_tfm.layers import Dropout, LearnedPositions, Linear, TransformerLayer, check_num_heads
 from lightning_tfm.networks.network import TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD
 
@@ -39,7 +39,7 @@ class MaskedEncoder(TextNetwork):
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
-        self.positions = nn.Embedding(self.max_length, d_model)
+        self.positions = LearnedPositions(self.max_length, d_model)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             TransformerLayer(d_model, num_heads, 4 * d_model, dropout, norm, nn.GELU()) for _ in range(num_layers)

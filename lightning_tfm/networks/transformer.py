@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, KVCache, Linear, TransformerLayer, check_num_heads, positional_encoding
+from lightning_tfm.layers import (
+    Dropout,
+    KVCache,
+    Linear,
+    PositionScheme,
+    TransformerLayer,
+    check_num_heads,
+    position_scheme,
+)
 from lightning_tfm.networks.network import DataProperties, Seq2SeqNetwork, State, check_max_length
 from lightning_tfm.tokenization import PAD
 
@@ -27,7 +35,8 @@ class Transformer(Seq2SeqNetwork):
         dropout: dropout on embeddings and on the output of each sub-layer, as in the paper (5.4).
         max_length: maximum length of a source and of a target in tokens; if null, `fit` infers it from the data.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post", as in the paper).
-        positions: "sinusoidal", as in the paper, or "learned".
+        positions: the position scheme, "sinusoidal" in the paper; see `position_scheme`. Source and target are both
+            numbered from 0.
         tie_embeddings: whether both embeddings and the output layer share their weights, as in the paper (3.4).
     """
 
@@ -41,7 +50,7 @@ class Transformer(Seq2SeqNetwork):
         dropout: float = 0.1,
         max_length: int | None = None,
         norm: Literal["pre", "post"] = "pre",
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        positions: PositionScheme = "sinusoidal",
         tie_embeddings: bool = False,
     ) -> None:
         super().__init__(locals())
@@ -63,8 +72,12 @@ class Transformer(Seq2SeqNetwork):
 
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.source_positions = positional_encoding(positions, self.max_length, d_model)
-        self.target_positions = positional_encoding(positions, self.max_length, d_model)
+        self.source_positions = position_scheme(positions, self.max_length, d_model, num_heads)
+        self.target_positions = (
+            position_scheme(positions, self.max_length, d_model, num_heads)
+            if positions == "learned"
+            else self.source_positions
+        )
         self.dropout = Dropout(dropout)
         self.encoder, self.encoder_norm = stack(cross_attention=False), last_norm()
         self.decoder, self.decoder_norm = stack(cross_attention=True), last_norm()
@@ -90,43 +103,75 @@ class Transformer(Seq2SeqNetwork):
                     f"{self.max_length} positions; try max_length {length}"
                 )
 
-    def _encode(self, source: Tensor) -> tuple[tuple[KVCache, ...], Tensor]:
+    def _encode(self, source: Tensor, positions: Tensor) -> tuple[tuple[KVCache, ...], Tensor]:
         """Return the keys and values of the source for each decoder layer, and the mask (B, 1, 1, S) of the source."""
-        mask = (source != PAD)[:, None, None]
-        positions = self.source_positions(torch.arange(source.size(1), device=source.device))
-        x = self.dropout(self.source_embedding(source) * self.scale + positions)  # (B, S, D)
+        real = (source != PAD)[:, None, None]
+        x = self.source_positions.embed(self.source_embedding(source) * self.scale, positions)
+        x, rotations = self.dropout(x), self.source_positions.rotations(positions)  # (B, S, D)
+        mask = self.source_positions.mask(positions, positions, real)
         for layer in self.encoder:
-            x, _ = layer(x, mask)
+            x, _ = layer(x, mask, freqs_cis=rotations)
         memory = self.encoder_norm(x)
         layers = cast(Iterable[TransformerLayer], self.decoder)
-        return tuple(layer.cross_attention.project_memory(memory) for layer in layers), mask
+        return tuple(layer.cross_attention.project_memory(memory, rotations) for layer in layers), real
 
-    def _embed_target(self, target: Tensor, start: int) -> Tensor:
-        positions = torch.arange(start, start + target.size(1), device=target.device)
-        return self.dropout(self.target_embedding(target) * self.scale + self.target_positions(positions))
+    def _decode(
+        self,
+        target: Tensor,
+        positions: Tensor,
+        pasts: Sequence[KVCache | None],
+        memories: tuple[KVCache, ...],
+        memory_positions: Tensor,
+        real: Tensor,
+    ) -> tuple[Tensor, tuple[KVCache, ...]]:
+        """Return the logits (B, T, V) after each token of target (B, T), and the KV caches of all layers.
+
+        Args:
+            target: the tokens (B, T).
+            positions: the positions of the cached tokens and of these tokens.
+            pasts: the KV cache of each layer; None without cached tokens.
+            memories: the keys and values of the source for each layer.
+            memory_positions: the positions of the source.
+            real: the mask (B, 1, 1, S) of the source.
+        """
+        own, scheme = positions[..., -target.size(1) :], self.target_positions
+        x = scheme.embed(self.target_embedding(target) * self.scale, own)
+        x, rotations = self.dropout(x), scheme.rotations(own)  # (B, T, D)
+        # Targets are right-padded, so the causal mask hides their padding.
+        mask, memory_mask = scheme.mask(own, positions, None), scheme.mask(own, memory_positions, real)
+        extended = []
+        for layer, past, memory in zip(self.decoder, pasts, memories, strict=True):
+            is_causal = mask is None and past is None
+            x, past = layer(x, mask, is_causal, past, memory, memory_mask, rotations)
+            extended.append(past)
+        return self.head(self.decoder_norm(x)), tuple(extended)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        self.check_lengths(source.size(1), target_in.size(1))
-        memories, mask = self._encode(source)
-        x = self._embed_target(target_in, 0)  # (B, T, D)
-        # Targets are right-padded, so the causal mask hides their padding.
-        for layer, memory in zip(self.decoder, memories, strict=True):
-            x, _ = layer(x, is_causal=True, memory=memory, memory_mask=mask)
-        return self.head(self.decoder_norm(x))  # (B, T, V)
+        S, T = source.size(1), target_in.size(1)
+        self.check_lengths(S, T)
+        B, scheme = source.size(0), self.source_positions
+        if self.training and scheme.couples:
+            steps = torch.arange(max(S, T), device=source.device)
+            positions = scheme.number(steps, B, max(S, T))
+            memory_positions, own = positions[..., :S], positions[..., :T]
+        else:
+            memory_positions, own = (
+                scheme.number(torch.arange(length, device=source.device), B, length) for length in (S, T)
+            )
+        memories, real = self._encode(source, memory_positions)
+        pasts = [None] * len(self.decoder)
+        return self._decode(target_in, own, pasts, memories, memory_positions, real)[0]
 
     def encode(self, source: Tensor) -> State:
         self.check_lengths(source.size(1), 0)
-        memories, mask = self._encode(source)
+        memories, real = self._encode(source, torch.arange(source.size(1), device=source.device))
         nothing = memories[0][0][:, :, :0]  # (B, H, 0, D/H)
-        return tuple((nothing, nothing) for _ in self.decoder), memories, mask
+        return tuple((nothing, nothing) for _ in self.decoder), memories, real
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        pasts, memories, mask = state
-        position = pasts[0][0].size(2)
-        self.check_lengths(0, position + 1)
-        x = self._embed_target(token.unsqueeze(1), position)  # (B, 1, D)
-        extended = []
-        for layer, past, memory in zip(self.decoder, pasts, memories, strict=True):
-            x, past = layer(x, past=past, memory=memory, memory_mask=mask)
-            extended.append(past)
-        return self.head(self.decoder_norm(x)).squeeze(1), (tuple(extended), memories, mask)
+        pasts, memories, real = state
+        length = pasts[0][0].size(2) + 1
+        self.check_lengths(0, length)
+        positions, memory_positions = (torch.arange(size, device=token.device) for size in (length, real.size(-1)))
+        logits, pasts = self._decode(token.unsqueeze(1), positions, pasts, memories, memory_positions, real)
+        return logits.squeeze(1), (pasts, memories, real)

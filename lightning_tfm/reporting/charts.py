@@ -1,8 +1,9 @@
-"""Charts of a report: learning curves, exact match by category, confusion matrices and scores of attention heads."""
+"""Charts of a report: learning curves, exact match by category and by length, confusion matrices, attention heads."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -20,13 +21,17 @@ LINE_LENGTH = 24
 """Length of the lines in a legend, in pixels, which must show the dashes."""
 
 
+LENGTH = re.compile(r"0*(\d+) (\w+)")
+"""Category of all pairs of a length, such as "14 symbols"."""
+
+
 def draw_charts(runs: Sequence[Json]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table.
 
     Args:
         runs: the runs, as returned by `collect_run`.
     """
-    found = (_curves(runs), _categories(runs), _confusion(runs), _heads(runs))
+    found = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
     return [chart for chart in found if chart is not None]
 
 
@@ -158,6 +163,39 @@ def _categories(runs: Sequence[Json]) -> Json | None:
     columns = ["run", "split", "category", "exact match", "loss", "pairs"]
     rows = [[category[column] for column in columns] for category in categories]
     return make_chart("categories", "Exact match by category", bars, columns, rows)
+
+
+def _lengths(runs: Sequence[Json]) -> Json | None:
+    """Return the exact match by length over all splits, if all categories are lengths."""
+    import altair
+
+    correct: dict[tuple[str, int], float] = defaultdict(float)
+    pairs: Counter[tuple[str, int]] = Counter()
+    units = set()
+    for run in runs:
+        for category in run["categories"]:
+            if (match := LENGTH.fullmatch(category["category"])) is None:
+                return None
+            key = run["name"], int(match[1])
+            correct[key] += category["exact match"] * category["pairs"]
+            pairs[key] += category["pairs"]
+            units.add(match[2])
+    if len(units) != 1:
+        return None
+    unit: str = units.pop()
+    points = [
+        {"run": name, unit: length, "exact match": correct[name, length] / total, "pairs": total}
+        for (name, length), total in sorted(pairs.items(), key=lambda item: item[0][1])
+    ]
+    curves = altair.Chart(altair.Data(values=points)).encode(
+        x=altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=altair.Axis(format="d")),
+        y=altair.Y("exact match:Q", scale=altair.Scale(domain=[0, 1])),
+        **_distinguish(runs),
+        tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
+    )
+    shown = (curves.mark_line() + curves.mark_circle(size=36)).properties(width="container", height=280)
+    rows = [list(point.values()) for point in points]
+    return make_chart("lengths", "Exact match by length", shown, ["run", unit, "exact match", "pairs"], rows)
 
 
 def _confusion(runs: Sequence[Json]) -> Json | None:
