@@ -123,9 +123,7 @@ def build_lengths(pool: int) -> Built:
     """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
-    data = Copy(
-        max_length=60, longer_max_length=61, multiples=(), train_size=20_000, val_size=1, test_size=1, longer_size=1
-    )
+    data = Copy(max_length=60, longer_max_length=61, train_size=20_000, val_size=1, test_size=1, longer_size=1)
     data.setup("fit")
     dataset = data.datasets["train"]
     stream = LengthGroupedSampler(dataset.source_lengths, 64, seed=0)

@@ -14,14 +14,14 @@ class Copy(GeneratedDataModule):
     """Data module of sequences of numbers to copy.
 
     Further test sets contain sequences longer than any in training: "longer" those of up to longer_max_length symbols,
-    and "x2", "x4" and "x10" those of exactly 2, 4 and 10 times max_length.
+    and, if set, "x2", "x4" and so on those of exactly 2, 4 and so on times max_length.
 
     Args:
         num_symbols: number of distinct symbols, the numbers from 0.
         min_length: minimum number of symbols in a sequence.
         max_length: maximum number of symbols in a sequence.
         longer_max_length: maximum number of symbols in the "longer" test set, whose minimum is max_length + 1.
-        multiples: the multiples of max_length with a test set of their own.
+        multiples: the multiples of max_length with a test set of their own, such as 2, 4 and 10.
         train_size, val_size, test_size: number of pairs of each split.
         longer_size: number of pairs of "longer" and of each multiple.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
@@ -33,7 +33,7 @@ class Copy(GeneratedDataModule):
         min_length: int = 1,
         max_length: int = 14,
         longer_max_length: int = 20,
-        multiples: Sequence[int] = (2, 4, 10),
+        multiples: Sequence[int] = (),
         train_size: int = 100_000,
         val_size: int = 1_000,
         test_size: int = 10_000,

@@ -175,12 +175,9 @@ class TfmCLI(LightningCLI):
             elif action.help:  # a role with `~` shows the last part of its target
                 text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"\1", action.help)
                 action.help = re.sub(r":\w+:`(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", text)
-        if subcommand == "fit":
-            parser.add_argument(
-                "--skip-test",
-                action="store_true",
-                help="evaluate the best checkpoint on the validation data instead of the test data",
-            )
+        # The configuration of a run has this setting, so that the other commands must accept it.
+        skipping = "evaluate the best checkpoint on the validation data instead of the test data"
+        parser.add_argument("--skip-test", action="store_true", help=skipping if subcommand == "fit" else SUPPRESS)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

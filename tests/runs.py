@@ -388,17 +388,18 @@ def in_process(monkeypatch, *arguments):
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 NETWORKS = {
-    "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32},
-    "gpt": {"d_model": 16, "num_heads": 2, "num_layers": 1},
-    "attention_lstm": {"d_model": 16},
+    "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "positions": "sinusoidal"},
+    "gpt": {"d_model": 16, "num_heads": 2, "num_layers": 1, "positions": "learned"},
+    "attention_lstm": {"d_model": 16, "attention": "additive"},
 }
-"""Sizes of small networks. `SETTINGS` has dropout, so that a resumed run must restore its random numbers."""
+"""Small networks. `SETTINGS` has dropout, so that a resumed run must restore its random numbers."""
 
 SETTINGS = {
     "data.init_args.train_size": 200,
     "data.init_args.val_size": 30,
     "data.init_args.test_size": 30,
     "data.init_args.longer_size": 30,
+    "data.init_args.multiples": "[]",
     "data.init_args.eval_batch_size": 10,
     "data.init_args.batch_size": 15,
     "trainer.max_steps": 60,

@@ -299,7 +299,14 @@ def test_invalid_settings_are_refused(make, message):
 
 def test_copy_respects_its_length_ranges():
     data = Copy(
-        num_symbols=5, min_length=2, max_length=6, longer_max_length=9, train_size=2000, test_size=200, longer_size=100
+        num_symbols=5,
+        min_length=2,
+        max_length=6,
+        longer_max_length=9,
+        multiples=(2, 4, 10),
+        train_size=2000,
+        test_size=200,
+        longer_size=100,
     )
     data.setup("fit")
     for split, lengths in (

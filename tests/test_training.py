@@ -334,7 +334,7 @@ class Losses(Callback):
 
 def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
     """Show it whether it is logged or not, but read it only when the bar is drawn."""
-    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0, miniters=1))
+    monkeypatch.setattr("lightning_tfm.progress.tqdm", partial(tqdm, mininterval=0, miniters=1))
     for log_every_n_steps in (1, 100):
         lightning.seed_everything(1)
         data, losses = small_copy(), Losses()
@@ -345,7 +345,7 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
         if losses.values:
             expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
         assert shown == expected
-    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=1_000))
+    monkeypatch.setattr("lightning_tfm.progress.tqdm", partial(tqdm, mininterval=1_000))
     calls = []
     monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")
     data = small_copy()
