@@ -66,7 +66,7 @@ SHOWN = 10
 """Number of trials in the table in the terminal."""
 
 MAX_KILLS = 10
-"""How often the run of a trial may be killed until the worker stops."""
+"""Maximum number of times that the run of a trial may be killed before the worker stops."""
 
 
 class ParsingCLI(TfmCLI):
