@@ -759,12 +759,12 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
             ["train"],
-            "one of fit, validate, test, generate, score, average, export, report, reproduce, runs, plan, list, "
-            "completion and come first, but is 'train'",
+            "one of fit, validate, test, generate, score, average, export, report, compare, reproduce, sweep, runs, "
+            "plan, list, completion and come first, but is 'train'",
         ),
         (
             ["--config", COPY, "fit"],
-            "reproduce, runs, plan, list, completion and come first, but is '--config'",
+            "reproduce, sweep, runs, plan, list, completion and come first, but is '--config'",
         ),
         (["generate"], "CHECKPOINT"),
         (["generate", "none.ckpt", "3 May"], "there is no checkpoint 'none.ckpt'"),

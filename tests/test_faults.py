@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, statu
         assert step == call, "no step is lost"
     assert "Traceback" not in child.err.read_text()
 
-    program, *arguments = command.split()
+    program, *arguments = shlex.split(command)
     assert program == "lightning-tfm"
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
@@ -86,7 +87,7 @@ def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path)
     message, command = child.err.read_text().splitlines()[-2:]
     assert message == f"lightning-tfm: interrupted by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
-    assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
+    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 

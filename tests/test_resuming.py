@@ -9,6 +9,7 @@ import os
 import pty
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -410,7 +411,7 @@ def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
     message, command = child.err.read_text().splitlines()[-2:]
     assert message == "lightning-tfm: interrupted by SIGHUP, saved after step 7; resume with:"
     assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
-    assert run(*command.split()[1:], cwd=tmp_path).wait() == 0
+    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 

@@ -32,7 +32,15 @@ from lightning_tfm.metrics import SequenceMetrics, token_nll
 from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
-from lightning_tfm.optimizers import AdamW, LRSchedule, Muon, describe_optimizer, parameter_groups
+from lightning_tfm.optimizers import (
+    HIDDEN,
+    AdamW,
+    LRSchedule,
+    Muon,
+    describe_optimizer,
+    orthogonalize,
+    parameter_groups,
+)
 from lightning_tfm.tokenization import (
     EOS,
     NUM_SPECIAL,
@@ -529,6 +537,38 @@ def test_muon_steps_are_orthogonal_for_hidden_matrices_and_adamw_otherwise(model
         singular = torch.linalg.svdvals(step) / (0.03 * 0.2 * math.sqrt(max(step.shape)))
         assert singular.max() < 1.4, name  # after five iterations, most are between 0.7 and 1.2
         assert singular.median() > 0.5, name
+
+
+def test_muon_matches_torch_within_bfloat16():
+    """torch iterates in bfloat16, which has 8 bits of precision."""
+    torch.manual_seed(0)
+    start = torch.randn(24, 16)
+    parameters = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}
+    optimizers = [
+        Muon([{"name": HIDDEN, "params": [parameters[0]]}], **settings),
+        torch.optim.Muon([parameters[1]], adjust_lr_fn="match_rms_adamw", **settings),
+    ]
+    for _ in range(5):
+        gradient = torch.randn_like(start)
+        for parameter, optimizer in zip(parameters, optimizers, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    steps = [(parameter - start).detach() for parameter in parameters]
+    assert (steps[0] - steps[1]).norm() < 0.02 * steps[1].norm()
+
+
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
+def test_orthogonalize_matches_float64(shape):
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    exact = orthogonalize(matrix.double())
+    torch.testing.assert_close(orthogonalize(matrix).double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        orthogonalize(matrix.half()).double(), orthogonalize(matrix.half().double()), rtol=0, atol=1e-6
+    )
+    assert torch.linalg.svdvals(exact).max() < 1.3
+    torch.testing.assert_close((exact @ matrix.double().T).tril(), (matrix.double() @ exact.T).tril())  # symmetric
 
 
 def test_muon_resumes_from_its_state():

@@ -110,7 +110,11 @@ def test_every_validation_logs_predictions_for_the_same_sources(cwd):
             if content["path"] == "val/predictions.table.json":
                 tables.append(json.loads(Path(content["local_path"]).read_text()))
     assert len(tables) == 5
-    arguments = {name.removeprefix("data.init_args."): value for name, value in SETTINGS.items() if "data." in name}
+    arguments = {
+        name.removeprefix("data.init_args."): yaml.safe_load(str(value))
+        for name, value in SETTINGS.items()
+        if "data." in name
+    }
     expected = [[pair.source, pair.target] for pair in Copy(seed=1, **arguments).pairs("val")[:SAMPLES]]
     for table in tables:
         assert table["columns"] == ["source", "target", "prediction", "correct"]

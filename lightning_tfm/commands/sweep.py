@@ -66,7 +66,7 @@ SHOWN = 10
 """Number of trials in the table in the terminal."""
 
 MAX_KILLS = 10
-"""Maximum number of times that the run of a trial may be killed before the worker stops."""
+"""Maximum number of times that a run may be killed before the worker stops."""
 
 
 class ParsingCLI(TfmCLI):
@@ -246,13 +246,16 @@ class Worker:
 
     def _check_experiment(self) -> None:
         """Run one batch of the experiment, which checks what only a run can check, such as the name of the metric."""
-        arguments = self._arguments(self.specification.settings)
+        arguments = [*self._arguments(self.specification.settings), "--dry-run"]
         with TemporaryDirectory() as folder:
-            child = ChildRun([*arguments, "--dry-run"], Path(folder, LOG), self.specification.threads)
-            try:
-                status = child.process.wait()
-            finally:
-                child.terminate()
+            for _ in range(MAX_KILLS):
+                child = ChildRun(arguments, Path(folder, LOG), self.specification.threads)
+                try:
+                    status = child.process.wait()
+                finally:
+                    child.terminate()
+                if not _is_killed(status):
+                    break
             if status:
                 shutil.rmtree(self.folder)
                 raise UserError(f"the experiment of the sweep cannot run: {child.last_line.removeprefix(ERROR)}")
@@ -286,7 +289,7 @@ class Worker:
             if child.is_running:
                 continue
             status = child.process.returncode
-            is_killed = status < 0 or status > 128
+            is_killed = _is_killed(status)
             if status and not is_killed and number not in self.trials.outcomes:
                 write_text(self.trials.run(number) / FAILURE, child.last_line.removeprefix(ERROR))
             del self.children[number]
@@ -398,6 +401,11 @@ class Worker:
         )
         settings = specification.settings | best.settings
         return description + best_experiment(self.experiment, self.config, settings)
+
+
+def _is_killed(status: int) -> bool:
+    """Return whether a signal ended a process, given its exit status."""
+    return status < 0 or status > 128
 
 
 def _claim(folder: Path) -> int | None:
