@@ -42,6 +42,7 @@ FIELD_VALUES: dict[str, Callable[[date], int]] = {
     "d": attrgetter("day"),
     "E": WEEKDAY,
     "c": WEEKDAY,
+    "G": lambda day: 1,  # one era
 }
 """Functions that return the value of a field for a date, by the first letter of the field."""
 
@@ -93,7 +94,7 @@ class Date(GeneratedDataModule):
         self.locales = locales
         self.first, self.last = date(first_year, 1, 1), date(last_year, 12, 31)
         # The dates of a single year contain all characters and the longest text.
-        texts = [text for day in _days(date(last_year, 1, 1), self.last) for text in self._texts(day)]
+        texts = [text for day in days_between(date(last_year, 1, 1), self.last) for text in self._texts(day)]
         characters = sorted({*"0123456789-", *"".join(texts)})
         super().__init__(
             SymbolTokenizer(characters),
@@ -116,7 +117,7 @@ class Date(GeneratedDataModule):
             return set()
         first_reading: dict[str, date] = {}
         ambiguous = set()
-        for day in _days(self.first, self.last):
+        for day in days_between(self.first, self.last):
             for text in self._texts(day):
                 if first_reading.setdefault(text, day) != day:
                     ambiguous.add(text)
@@ -192,5 +193,6 @@ def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found))
 
 
-def _days(first: date, last: date) -> Iterator[date]:
+def days_between(first: date, last: date) -> Iterator[date]:
+    """Yield the dates from the first to the last."""
     return (first + timedelta(days=n) for n in range((last - first).days + 1))

@@ -190,7 +190,7 @@ class ToyTranslation(GeneratedDataModule):
             num_workers=num_workers,
             seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size},
-            split_key=spelled_plainly,
+            split_key=lambda pair: spelled_plainly(pair.source),
         )
 
     def stream(self, split: str, seed: int) -> Iterator[Pair]:

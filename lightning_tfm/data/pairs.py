@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -156,7 +157,7 @@ class GeneratedDataModule(PairDataModule):
 
     Args:
         sizes: the number of pairs of each split.
-        split_key: a function that normalizes sources; sources with the same result are in the same split.
+        split_key: a function of a pair, by default its source; pairs with the same result are in the same split.
         tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
             PairDataModule.
     """
@@ -171,7 +172,7 @@ class GeneratedDataModule(PairDataModule):
         num_workers: int,
         seed: int,
         sizes: dict[str, int],
-        split_key: Callable[[str], str] = str,
+        split_key: Callable[[Pair], str] = attrgetter("source"),
     ) -> None:
         test_sets = tuple(split for split in sizes if split not in ("train", "val"))
         super().__init__(
@@ -234,7 +235,7 @@ class GeneratedDataModule(PairDataModule):
             )
 
     def _belongs(self, pair: Pair, split: str) -> bool:
-        return _bucket(self.split_key(pair.source)) == (split if split in ("train", "val") else "test")
+        return _bucket(self.split_key(pair)) == (split if split in ("train", "val") else "test")
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
