@@ -12,7 +12,7 @@ from typing import Any, cast
 from babel import Locale
 
 from datamodules.date import Pattern, days_between, links
-from lightning_tfm.data import GeneratedDataModule, Pair
+from lightning_tfm.data import GeneratedDataModule, Pair, normalize_text
 from lightning_tfm.tokenization import SymbolTokenizer
 
 LOCALES = (
@@ -34,6 +34,7 @@ KINDS = {"plain": 4, "typo": 2, "digits": 1, "lower case": 1, "no blanks": 1, "o
 """Kinds of texts, which are the categories of the pairs, and their relative frequencies."""
 
 DIGITS = "0123456789"
+TO_ZERO = str.maketrans(DIGITS, "0" * 10)
 
 ZEROS = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०", "thai": "๐"}
 """First digit of CLDR's native decimal numbering systems. Babel formats dates with 0 to 9 in every locale."""
@@ -140,11 +141,14 @@ class Grammar:
         self.longest = max(map(len, texts)) + len("th")
         self._normal = {ord(character): _normalize(character) for character in self.characters}
         self._trie: dict[str, Any] = {}
+        self._windows: set[str] = set()
         for pattern, group in self.groups.items():
-            for shape, meaning in find_shapes(pattern):
+            for written, meaning in find_shapes(pattern):
+                shape = written.translate(self._normal).translate(TO_ZERO)
+                self._windows.update(shape[i : i + 5] for i in range(len(shape) - 4))
                 node = self._trie
-                for character in shape.translate(self._normal):
-                    node = node.setdefault("0" if character.isdecimal() else character, {})
+                for character in shape:
+                    node = node.setdefault(character, {})
                 meanings = node.setdefault("", {})
                 meanings[meaning] = min(group, meanings.get(meaning, group))
 
@@ -174,10 +178,13 @@ class Grammar:
         elif kind == "typo":
             mistype(written, self.alphabets[pattern.locale], draw)
         text = "".join(c for _, c in written)
-        if (text == plain) != (kind == "plain") or text != text.strip():
+        if (text == plain) != (kind == "plain") or text != normalize_text(text.strip()):  # as inputs of `generate` are
+            return None
+        clean = self.read(text)
+        if kind == "typo" and next(clean, None):
             return None
         first = len(GROUPS)
-        for reading, group in self.near(text) if kind == "typo" else self.read(text):
+        for reading, group in self.near(text) if kind == "typo" else clean:
             if reading != day:
                 return None
             first = min(first, group)
@@ -198,17 +205,20 @@ class Grammar:
         An edit is an insertion, deletion, substitution or transposition (optimal string alignment distance).
         """
         normal = text.translate(self._normal)
+        shape = normal.translate(TO_ZERO)
+        # The edit cannot be before the last five characters that no shape has in a row; this saves much time.
+        earliest = max((i - 1 for i in range(len(shape) - 4) if shape[i : i + 5] not in self._windows), default=0)
         node = self._trie  # of normal[:i], which the edit follows
         for i in range(len(normal) + 1):
             start, here, rest = normal[:i], normal[i : i + 1], normal[i + 1 :]
-            for character, child in node.items():
+            for character, child in node.items() if i >= earliest else ():
                 for after in (here + rest, rest):  # inserted, substituted
                     if character and (meanings := _meanings(child, after)):
                         for new in DIGITS if character == "0" else character:
                             yield from _dates(meanings, start + new + after)
-            for after in (rest, rest[:1] + here + rest[1:]):  # deleted, transposed
+            for after in (rest, rest[:1] + here + rest[1:]) if i >= earliest else ():  # deleted, transposed
                 yield from _dates(_meanings(node, after), start + after)
-            if not here or (node := node.get("0" if here in DIGITS else here)) is None:
+            if not here or (node := node.get(shape[i])) is None:
                 return
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import wandb
 
-from datamodules import Copy, Date, ToyTranslation
+from datamodules import Copy, Date, DateWorld, ToyTranslation
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Network, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from runs import fit, made_once, run
@@ -59,6 +59,9 @@ DATA = {
         **{"train_size": 300, "val_size": 40, "test_size": 60, "longer_size": 20} | settings
     ),
     "date": lambda **settings: Date(**{"train_size": 300, "val_size": 40, "test_size": 60} | settings),
+    "date_world": lambda **settings: DateWorld(
+        **{"train_size": 300, "val_size": 40, "test_size": 60, "unseen_size": 20} | settings
+    ),
     "toy_translation": lambda **settings: ToyTranslation(
         **{"train_size": 300, "val_size": 40, "test_size": 60} | settings
     ),

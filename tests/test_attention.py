@@ -68,7 +68,7 @@ def test_alignment_scores_equal_their_definitions(make_data):
         score.update(weights, gold_links(pairs, batch), batch)
         every += [weights[row : row + 1] for row in range(len(rows))]
         shown += pairs
-    widest = [torch.nn.functional.pad(w, (0, 40 - w.size(3), 0, 40 - w.size(2))) for w in every]
+    widest = [torch.nn.functional.pad(w, (0, 48 - w.size(3), 0, 48 - w.size(2))) for w in every]
     expected = scores_by_definition(torch.cat(widest), shown, split)
     ours = score.compute()
     for head, (accuracy, error, entropy) in enumerate(expected):

@@ -101,6 +101,7 @@ GPT2 = {"num_layers": 1, "max_length": 16}  # as `write_gpt2` makes it
 SMALL_DATA = {
     "Copy": {"train_size": 300, "val_size": 30, "test_size": 30, "longer_size": 30},
     "Date": {"train_size": 300, "val_size": 30, "test_size": 30},
+    "DateWorld": {"train_size": 300, "val_size": 30, "test_size": 30, "unseen_size": 30},
     "ToyTranslation": {"train_size": 300, "val_size": 30, "test_size": 30},
     "ParallelText": {split: [f"{split}.de", f"{split}.en"] for split in ("train", "val", "test")}
     | {"vocab_size": 300, "batch_tokens": 400},
