@@ -1,4 +1,4 @@
-"""Normalization of dates in thirty languages: 'вівторок, 22 липн 2003 р.' -> '2003-07-22'."""
+"""Normalization of dates in thirty locales: 'Thứ Năm, 3 tháng 5, 1979' -> '1979-05-03'."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ KINDS = {"plain": 4, "typo": 2, "digits": 1, "lower case": 1, "no blanks": 1, "o
 DIGITS = "0123456789"
 TO_ZERO = str.maketrans(DIGITS, "0" * 10)
 
-ZEROS = {"arab": "٠", "arabext": "۰", "beng": "০", "deva": "०", "thai": "๐"}
-"""First digit of CLDR's native decimal numbering systems. Babel formats dates with 0 to 9 in every locale."""
+ZEROS = {"arab": 0x660, "arabext": 0x6F0, "beng": 0x9E6, "deva": 0x966, "thai": 0xE50}
+"""Code point of the digit 0 of CLDR's native numbering systems. Babel formats dates with 0 to 9 in every locale."""
 
 FIRST, LAST = date(1970, 1, 1), date(2025, 12, 31)
 """Range of dates, of fewer than 100 years, since two digits must identify a year."""
@@ -116,10 +116,10 @@ class DateWorld(GeneratedDataModule):
 class Grammar:
     """All clean texts, which decide whether a text is unambiguous.
 
-    Texts are normalized to lower case, digits from 0 to 9 and no blanks. The shapes of the clean texts, which have 0 for
-    every digit, form a trie: a node maps a character to the next node, and "" to the meanings of the shape that ends
-    there. A meaning is the field of each digit, by its letter in a pattern, and the month, if it is written as a name.
-    It is mapped to the first group that has it.
+    Texts are normalized to lower case, digits from 0 to 9 and no blanks. The shapes of the clean texts, which have 0
+    for every digit, form a trie: a node maps a character to the next node, and "" to the meanings of the shape that
+    ends there. A meaning is the field of each digit, by its letter in a pattern, and the month, if it is written as a
+    name. It is mapped to the first group that has it.
 
     Normalization does not increase the edit distance of two texts, so all texts that are near are found.
     """
@@ -136,8 +136,8 @@ class Grammar:
             own = [pattern.format(day)[0] for pattern in patterns for day in SAMPLE_DAYS]
             self.alphabets[locale] = "".join(sorted({*"".join("".join(own).split())}))
             texts += own
-        native = "".join(digits_from(zero) for zero in ZEROS.values())
-        self.characters = sorted({*"-sthndr", *native, *"".join(texts), *"".join(texts).lower()})
+            texts.append(native_digits(locale))
+        self.characters = sorted({*DIGITS, *"-sthndr", *"".join(texts), *"".join(texts).lower()})
         self.longest = max(map(len, texts)) + len("th")
         self._normal = {ord(character): _normalize(character) for character in self.characters}
         self._trie: dict[str, Any] = {}
@@ -190,9 +190,11 @@ class Grammar:
             first = min(first, group)
         if first != self.groups[pattern]:
             return None
-        places = {i: place for place, (i, _) in enumerate(written)}
-        alignment = sorted(_link(places[i], j) for i, j in links(spans) if i in places)
-        return Pair(text, day.isoformat(), tuple(alignment), kind)
+        alignment = links(spans)
+        if kind in ("ordinal", "no blanks", "typo"):  # the characters have moved
+            places = {i: place for place, (i, _) in enumerate(written)}
+            alignment = tuple(sorted(_link(places[i], j) for i, j in alignment if i in places))
+        return Pair(text, day.isoformat(), alignment, kind)
 
     def read(self, text: str) -> Iterator[tuple[date, int]]:
         """Yield each date that a clean text stands for, and the first group that can write it."""
@@ -208,22 +210,25 @@ class Grammar:
         shape = normal.translate(TO_ZERO)
         # The edit cannot be before the last five characters that no shape has in a row; this saves much time.
         earliest = max((i - 1 for i in range(len(shape) - 4) if shape[i : i + 5] not in self._windows), default=0)
-        node = self._trie  # of normal[:i], which the edit follows
+        node: dict[str, Any] | None = self._trie  # of normal[:i], which the edit follows
         for i in range(len(normal) + 1):
-            start, here, rest = normal[:i], normal[i : i + 1], normal[i + 1 :]
-            for character, child in node.items() if i >= earliest else ():
-                for after in (here + rest, rest):  # inserted, substituted
-                    if character and (meanings := _meanings(child, after)):
-                        for new in DIGITS if character == "0" else character:
-                            yield from _dates(meanings, start + new + after)
-            for after in (rest, rest[:1] + here + rest[1:]) if i >= earliest else ():  # deleted, transposed
-                yield from _dates(_meanings(node, after), start + after)
-            if not here or (node := node.get(shape[i])) is None:
+            if node is None:
                 return
+            start, here, rest = normal[:i], normal[i : i + 1], normal[i + 1 :]
+            if i >= earliest:
+                for character, child in node.items():
+                    for after in (here + rest, rest):  # inserted, substituted
+                        if character and (meanings := _meanings(child, after)):
+                            for new in DIGITS if character == "0" else character:
+                                yield from _dates(meanings, start + new + after)
+                for after in (rest, rest[:1] + here + rest[1:]):  # deleted, transposed
+                    yield from _dates(_meanings(node, after), start + after)
+            node = node.get(shape[i : i + 1])
 
 
 @cache  # it takes a second
 def grammar() -> Grammar:
+    """Return the grammar of all locales."""
     return Grammar()
 
 
@@ -309,17 +314,14 @@ def has_ordinals(pattern: Pattern) -> bool:
 
 
 def ordinal_suffix(number: int) -> str:
+    """Return the ending of an English ordinal number."""
     return "th" if number in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-
-
-def digits_from(zero: str) -> str:
-    return "".join(chr(ord(zero) + value) for value in range(10))
 
 
 def native_digits(locale: Locale) -> str:
     """Return the digits from 0 to 9 of the native numbering system of a locale; empty if it has no other digits."""
     zero = ZEROS.get(locale.other_numbering_systems["native"])
-    return digits_from(zero) if zero else ""
+    return "".join(chr(zero + value) for value in range(10)) if zero else ""
 
 
 def _normalize(character: str) -> str:
