@@ -148,7 +148,7 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     }
     assert summary["steps"] == 400
     whole = {name for name in summary["test"] if "/" not in name}
-    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match"}
+    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     categories = {}
     for format in FORMATS:
