@@ -128,9 +128,9 @@ def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequen
     (output, output_lengths), (reference, reference_lengths) = number(outputs), number(references)  # (B, N), (B, M)
     steps = torch.arange(reference.size(1) + 1)
     distances = steps.expand(len(outputs), -1)  # of the first n symbols of the output to all prefixes (B, M + 1)
-    for n, symbol in enumerate(output.split(1, dim=1), start=1):
-        changed = torch.minimum(distances[:, 1:] + 1, distances[:, :-1] + (symbol != reference))
-        changed = torch.cat((torch.full_like(symbol, n), changed), dim=1)
+    for n, symbol in enumerate(output.unbind(1), start=1):
+        changed = torch.minimum(distances[:, 1:] + 1, distances[:, :-1] + (symbol.unsqueeze(1) != reference))
+        changed = torch.cat((torch.full_like(distances[:, :1], n), changed), dim=1)
         # A missing symbol costs 1: the minimum over j <= m of changed[j] + m - j.
         changed = (changed - steps).cummin(1).values + steps
         distances = torch.where((output_lengths >= n).unsqueeze(1), changed, distances)

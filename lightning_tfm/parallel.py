@@ -66,6 +66,11 @@ def check_tensor_parallel(network: Network, size: int) -> None:
             f"tensor_parallel_size must be 1 for positions alibi, whose biases are not divided, but is {size}; try "
             "positions rotary"
         )
+    if network.hyper_parameters.get("pointer_generator"):
+        raise UserError(
+            "tensor_parallel_size must be 1 for pointer_generator, which reads the weights of all heads, but is "
+            f"{size}; its weights can be sharded over all devices instead"
+        )
     for layer in layers:
         hidden = cast(Linear, layer.feed_forward[0]).out_features
         for name, divided in (("num_heads", layer.self_attention.num_heads), ("d_ff", hidden)):
