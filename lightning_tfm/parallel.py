@@ -118,7 +118,8 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
         for layer in layers:
             if hasattr(layer, "cross_attention"):  # the encoder's output is projected outside of the layer's `forward`
                 fully_shard(layer.cross_attention, mesh=data)
-                register_fsdp_forward_method(layer.cross_attention, "project_memory")
+                for name in ("project_memory", "weights"):  # a pointer-generator is trained with its weights
+                    register_fsdp_forward_method(layer.cross_attention, name)
             fully_shard(layer, mesh=data)
         fully_shard(network, mesh=data, reshard_after_forward=False)  # its weights are used at the end and at the start
         for name in ENTRIES:
