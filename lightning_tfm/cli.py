@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import math
 import os
 import re
 import sys
@@ -35,7 +36,7 @@ from lightning_tfm.checkpoint import read_index
 from lightning_tfm.cluster import check_port, check_processes, launched_settings
 from lightning_tfm.configuration import read_yaml
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
-from lightning_tfm.data import TaskDataModule
+from lightning_tfm.data import Sharding, TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, run_folder, wandb_loggers
@@ -75,6 +76,7 @@ CKPT_PATH_HELP = {
 
 HELP = {
     "trainer.max_steps": "number of optimizer steps of the run",
+    "trainer.max_epochs": "passes over the training data, from which max_steps is computed, rounded up",
     "trainer.val_check_interval": "number of training batches between validations",
     "print_config": "print all settings after applying the other arguments, and exit",
     "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
@@ -191,6 +193,12 @@ class TfmCLI(LightningCLI):
             raise UserError("--trust-package must be given on the command line, but is in a YAML file")
         check_classes(config.as_dict(), trusted_packages())
         check_settings(config)
+        given = [argument.partition("=")[0] for argument in cast(list[str], args)]
+        epochs, steps = config.trainer.max_epochs, config.trainer.max_steps
+        if epochs not in (None, -1) and "--trainer.max_steps" in given:
+            raise UserError(
+                f"trainer.max_epochs ({epochs}) and trainer.max_steps ({steps}) are mutually exclusive; leave one out"
+            )
 
     def _parse_ckpt_path(self) -> None:
         """Ignore the checkpoint's hyper-parameters: the YAML file defines the model, and `check_fits` compares them."""
@@ -200,6 +208,8 @@ class TfmCLI(LightningCLI):
         subcommand = self.config.subcommand
         config = self.config[subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
+        if subcommand == "fit" and config.trainer.max_epochs not in (None, -1):
+            _convert_max_epochs(config)
         has_loggers = config.trainer.logger is not False
         if has_loggers:
             names = [Path(str(path)).stem for path in config.config or []]
@@ -252,7 +262,7 @@ class TfmCLI(LightningCLI):
         """Construct the data module first, which provides the values of network settings that are null."""
         config = self.config[self.config.subcommand]
         try:
-            config.data = _class(config.data.class_path)(**config.data.init_args.as_dict())
+            config.data = _new_data(config)
             network = config.model.init_args.network
             for name, value in _class(network.class_path).data_settings(config.data).items():
                 if network.init_args.get(name) is None:
@@ -460,6 +470,31 @@ def _required_arguments(package: ModuleType, except_for: str = "") -> list[str]:
             for argument in inspect.signature(cls).parameters.values()
             if argument.default is argument.empty and argument.name != except_for
         }
+    )
+
+
+def _new_data(config: Namespace) -> TaskDataModule:
+    """Construct the data module of the settings of a command."""
+    return cast(TaskDataModule, _class(config.data.class_path)(**config.data.init_args.as_dict()))
+
+
+def _convert_max_epochs(config: Namespace) -> None:
+    """Replace `trainer.max_epochs`, passes over the training data, with the number of steps, `trainer.max_steps`.
+
+    Args:
+        config: the settings of `fit`.
+    """
+    settings = config.trainer
+    try:
+        data = _new_data(config)
+    except (TypeError, ValueError) as error:
+        raise UserError(format_error(error)) from error
+    data.datasets = {"train": data.examples("train")}
+    batches = len(data.training_batches(Sharding()).batches(0))  # of all processes, the same in each epoch
+    epochs, settings.max_epochs = settings.max_epochs, None
+    settings.max_steps = math.ceil(epochs * batches / settings.accumulate_grad_batches)
+    rank_zero_print(
+        f"trainer.max_epochs {epochs}, of {batches:,} batches each, is trainer.max_steps {settings.max_steps:,}"
     )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, pad_sequences
 from lightning_tfm.tokenization import PAD
 
 
@@ -113,8 +113,37 @@ class Perplexity(Mean):
         return super().compute().exp()
 
 
+def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Tensor:
+    """Return the edit distance (Levenshtein 1966) of each output to its reference (B), in symbols.
+
+    Args:
+        outputs: the symbols of B outputs.
+        references: the symbols of B references.
+    """
+    numbers: dict[str, int] = {}
+
+    def number(texts: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        return pad_sequences([[numbers.setdefault(symbol, len(numbers)) for symbol in text] for text in texts])
+
+    (output, output_lengths), (reference, reference_lengths) = number(outputs), number(references)  # (B, N), (B, M)
+    steps = torch.arange(reference.size(1) + 1)
+    distances = steps.expand(len(outputs), -1)  # of the first n symbols of the output to all prefixes (B, M + 1)
+    for n, symbol in enumerate(output.unbind(1), start=1):
+        changed = torch.minimum(distances[:, 1:] + 1, distances[:, :-1] + (symbol.unsqueeze(1) != reference))
+        changed = torch.cat((torch.full_like(distances[:, :1], n), changed), dim=1)
+        # A missing symbol costs 1: the minimum over j <= m of changed[j] + m - j.
+        changed = (changed - steps).cummin(1).values + steps
+        distances = torch.where((output_lengths >= n).unsqueeze(1), changed, distances)
+    return distances.gather(1, reference_lengths.unsqueeze(1)).squeeze(1)
+
+
 class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy per token, and exact match per sequence."""
+    """Loss, perplexity and accuracy per token, exact match per sequence, and symbol error rate (SER).
+
+    The SER is the sum of the edit distances of the outputs to their references, divided by the number of symbols of the
+    references: 0 is perfect, and there is no maximum. As in yoyodyne, it is a fraction and not a percentage, and EOS is
+    not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -123,16 +152,26 @@ class SequenceMetrics(nn.ModuleDict):
                 "perplexity": Perplexity(),
                 "token_accuracy": Mean(),
                 "exact_match": Mean(),
+                "ser": Mean(),
             }
         )
 
-    def count(self, batch: Batch, logits: Tensor, exact: Tensor) -> None:
+    def count(
+        self,
+        batch: Batch,
+        logits: Tensor,
+        exact: Tensor,
+        outputs: Sequence[Sequence[str]],
+        references: Sequence[Sequence[str]],
+    ) -> None:
         """Update the metrics with a batch.
 
         Args:
             batch: the sources and references.
             logits: the logits (B, T, V), given the prefixes of the references.
             exact: whether the text of each decoded output equals the reference (B).
+            outputs: the symbols of the decoded outputs.
+            references: the symbols of the references.
         """
         tokens = (batch.target_out != PAD).sum()
         nll = token_nll(logits, batch.target_out)
@@ -142,6 +181,7 @@ class SequenceMetrics(nn.ModuleDict):
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
         metrics["token_accuracy"].update(right.sum(), tokens)
         metrics["exact_match"].update(exact.sum(), len(exact))
+        metrics["ser"].update(edit_distances(outputs, references).sum().to(exact.device), sum(map(len, references)))
 
 
 class CorpusScores:

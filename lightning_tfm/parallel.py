@@ -66,6 +66,11 @@ def check_tensor_parallel(network: Network, size: int) -> None:
             f"tensor_parallel_size must be 1 for positions alibi, whose biases are not divided, but is {size}; try "
             "positions rotary"
         )
+    if network.hyper_parameters.get("pointer_generator"):
+        raise UserError(
+            "tensor_parallel_size must be 1 for pointer_generator, which reads the weights of all heads, but is "
+            f"{size}; its weights can be sharded over all devices instead"
+        )
     for layer in layers:
         hidden = cast(Linear, layer.feed_forward[0]).out_features
         for name, divided in (("num_heads", layer.self_attention.num_heads), ("d_ff", hidden)):
@@ -113,7 +118,8 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
         for layer in layers:
             if hasattr(layer, "cross_attention"):  # the encoder's output is projected outside of the layer's `forward`
                 fully_shard(layer.cross_attention, mesh=data)
-                register_fsdp_forward_method(layer.cross_attention, "project_memory")
+                for name in ("project_memory", "weights"):  # a pointer-generator is trained with its weights
+                    register_fsdp_forward_method(layer.cross_attention, name)
             fully_shard(layer, mesh=data)
         fully_shard(network, mesh=data, reshard_after_forward=False)  # its weights are used at the end and at the start
         for name in ENTRIES:

@@ -15,7 +15,7 @@ from lightning_tfm.errors import UserError
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
 """Class paths of the default loggers."""
 
-REFUSED = {"max_epochs": (None, -1), "min_epochs": (None,), "limit_train_batches": (None, 1.0)}
+REFUSED = {"min_epochs": (None,), "limit_train_batches": (None, 1.0)}
 """Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
 
 HIDDEN = ("overfit_batches", *REFUSED)
@@ -61,6 +61,8 @@ def check_settings(config: Namespace) -> None:
     for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
         if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
             raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
+    if config.trainer.max_epochs == 0 or (config.trainer.max_epochs or 0) < -1:  # -1 is unset
+        raise UserError(f"trainer.max_epochs must be at least 1, but is {config.trainer.max_epochs}; try 1")
     for name, unset in REFUSED.items():
         value = config.trainer[name]
         if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 is all batches

@@ -50,8 +50,18 @@ NETWORKS = {
         f"{attention}_attention_lstm": lambda attention=attention: AttentionLSTM(
             VOCAB_SIZE, 16, dropout=0.1, attention=attention
         )
-        for attention in ("location_aware", "monotonic")
+        for attention in ("location_aware", "monotonic", "hard_monotonic")
     },
+    **{
+        f"{attention}_attention_gru": lambda attention=attention: AttentionLSTM(
+            VOCAB_SIZE, 16, dropout=0.1, attention=attention, cell="gru"
+        )
+        for attention in ("additive", "monotonic", "hard_monotonic")
+    },
+    "attention_lstm_pointer": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1, pointer_generator=True),
+    "transformer_pointer": lambda: Transformer(
+        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, pointer_generator=True
+    ),
     "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
 }
 DATA = {

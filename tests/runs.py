@@ -431,8 +431,16 @@ def folder(cwd, model):
 
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
 TASKS = {
-    "translation_transformer": ("Seq2SeqModule", "Transformer", SMALL | {"d_ff": 32, "tie_embeddings": True}),
-    "translation_attention_lstm": ("Seq2SeqModule", "AttentionLSTM", {"d_model": 16}),
+    "translation_transformer": (
+        "Seq2SeqModule",
+        "Transformer",
+        SMALL | {"d_ff": 32, "tie_embeddings": True, "pointer_generator": True},
+    ),
+    "translation_attention_lstm": (
+        "Seq2SeqModule",
+        "AttentionLSTM",
+        {"d_model": 16, "attention": "hard_monotonic", "cell": "gru"},
+    ),
     "spelling_gpt": ("Seq2SeqModule", "GPT", SMALL),
     "text_gpt": ("LanguageModel", "GPT", SMALL | {"max_length": 16, "positions": "rotary"}),
     "text_linear_transformer": ("LanguageModel", "LinearTransformer", SMALL | {"max_length": 16}),

@@ -23,13 +23,15 @@ from lightning_tfm import modules, networks
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.catalog import list_experiments
 from lightning_tfm.checkpoint import read, write
+from lightning_tfm.cli import run as cli_run
 from lightning_tfm.commands.help import BASE_CLASSES
+from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.configuration import flatten
-from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.data import GeneratedDataModule, Sharding
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
-from runs import fit, in_process, in_terminal, made_once, network_names, run, start, start_two, trained_run
+from runs import fit, in_process, in_terminal, made_once, network_names, run, start, start_two, trained_run, write_task
 
 TAB = "\t"
 
@@ -148,7 +150,7 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     }
     assert summary["steps"] == 400
     whole = {name for name in summary["test"] if "/" not in name}
-    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match"}
+    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     categories = {}
     for format in FORMATS:
@@ -545,7 +547,7 @@ def mistake(monkeypatch, capsys, *arguments):
         ),
         (r"batch_size: \d+", "batch_size: 0", "batch_size must be at least 1, but is 0"),
         (r"warmup_steps: \d+", "warmup_steps: -5", "warmup_steps must be at least 0, but is -5"),
-        (r"max_steps: \d+", "max_epochs: 3", "trainer.max_epochs must not be set"),
+        (r"max_steps: \d+", "max_epochs: 0", "trainer.max_epochs must be at least 1, but is 0"),
         (r"max_steps: \d+", "max_steps: -1", "trainer.max_steps must be at least 1"),
         (r"max_steps: \d+", "limit_train_batches: 9", "trainer.limit_train_batches must not be set"),
         (r"seed_everything: \d+", "seed_everything: one", "seed_everything"),
@@ -863,6 +865,38 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("task", "arguments", "steps"),
+    [
+        ("spelling_gpt", [], 15),  # 3 passes over 100 pairs in batches of 20
+        ("spelling_gpt", ["--data.batch_size=30", "--trainer.accumulate_grad_batches=2"], 5),  # 9 batches
+        ("translation_transformer", [], None),  # batches of a number of tokens
+        ("text_gpt", [], None),
+    ],
+)
+def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli = cli_run(
+        ["fit", "--config", str(write_task(task, tmp_path)), "--dry-run", "--trainer.max_epochs=3", *arguments],
+        SettingsCLI,
+    )
+    settings = cli.settings()["trainer"]
+    assert settings["max_epochs"] is None
+    cli.datamodule.setup("fit")
+    stream = cli.datamodule.training_batches(Sharding())
+    seen = [stream.samples_seen(settings["max_steps"] * settings["accumulate_grad_batches"] - more) for more in (0, 1)]
+    one_pass = sum(len(rows) for rows in stream.batches(0))
+    assert seen[0] >= 3 * one_pass
+    assert settings["accumulate_grad_batches"] > 1 or seen[1] < 3 * one_pass
+    assert steps in (None, settings["max_steps"])
+    assert f"is trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
+
+
+def test_max_epochs_and_max_steps_are_mutually_exclusive(monkeypatch, capsys):
+    message = "trainer.max_epochs (2) and trainer.max_steps (9) are mutually exclusive"
+    assert message in mistake(monkeypatch, capsys, "fit", COPY, "--trainer.max_epochs=2", "--trainer.max_steps", "9")
+
+
+@pytest.mark.parametrize(
     ("arguments", "name", "setting"),
     [
         (["--data.help", "date"], "datamodules.Date", "--data.first_year"),
@@ -900,7 +934,7 @@ def test_all_settings_are_listed_without_markup(monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "--trainer.gradient_clip_algorithm" in shown
     assert not re.search(r":(class|meth|func|attr):`|``", shown)
-    for refused in ("max_epochs", "overfit_batches", "limit_train_batches"):
+    for refused in ("overfit_batches", "limit_train_batches"):
         assert f"--trainer.{refused}" not in shown
 
 

@@ -86,13 +86,16 @@ def run_exported(format, folder, config, trained, inputs):
     return torch.from_numpy(logits)
 
 
-@pytest.mark.parametrize("task", ["seq2seq", "language modeling", "classification"])
+@pytest.mark.parametrize("task", ["seq2seq", "copying", "language modeling", "classification"])
 def test_a_network_with_few_positions_is_exported(task):
     """Example inputs are no longer than its number of positions."""
     tokenizer = SymbolTokenizer([UNKNOWN, *"abc"])
     size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1}
     module = {
         "seq2seq": lambda: Seq2SeqModule(Transformer(size, **sizes, max_length=4), tokenizer, 4),
+        "copying": lambda: Seq2SeqModule(
+            Transformer(size, **sizes, max_length=4, pointer_generator=True), tokenizer, 4
+        ),
         "language modeling": lambda: LanguageModel(GPT(size, **sizes, max_length=4), tokenizer),
         "classification": lambda: Classifier(EncoderClassifier(size, 2, 4, **sizes), tokenizer, ("neg", "pos")),
     }[task]().eval()

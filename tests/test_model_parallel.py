@@ -11,7 +11,7 @@ import torch
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer
+from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
 from runs import TASKS, equal, fit, folder, in_process, new_folders, start, start_parallel, start_two, write_task
 
@@ -76,6 +76,7 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
     if "classifier" in task:
         arguments.append("--model.init_args.network.init_args.word_dropout=0")
     layout = {
+        "translation_transformer": "FSDP2",
         "translation_attention_lstm": "FSDP2",
         "text_linear_transformer": "FSDP2",
         "masked_encoder": "tensor parallel",  # with data parallelism, each process masks other tokens
@@ -266,9 +267,16 @@ def test_networks_without_transformer_layers_are_only_sharded(network):
         check_activation_checkpointing(network)
 
 
-def test_biases_of_alibi_are_not_divided():
-    with pytest.raises(UserError, match=r"tensor_parallel_size must be 1 for positions alibi.*; try positions rotary"):
-        check_tensor_parallel(GPT(11, 8, 2, 1, max_length=8, positions="alibi"), 2)
+@pytest.mark.parametrize(
+    ("network", "setting"),
+    [
+        (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
+        (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
+    ],
+)
+def test_what_reads_all_heads_is_not_divided(network, setting):
+    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {setting}"):
+        check_tensor_parallel(network, 2)
 
 
 @pytest.mark.parametrize(

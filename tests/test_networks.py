@@ -26,6 +26,7 @@ from lightning_tfm.layers import (
     Linear,
     LocationAwareAttention,
     MonotonicAttention,
+    PointerGenerator,
     Positions,
     RandomizedPositions,
     RotaryPositions,
@@ -40,7 +41,7 @@ from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.networks.linear_attention import LinearAttention
 from lightning_tfm.networks.naive_bayes import NaiveBayes
-from lightning_tfm.tokenization import EOS, PAD, UNKNOWN_ID
+from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN_ID
 
 
 def test_logits_do_not_depend_on_later_inputs(network, batch):
@@ -330,7 +331,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     copy(theirs.norm2, ours.add_cross.norm)
     mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
     expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
-    actual, _ = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
+    actual, *_ = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -469,10 +470,66 @@ def test_monotonic_attention_is_hard_in_evaluation():
         assert hard.equal(torch.eye(5)[place])
 
 
-def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
+def test_hard_monotonic_attention_sums_over_all_alignments():
+    """The probability of a target is the sum over all alignments that never move left, enumerated one by one."""
+    network = AttentionLSTM(VOCAB_SIZE, 8, attention="hard_monotonic").double().eval()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    attention = network.attention
+    for source, target in (([3, 4, 5, EOS], [6, 7, EOS]), ([8, EOS], [3, 3, 3, 4, EOS]), ([EOS], [5, EOS])):
+        target_in = torch.tensor([[BOS, *target[:-1]]])
+        recurrent, _, keys, memory, _ = network.encode(torch.tensor([source]))
+        S, moves, emissions = len(source), [], []
+        for token, output in zip(target_in[0], target, strict=True):
+            recurrent = network._cell(
+                network.decoder_token(network.target_embedding(token[None])), memory[:, 0, :0], recurrent
+            )
+            energies = attention.energy(torch.tanh(attention.q_proj(recurrent[0]) + keys[0])).squeeze(1)
+            moves.append([energies[s:].softmax(0) for s in range(S)])  # from s to s, s + 1, ...
+            features = torch.cat((recurrent[0].expand(S, -1), memory[0]), dim=1)
+            emissions.append(network.head(torch.tanh(network.readout(features))).softmax(-1)[:, output])
+        expected = 0
+        for alignment in itertools.combinations_with_replacement(range(S), len(target)):
+            probability, previous = 1, 0
+            for place, move, emission in zip(alignment, moves, emissions, strict=True):
+                probability, previous = probability * move[previous][place - previous] * emission[place], place
+            expected += probability
+        log_probs = network(torch.tensor([source]), target_in)[0]
+        torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(target), dtype=torch.float64))
+        actual = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
+        torch.testing.assert_close(actual, expected.log(), rtol=1e-9, atol=0)
+
+
+def test_pointer_generator_equals_its_formula():
+    pointer, source = PointerGenerator(4), torch.tensor([[3, 4, 3, EOS], [5, EOS, PAD, PAD]])
+    logits, features = torch.randn(2, 3, 7), torch.randn(2, 3, 4)
+    weights = torch.randn(2, 3, 4).masked_fill((source == PAD)[:, None], -math.inf).softmax(-1)
+    actual = pointer(logits, features, weights, source)
+    for b, t, token in itertools.product(range(2), range(3), range(7)):
+        p_gen = torch.sigmoid(pointer.generation.weight[0] @ features[b, t] + pointer.generation.bias[0])
+        copied = sum(weights[b, t, s] for s in range(4) if source[b, s] == token)
+        expected = p_gen * logits[b, t].softmax(0)[token] + (1 - p_gen) * copied
+        torch.testing.assert_close(actual[b, t, token].exp(), expected)
+
+
+@pytest.mark.parametrize("network", ["transformer_pointer", "attention_lstm_pointer"], indirect=True)
+def test_pointer_generator_copies_by_the_recorded_attention(network, batch):
+    """Without generation, the probability of a token is the mean weight of its positions in the last attention."""
+    source, target_in = batch
+    nn.init.zeros_(network.pointer.generation.weight)
+    nn.init.constant_(network.pointer.generation.bias, -50.0)
+    with attention_maps(network) as maps:
+        probabilities = network(source, target_in).exp()
+    *_, weights = network.source_attention(maps, source).values()
+    expected = weights.mean(1) @ nn.functional.one_hot(source, VOCAB_SIZE).float()
+    torch.testing.assert_close(probabilities, expected)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_encoder_equals_a_packed_bidirectional_network(cell, batch):
     source, _ = batch
-    ours = AttentionLSTM(11, 16).eval()
-    theirs = nn.LSTM(16, 16, batch_first=True, bidirectional=True)
+    ours = AttentionLSTM(11, 16, cell=cell).eval()
+    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](16, 16, batch_first=True, bidirectional=True)
     for name, parameter in theirs.named_parameters():
         direction = ours.encoder_backward if name.endswith("_reverse") else ours.encoder_forward
         parameter.data.copy_(direction.get_parameter(name.removesuffix("_reverse")))
@@ -481,8 +538,8 @@ def test_lstm_encoder_equals_a_packed_bidirectional_lstm(batch):
         ours.source_embedding(source), lengths, batch_first=True, enforce_sorted=False
     )
     expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
-    *_, memory, mask = ours.encode(source)
-    torch.testing.assert_close(memory[mask], expected[mask])
+    *_, memory, _ = ours.encode(source)
+    torch.testing.assert_close(memory[source != PAD], expected[source != PAD])
 
 
 def test_lstm_decoder_cell_equals_torch():
@@ -499,8 +556,25 @@ def test_lstm_decoder_cell_equals_torch():
     theirs.bias_ih.data, theirs.bias_hh.data = reordered(ours.decoder_token.bias), torch.zeros(64)
     token, context, hidden, cell = torch.randn(3, 16), torch.randn(3, 32), torch.randn(3, 16), torch.randn(3, 16)
     expected = theirs(torch.cat((token, context), dim=1), (hidden, cell))
-    actual = ours._cell(ours.decoder_token(token), context, hidden, cell)
+    actual = ours._cell(ours.decoder_token(token), context, (hidden, cell))
     torch.testing.assert_close(actual, expected)
+
+
+def test_gru_decoder_cell_equals_its_formula():
+    """Compare with A.2.2 of Bahdanau et al. (2015)."""
+    network, y = AttentionLSTM(11, 4, cell="gru"), torch.randn(3, 4)
+    c, s = torch.randn(3, 8), torch.randn(3, 4)
+    w_z, w_r, w = (
+        y @ weight.T + bias
+        for weight, bias in zip(network.decoder_token.weight.chunk(3), network.decoder_token.bias.chunk(3), strict=True)
+    )
+    c_z, c_r = (c @ weight[:, :8].T for weight in network.decoder_state.weight.chunk(2))
+    u_z, u_r = (s @ weight[:, 8:].T for weight in network.decoder_state.weight.chunk(2))
+    z, r = torch.sigmoid(w_z + c_z + u_z), torch.sigmoid(w_r + c_r + u_r)
+    candidate = network.decoder_candidate.weight
+    proposal = torch.tanh(w + (r * s) @ candidate[:, 8:].T + c @ candidate[:, :8].T)
+    (actual,) = network._cell(network.decoder_token(y), c, (s,))
+    torch.testing.assert_close(actual, (1 - z) * s + z * proposal)
 
 
 def test_gpt_equals_hugging_face():
@@ -557,6 +631,10 @@ def test_tied_embeddings_are_one_matrix():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: AttentionLSTM(11, attention="hard_monotonic", pointer_generator=True),
+            "pointer_generator must be false for attention hard_monotonic",
+        ),
         (lambda: Transformer(11, 130, 4), r"d_model must be divisible by num_heads \(4\), but is 130; try 128 or 132"),
         (
             lambda: GPT(11, 12, 4, max_length=9, positions="rotary"),

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
     XLAStrategy,
 )
+from torchmetrics.functional.text import word_error_rate
 
 from corpora import TEXT, reviews, write_lines
 from datamodules import Copy, Sentiment, Text
@@ -169,6 +170,7 @@ def expected_metrics(task, recorder, data, module):
         "perplexity": math.exp(loss),
         "token_accuracy": right / tokens,
         "exact_match": sum(map(str.__eq__, predictions, targets)) / len(targets),
+        "ser": word_error_rate(predictions, targets).item(),
         "bleu": sacrebleu.corpus_bleu(predictions, [targets], force=True).score,
         "chrf": sacrebleu.corpus_chrf(predictions, [targets]).score,
     }

@@ -628,3 +628,15 @@ def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(tmp_path, mon
     with pytest.raises(Interrupted):
         write({"weight": torch.ones(3)}, tmp_path / "last.ckpt")
     assert contents(tmp_path) == before
+
+
+@pytest.mark.run
+def test_a_resumed_run_of_epochs_equals_one_of_steps(tmp_path):
+    """A pass over 200 pairs has 13 batches of 15."""
+    epochs, steps = new_folders(tmp_path, "epochs", "steps")
+    arguments = [argument for argument in fit("gpt", "--trainer.max_epochs=4") if "max_steps" not in str(argument)]
+    assert run(*arguments, cwd=epochs, fault=("in a training step", 20)).wait() == -9
+    child = run(*arguments, "--ckpt_path=last", cwd=epochs)
+    assert child.wait() == 0, child.err.read_text()
+    assert run(*fit("gpt", **{"trainer.max_steps": 52}), cwd=steps).wait() == 0
+    assert_same_run(epochs, steps, "gpt")

@@ -300,6 +300,7 @@ def test_a_sweep_of_wandb_is_refused(path):
         ),
         ({"search": {"data.batch_sizes": {"values": [15]}}}, "batch_sizes"),
         ({"search": {"data.batch_size": {"values": ["many"]}}}, "data.batch_size|data.init_args.batch_size"),
+        ({"search": {"trainer.max_epochs": {"values": [1, 2]}}}, "trainer.max_epochs must not be set in a sweep"),
         (
             {"search": {"trainer.accumulate_grad_batches": {"values": [1, 2]}}},
             "search must not contain trainer.max_steps, val_check_interval or accumulate_grad_batches",

@@ -67,8 +67,8 @@ def test_training_lowers_the_loss_and_reports_metrics(trained, task):
     assert losses[-1] < (0.99 if task.startswith("masked") else 0.9) * losses[0]
     assert all(float(row["tokens_per_second"]) > 0 for row in rows if row["tokens_per_second"])
     expected = {
-        "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "bleu", "chrf"},
-        "spelling": {"loss", "perplexity", "token_accuracy", "exact_match"},
+        "translation": {"loss", "perplexity", "token_accuracy", "exact_match", "ser", "bleu", "chrf"},
+        "spelling": {"loss", "perplexity", "token_accuracy", "exact_match", "ser"},
         "text": {"loss", "loss_per_character", "perplexity"},
         "masked": {"loss", "perplexity", "accuracy"},
         "reviews": {"loss", "accuracy", "f1"},

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 import os
+import random
 import re
 from collections import defaultdict
 from functools import partial
@@ -19,6 +20,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from torchmetrics.functional.text import edit_distance
 from tqdm import tqdm
 
 from conftest import DATA
@@ -647,14 +649,22 @@ def test_invalid_settings_are_refused(make, message):
 
 def test_metrics_equal_their_definitions_over_unequal_batches():
     metrics = SequenceMetrics()
-    nll = tokens = right = exact = sequences = 0
+    nll = tokens = right = exact = sequences = edits = symbols = 0
     for width, count in ((3, 2), (6, 5), (4, 1)):
         target_out = torch.randint(3, 7, (count, width))
         target_out[:, -1] = EOS
         target_out[0, width // 2 :] = torch.tensor([EOS] + [PAD] * (width - width // 2 - 1))
         logits = torch.randn(count, width, 7)
         equal = torch.arange(count) < count - 1
-        metrics.count(Batch(target_out, target_out, target_out, torch.arange(len(target_out))), logits, equal)
+        texts = ["".join(random.choices("abc", k=random.randint(0, 9))) for _ in range(2 * count)]
+        outputs, references = (
+            texts[:count] if count > 1 else [""],
+            texts[count:],
+        )  # an untrained network may end at once
+        batch = Batch(target_out, target_out, target_out, torch.arange(len(target_out)))
+        metrics.count(batch, logits, equal, outputs, references)
+        edits += edit_distance(outputs, references, reduction="sum").item()
+        symbols += sum(map(len, references))
         real = target_out != PAD
         nll += token_nll(logits, target_out).item()
         tokens += real.sum().item()
@@ -666,6 +676,7 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
     assert values["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-5)
     assert values["token_accuracy"] == pytest.approx(right / tokens)
     assert values["exact_match"] == pytest.approx(exact / sequences)
+    assert values["ser"] == pytest.approx(edits / symbols)
     assert 0 < exact < sequences
 
 

@@ -27,6 +27,7 @@ LIGHTNING_COMMANDS = ("fit", "validate", "test")
 
 TRAINER_SETTINGS = (
     "max_steps",
+    "max_epochs",
     "val_check_interval",
     "precision",
     "accelerator",
@@ -161,8 +162,8 @@ def _fit() -> str:
         table(("option", "meaning"), [(_name(action), _help(action)) for action in checkpoint]),
         "### Trainer",
         "The most used settings of Lightning's `Trainer`; it accepts all others too.\n"
-        "`trainer.max_epochs` and `trainer.limit_train_batches` must not be set: a run is one stream of batches until\n"
-        "`trainer.max_steps`.",
+        "A run is one stream of batches until `trainer.max_steps`. `fit` computes it from `trainer.max_epochs`, which\n"
+        "overrides the `max_steps` of a YAML file; `trainer.limit_train_batches` must not be set.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in trainer]),
         "### Model and data",
         "| option | meaning |\n|---|---|\n"

@@ -156,6 +156,10 @@ class Worker:
             UserError: if `fit` would refuse a setting, or if the folder holds another sweep.
         """
         specification = self.specification
+        if "trainer.max_epochs" in {**specification.settings, **specification.search}:
+            raise UserError(
+                "trainer.max_epochs must not be set in a sweep, whose trials are compared by steps; set max_steps"
+            )
         self.config = self._parsed(specification.settings)
         for name in (*specification.settings, *specification.search):
             self._check_name(name)

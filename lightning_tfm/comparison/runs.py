@@ -19,7 +19,7 @@ from lightning_tfm.files import relative
 COSTS = ("train_seconds", "samples_per_second")
 """Metrics of the cost of a run."""
 
-LOWER_IS_BETTER = ("aer", "loss", "nll", "perplexity", "train_seconds")
+LOWER_IS_BETTER = ("aer", "loss", "nll", "perplexity", "ser", "train_seconds")
 """Metrics of which lower values are better, for the whole test set or a category."""
 
 DIGITS = 7

@@ -4,6 +4,7 @@ from lightning_tfm.layers.attention import (
     AdditiveAttention,
     Attention,
     CrossAttention,
+    HardMonotonicAttention,
     KVCache,
     LocationAwareAttention,
     MonotonicAttention,
@@ -15,6 +16,7 @@ from lightning_tfm.layers.attention import (
     split_heads,
 )
 from lightning_tfm.layers.cpu import Dropout, Linear
+from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
     CoupledPositions,
@@ -40,11 +42,13 @@ __all__ = [
     "Dropout",
     "FeedForward",
     "FreqsCis",
+    "HardMonotonicAttention",
     "KVCache",
     "LearnedPositions",
     "Linear",
     "LocationAwareAttention",
     "MonotonicAttention",
+    "PointerGenerator",
     "PositionScheme",
     "Positions",
     "RandomizedPositions",

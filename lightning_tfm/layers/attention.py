@@ -253,6 +253,12 @@ class CrossAttention(Attention):
         return scaled_dot_product_weights(self._query(x, freqs_cis), memory[0], mask)
 
 
+def _additive_scores(hidden: Tensor, energy: Linear) -> Tensor:
+    """Return the scores (B, S), up to a constant, of the hidden layer (B, S, A) before its activation."""
+    # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
+    return (2 * energy(torch.sigmoid(2 * hidden))).squeeze(-1)
+
+
 class AdditiveAttention(Attention):
     """Additive attention with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
 
@@ -269,9 +275,7 @@ class AdditiveAttention(Attention):
         self.energy = Linear(d_attention, 1, bias=False)
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        """Return the scores (B, S) of the hidden layer (B, S, A) before its activation."""
-        # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
-        return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
+        return _additive_scores(hidden, self.energy)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
@@ -330,8 +334,8 @@ class MonotonicAttention(Attention):
 
     The first query attends to the first key. Each further one advances with a probability that depends on the query
     and the attended key. Training uses the expected weights, with noise before the sigmoid that makes the probabilities
-    nearly 0 or 1, and evaluation the more probable choice (Raffel et al. 2017). Alignments that may also skip keys are
-    marginalized exactly by Wu & Cotterell (2019).
+    nearly 0 or 1, and evaluation the more probable choice (Raffel et al. 2017). `HardMonotonicAttention` may also skip
+    keys.
 
     Args:
         d_query: width D of the query.
@@ -362,3 +366,48 @@ class MonotonicAttention(Attention):
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+
+
+class HardMonotonicAttention(Attention):
+    """Hard monotonic attention, whose alignments are marginalized exactly (Wu & Cotterell 2019).
+
+    Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
+    of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
+    not depend on the attended key.
+
+    Args:
+        d_query: width D of the query.
+        d_memory: width E of the memory.
+        d_attention: width A of the keys.
+    """
+
+    NEVER = -1e4
+    """Log probability of the impossible, whose exponential is 0, but whose sums and gradients are finite."""
+
+    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+        super().__init__()
+        self.q_proj = Linear(d_query, d_attention, bias=False)
+        self.k_proj = Linear(d_memory, d_attention)
+        self.energy = Linear(d_attention, 1, bias=False)
+
+    def start(self, mask: Tensor) -> Tensor:
+        """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
+        never = torch.full(mask.shape, self.NEVER, dtype=self.energy.weight.dtype, device=mask.device)
+        return F.pad(never[:, 1:], (1, 0))
+
+    def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        """Return the log probability (B, S) that the query attends to each key, summed over all alignments.
+
+        Args:
+            query: the query (B, D).
+            keys: the keys `self.k_proj(memory)` (B, S, A).
+            mask: the mask (B, S), True at keys that are not padding.
+            previous: the log probability (B, S) that the previous query attended to each key; see `start`.
+        """
+        scores = _additive_scores(self.q_proj(query).unsqueeze(1) + keys, self.energy)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~mask, self.NEVER)
+        normalizers = scores.flip(1).logcumsumexp(1).flip(1)  # over the keys that may follow each key
+        return (scores + (previous - normalizers).logcumsumexp(1)).log_softmax(1)  # normalizes rounding errors only
+
+    def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self.forward(query, keys, mask, previous).exp()[:, None, None]  # one head, one query

@@ -5,7 +5,7 @@ Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -105,7 +105,8 @@ class TransformerLayer(nn.Module):
         memory: KVCache | None = None,
         memory_mask: Tensor | None = None,
         freqs_cis: FreqsCis | None = None,
-    ) -> tuple[Tensor, KVCache]:
+        need_weights: bool = False,
+    ) -> tuple[Tensor, KVCache, Tensor | None]:
         """Apply the layer.
 
         Args:
@@ -117,12 +118,17 @@ class TransformerLayer(nn.Module):
                 encoder.
             memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
             freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
+            need_weights: whether to return the weights of the cross-attention.
 
         Returns:
-            The output (B, T, D), and the KV cache of the self-attention for the next call.
+            The output (B, T, D), the KV cache of the self-attention for the next call, and the weights of the
+            cross-attention (B, H, T, S); None unless `need_weights`.
         """
         context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
         x = self.add_self(x, context)
+        weights = None
         if memory is not None:
-            x = self.add_cross(x, self.cross_attention(self.add_cross.before(x), memory, memory_mask, freqs_cis))
-        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past
+            arguments: tuple[Any, ...] = self.add_cross.before(x), memory, memory_mask, freqs_cis
+            x = self.add_cross(x, self.cross_attention(*arguments))
+            weights = self.cross_attention.weights(*arguments) if need_weights else None
+        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past, weights

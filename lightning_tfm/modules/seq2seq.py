@@ -29,8 +29,8 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 class Seq2SeqModule(TaskModule):
     """Module that trains a network to map a source to its target, and evaluates it by decoding.
 
-    Logs `loss`, `perplexity`, `token_accuracy` and `exact_match`, the fraction of outputs equal to the target, and the
-    `text_metrics`. predictions.jsonl records which outputs are correct.
+    Logs `loss`, `perplexity`, `token_accuracy`, `exact_match`, the fraction of outputs equal to the target, `ser`, the
+    symbol error rate, and the `text_metrics`. predictions.jsonl records which outputs are correct.
 
     Args:
         network: the network.
@@ -120,7 +120,8 @@ class Seq2SeqModule(TaskModule):
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
         references = [pair.target for pair in pairs]  # the original text, which decoding may not restore
         exact = [text == reference for text, reference in zip(texts, references, strict=True)]
-        metrics.count(batch, logits, torch.tensor(exact, device=self.device))
+        symbols = ([self.tokenizer.split_target(text) for text in side] for side in (texts, references))
+        metrics.count(batch, logits, torch.tensor(exact, device=self.device), *symbols)
         if self.text_metrics:
             self.scores[prefix].count(texts, references)
         self.log_dict(

@@ -1,4 +1,4 @@
-"""LSTM encoder-decoder with additive attention (Bahdanau et al. 2015)."""
+"""Recurrent encoder-decoder with additive attention (Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.layers import AdditiveAttention, Dropout, Linear, LocationAwareAttention, MonotonicAttention
+from lightning_tfm.errors import UserError
+from lightning_tfm.layers import (
+    AdditiveAttention,
+    Dropout,
+    HardMonotonicAttention,
+    Linear,
+    LocationAwareAttention,
+    MonotonicAttention,
+    PointerGenerator,
+)
 from lightning_tfm.networks.network import Seq2SeqNetwork, State
 from lightning_tfm.tokenization import PAD
 
+Recurrent = tuple[Tensor, ...]
+"""State of a recurrent cell: the hidden state (B, D), and the cell state (B, D) of an LSTM."""
+
 
 class AttentionLSTM(Seq2SeqNetwork):
-    """LSTM encoder-decoder with additive attention (Bahdanau et al. 2015).
+    """LSTM or GRU encoder-decoder with additive attention (Bahdanau et al. 2015).
 
-    A bidirectional LSTM encodes the source. An LSTM decodes the target from the previous token and the context. The
-    network has no positions, so sequences may have any length.
+    A bidirectional recurrent network encodes the source. Another one decodes the target from the previous token and the
+    context. The network has no positions, so sequences may have any length.
 
     Args:
         vocab_size: number of ids, shared by source and target.
@@ -25,6 +37,11 @@ class AttentionLSTM(Seq2SeqNetwork):
         attention: "additive", "location_aware" (Chorowski et al. 2015), which reads the previous attention weights, or
             "monotonic" (Raffel et al. 2017), which attends to one token and only moves from left to right. Its moves
             depend on the previous token, and not on the hidden state, which drifts in long sequences.
+            "hard_monotonic" (Wu & Cotterell 2019) may also skip tokens. Its probabilities are the sums over all
+            alignments, for which it computes V logits for each pair of a source and a target token; its decoder reads
+            no context.
+        cell: the recurrent cell, "lstm", or "gru" as in the paper.
+        pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
     """
 
     is_traceable = False  # the decoder is a Python loop over its steps
@@ -34,26 +51,44 @@ class AttentionLSTM(Seq2SeqNetwork):
         vocab_size: int,
         d_model: int = 64,
         dropout: float = 0.0,
-        attention: Literal["additive", "location_aware", "monotonic"] = "additive",
+        attention: Literal["additive", "location_aware", "monotonic", "hard_monotonic"] = "additive",
+        cell: Literal["lstm", "gru"] = "lstm",
+        pointer_generator: bool = False,
     ) -> None:
         super().__init__(locals())
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)
-        self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
-        self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
-        self.start = Linear(d_model, 2 * d_model)  # initial hidden and cell state of the decoder
+        encoder = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+        self.encoder_forward = encoder(d_model, d_model, batch_first=True)
+        self.encoder_backward = encoder(d_model, d_model, batch_first=True)
+        self.num_states = 2 if cell == "lstm" else 1
+        self.start = Linear(d_model, self.num_states * d_model)  # initial states of the decoder
         self.is_monotonic = attention == "monotonic"
-        self.attention: AdditiveAttention | MonotonicAttention
+        self.attention: AdditiveAttention | MonotonicAttention | HardMonotonicAttention
         if self.is_monotonic:
-            self.attention = MonotonicAttention(4 * d_model, 2 * d_model, d_model)
+            self.attention = MonotonicAttention(4 * d_model if cell == "lstm" else 3 * d_model, 2 * d_model, d_model)
         else:
-            kind = {"additive": AdditiveAttention, "location_aware": LocationAwareAttention}[attention]
-            self.attention = kind(d_model, 2 * d_model, d_model)
-        self.decoder_token = Linear(d_model, 4 * d_model)  # gates of the cell, from the previous token ...
-        self.decoder_state = Linear(3 * d_model, 4 * d_model, bias=False)  # ... and from context and hidden state
+            kinds: dict[str, type[AdditiveAttention | HardMonotonicAttention]] = {
+                "additive": AdditiveAttention,
+                "location_aware": LocationAwareAttention,
+                "hard_monotonic": HardMonotonicAttention,
+            }
+            self.attention = kinds[attention](d_model, 2 * d_model, d_model)
+        d_state = (1 if attention == "hard_monotonic" else 3) * d_model
+        # The gates of the cell, from the previous token, and from context and hidden state.
+        if cell == "lstm":
+            self.decoder_token = Linear(d_model, 4 * d_model)
+            self.decoder_state = Linear(d_state, 4 * d_model, bias=False)
+        else:
+            self.decoder_token = Linear(d_model, 3 * d_model)
+            self.decoder_state = Linear(d_state, 2 * d_model, bias=False)
+            self.decoder_candidate = Linear(d_state, d_model, bias=False)
         self.readout = Linear(3 * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
+        if pointer_generator and attention == "hard_monotonic":
+            raise UserError("pointer_generator must be false for attention hard_monotonic, but is true; try additive")
+        self.pointer = PointerGenerator(4 * d_model) if pointer_generator else None
 
     def check_lengths(self, source_length: int, target_length: int) -> None:
         """Accept sequences of any length."""
@@ -70,50 +105,99 @@ class AttentionLSTM(Seq2SeqNetwork):
         leftwards, _ = self.encoder_backward(x.gather(1, turned.expand_as(x)))
         leftwards = leftwards.gather(1, turned.expand_as(leftwards))
         memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
-        hidden, cell = torch.tanh(self.start(leftwards[:, 0])).chunk(2, dim=-1)  # (Bahdanau et al., A.2.2)
-        weights = torch.zeros_like(memory[..., 0])  # of the step before the first (B, S)
-        return hidden, cell, weights, self.attention.k_proj(memory), memory, mask
+        recurrent = torch.tanh(self.start(leftwards[:, 0])).chunk(self.num_states, dim=-1)  # (Bahdanau et al., A.2.2)
+        keys = self.attention.k_proj(memory)
+        if isinstance(self.attention, HardMonotonicAttention):
+            # The attended position before the first step, and the probability of the token at each position.
+            start = self.attention.start(mask)
+            previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
+        else:
+            previous = torch.zeros_like(memory[..., 0])  # the weights of the step before the first (B, S)
+        return recurrent, previous, keys, memory, source
 
-    def _cell(self, token_gates: Tensor, context: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one LSTM step.
+    def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
+        """Compute one step of the cell, (Bahdanau et al., A.2.2) for a GRU.
 
         Args:
-            token_gates: the contribution of the previous token to the gates (B, 4D).
-            context: the context (B, 2D).
-            hidden: the hidden state (B, D).
-            cell: the cell state (B, D).
+            token_gates: the contribution of the previous token to the gates (B, 4D), of a GRU (B, 3D).
+            context: the context (B, 2D); of width 0 for hard monotonic attention.
+            recurrent: the state of the cell.
 
         Returns:
-            The next hidden state and cell state, (B, D) each.
+            The next state of the cell.
         """
         # Unlike in nn.LSTMCell, token_gates is computed once for all steps. All four gates are a single product.
-        gates = token_gates + self.decoder_state(torch.cat((context, hidden), dim=-1))
+        hidden = recurrent[0]
+        inputs = torch.cat((context, hidden), dim=-1)
+        if len(recurrent) == 1:
+            gates, candidate = token_gates.split((2 * hidden.size(-1), hidden.size(-1)), dim=-1)
+            update, reset = (gates + self.decoder_state(inputs)).sigmoid().chunk(2, dim=-1)
+            candidate = candidate + self.decoder_candidate(torch.cat((context, reset * hidden), dim=-1))
+            return (hidden + update * (candidate.tanh() - hidden),)
+        gates = token_gates + self.decoder_state(inputs)
         forget_in_out, candidate = gates.split((3 * hidden.size(-1), hidden.size(-1)), dim=-1)
         forget, input, output = forget_in_out.sigmoid().chunk(3, dim=-1)
-        cell = forget * cell + input * candidate.tanh()
+        cell = forget * recurrent[1] + input * candidate.tanh()
         return output * cell.tanh(), cell
 
     def _logits(self, hidden: Tensor, context: Tensor) -> Tensor:
         features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
         return self.head(self.dropout(features))
 
+    def _marginal_step(self, token: Tensor, token_gates: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the log probabilities (B, V) after a token (B), summed over all alignments, and the next state.
+
+        The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far.
+        """
+        assert isinstance(self.attention, HardMonotonicAttention)
+        recurrent, (prior, emissions), keys, memory, source = state
+        posterior = prior + emissions.gather(2, token[:, None, None].expand(-1, source.size(1), 1)).squeeze(2)  # (B, S)
+        recurrent = self._cell(token_gates, memory[:, 0, :0], recurrent)
+        prior = self.attention(recurrent[0], keys, source != PAD, posterior.log_softmax(-1))
+        logits = self._logits(recurrent[0].unsqueeze(1).expand(-1, source.size(1), -1), memory)
+        emissions = logits.to(prior.dtype).log_softmax(-1)  # (B, S, V)
+        mixed = (prior.unsqueeze(-1) + emissions).logsumexp(1)
+        return mixed, (recurrent, (prior, emissions), keys, memory, source)
+
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        hidden, cell, weights, keys, memory, mask = self.encode(source)
+        state = self.encode(source)
         # The loop contains only the recurrent operations; the others are batched over all steps.
-        token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))  # (B, T, 4D)
-        hiddens, contexts = [], []
+        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
+        token_gates = self.decoder_token(embedded)  # (B, T, 4D)
+        if isinstance(self.attention, HardMonotonicAttention):
+            steps = []
+            for token, gates in zip(target_in.unbind(1), token_gates.unbind(1), strict=True):
+                logits, state = self._marginal_step(token, gates, state)
+                steps.append(logits)
+            return torch.stack(steps, dim=1)
+        recurrent, weights, keys, memory, _ = state
+        mask = source != PAD
+        hiddens, contexts, maps = [], [], []
         for gates in token_gates.unbind(1):
-            query = gates if self.is_monotonic else hidden
+            query = gates if self.is_monotonic else recurrent[0]
             context, weights = self.attention(query, keys, memory, mask, weights)
-            hidden, cell = self._cell(gates, context, hidden, cell)
-            hiddens.append(hidden)
+            recurrent = self._cell(gates, context, recurrent)
+            hiddens.append(recurrent[0])
             contexts.append(context)
-        return self._logits(torch.stack(hiddens, dim=1), torch.stack(contexts, dim=1))  # (B, T, V)
+            maps.append(weights)
+        hidden, context = torch.stack(hiddens, dim=1), torch.stack(contexts, dim=1)
+        logits = self._logits(hidden, context)  # (B, T, V)
+        if self.pointer is None:
+            return logits
+        return self.pointer(logits, torch.cat((context, hidden, embedded), dim=-1), torch.stack(maps, dim=1), source)
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        hidden, cell, weights, keys, memory, mask = state
-        token_gates = self.decoder_token(self.dropout(self.target_embedding(token)))
-        query = token_gates if self.is_monotonic else hidden
-        context, weights = self.attention(query, keys, memory, mask, weights)
-        hidden, cell = self._cell(token_gates, context, hidden, cell)
-        return self._logits(hidden, context), (hidden, cell, weights, keys, memory, mask)
+        embedded = self.dropout(self.target_embedding(token))
+        token_gates = self.decoder_token(embedded)
+        if isinstance(self.attention, HardMonotonicAttention):
+            return self._marginal_step(token, token_gates, state)
+        recurrent, weights, keys, memory, source = state
+        query = token_gates if self.is_monotonic else recurrent[0]
+        context, weights = self.attention(query, keys, memory, source != PAD, weights)
+        recurrent = self._cell(token_gates, context, recurrent)
+        logits = self._logits(recurrent[0], context)
+        if self.pointer is not None:
+            features = torch.cat((context, recurrent[0], embedded), dim=-1)
+            one_step = (part.unsqueeze(1) for part in (logits, features, weights))
+            logits = self.pointer(*one_step, source).squeeze(1)
+        return logits, (recurrent, weights, keys, memory, source)

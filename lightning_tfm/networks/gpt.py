@@ -203,7 +203,7 @@ class GPT(CausalNetwork):
         x, freqs_cis = self._embed(tokens, positions, S)  # (B, S + T, D)
         mask = self.positions.mask(positions, positions, mask)
         for layer in self.layers:
-            x, _ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
+            x, *_ = layer(x, mask, is_causal=mask is None, freqs_cis=freqs_cis)
         return self._logits(x[:, S:])  # (B, T, V)
 
     def encode(self, source: Tensor) -> State:
@@ -215,7 +215,7 @@ class GPT(CausalNetwork):
         mask = self.positions.mask(positions, positions, None)  # causal, so it hides padding, which is on the right
         pasts = []
         for layer in self.layers:
-            x, past = layer(x, mask, is_causal=mask is None and S > 0, freqs_cis=freqs_cis)
+            x, past, _ = layer(x, mask, is_causal=mask is None and S > 0, freqs_cis=freqs_cis)
             pasts.append(past)
         return tuple(pasts), real, self._target_index(real).squeeze(1)
 
@@ -228,7 +228,7 @@ class GPT(CausalNetwork):
         mask = self.positions.mask(position.unsqueeze(1), real.cumsum(1) - 1, real[:, None, None])
         extended = []
         for layer, past in zip(self.layers, pasts, strict=True):
-            x, past = layer(x, mask, past=past, freqs_cis=freqs_cis)
+            x, past, _ = layer(x, mask, past=past, freqs_cis=freqs_cis)
             extended.append(past)
         return self._logits(x).squeeze(1), (tuple(extended), real, position + 1)
 

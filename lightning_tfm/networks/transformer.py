@@ -14,6 +14,7 @@ from lightning_tfm.layers import (
     Dropout,
     KVCache,
     Linear,
+    PointerGenerator,
     PositionScheme,
     TransformerLayer,
     check_num_heads,
@@ -38,6 +39,8 @@ class Transformer(Seq2SeqNetwork):
         positions: the position scheme, "sinusoidal" in the paper; see `position_scheme`. Source and target are both
             numbered from 0.
         tie_embeddings: whether both embeddings and the output layer share their weights, as in the paper (3.4).
+        pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017), by the mean weights of
+            the heads of its last cross-attention.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Transformer(Seq2SeqNetwork):
         norm: Literal["pre", "post"] = "pre",
         positions: PositionScheme = "sinusoidal",
         tie_embeddings: bool = False,
+        pointer_generator: bool = False,
     ) -> None:
         super().__init__(locals())
         check_num_heads(d_model, num_heads)
@@ -89,6 +93,8 @@ class Transformer(Seq2SeqNetwork):
         if tie_embeddings:
             self.source_embedding.weight = self.target_embedding.weight
             self.head.weight = self.target_embedding.weight
+        # Of the output and the input of the decoder; the output contains the context.
+        self.pointer = PointerGenerator(2 * d_model) if pointer_generator else None
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
@@ -103,17 +109,17 @@ class Transformer(Seq2SeqNetwork):
                     f"{self.max_length} positions; try max_length {length}"
                 )
 
-    def _encode(self, source: Tensor, positions: Tensor) -> tuple[tuple[KVCache, ...], Tensor]:
-        """Return the keys and values of the source for each decoder layer, and the mask (B, 1, 1, S) of the source."""
+    def _encode(self, source: Tensor, positions: Tensor) -> tuple[KVCache, ...]:
+        """Return the keys and values of the source for each decoder layer."""
         real = (source != PAD)[:, None, None]
         x = self.source_positions.embed(self.source_embedding(source) * self.scale, positions)
         x, rotations = self.dropout(x), self.source_positions.rotations(positions)  # (B, S, D)
         mask = self.source_positions.mask(positions, positions, real)
         for layer in self.encoder:
-            x, _ = layer(x, mask, freqs_cis=rotations)
+            x, *_ = layer(x, mask, freqs_cis=rotations)
         memory = self.encoder_norm(x)
         layers = cast(Iterable[TransformerLayer], self.decoder)
-        return tuple(layer.cross_attention.project_memory(memory, rotations) for layer in layers), real
+        return tuple(layer.cross_attention.project_memory(memory, rotations) for layer in layers)
 
     def _decode(
         self,
@@ -122,7 +128,7 @@ class Transformer(Seq2SeqNetwork):
         pasts: Sequence[KVCache | None],
         memories: tuple[KVCache, ...],
         memory_positions: Tensor,
-        real: Tensor,
+        source: Tensor,
     ) -> tuple[Tensor, tuple[KVCache, ...]]:
         """Return the logits (B, T, V) after each token of target (B, T), and the KV caches of all layers.
 
@@ -132,19 +138,27 @@ class Transformer(Seq2SeqNetwork):
             pasts: the KV cache of each layer; None without cached tokens.
             memories: the keys and values of the source for each layer.
             memory_positions: the positions of the source.
-            real: the mask (B, 1, 1, S) of the source.
+            source: the source (B, S).
         """
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         x = scheme.embed(self.target_embedding(target) * self.scale, own)
         x, rotations = self.dropout(x), scheme.rotations(own)  # (B, T, D)
+        embedded, weights, real = x, None, (source != PAD)[:, None, None]
         # Targets are right-padded, so the causal mask hides their padding.
         mask, memory_mask = scheme.mask(own, positions, None), scheme.mask(own, memory_positions, real)
-        extended = []
+        extended: list[KVCache] = []
         for layer, past, memory in zip(self.decoder, pasts, memories, strict=True):
             is_causal = mask is None and past is None
-            x, past = layer(x, mask, is_causal, past, memory, memory_mask, rotations)
+            is_last = len(extended) == len(pasts) - 1
+            need_weights = is_last and self.pointer is not None
+            x, past, weights = layer(x, mask, is_causal, past, memory, memory_mask, rotations, need_weights)
             extended.append(past)
-        return self.head(self.decoder_norm(x)), tuple(extended)
+        x = self.decoder_norm(x)
+        logits = self.head(x)
+        if self.pointer is not None:
+            assert weights is not None
+            logits = self.pointer(logits, torch.cat((x, embedded), dim=-1), weights.mean(1), source)
+        return logits, tuple(extended)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
@@ -158,20 +172,20 @@ class Transformer(Seq2SeqNetwork):
             memory_positions, own = (
                 scheme.number(torch.arange(length, device=source.device), B, length) for length in (S, T)
             )
-        memories, real = self._encode(source, memory_positions)
+        memories = self._encode(source, memory_positions)
         pasts = [None] * len(self.decoder)
-        return self._decode(target_in, own, pasts, memories, memory_positions, real)[0]
+        return self._decode(target_in, own, pasts, memories, memory_positions, source)[0]
 
     def encode(self, source: Tensor) -> State:
         self.check_lengths(source.size(1), 0)
-        memories, real = self._encode(source, torch.arange(source.size(1), device=source.device))
+        memories = self._encode(source, torch.arange(source.size(1), device=source.device))
         nothing = memories[0][0][:, :, :0]  # (B, H, 0, D/H)
-        return tuple((nothing, nothing) for _ in self.decoder), memories, real
+        return tuple((nothing, nothing) for _ in self.decoder), memories, source
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        pasts, memories, real = state
+        pasts, memories, source = state
         length = pasts[0][0].size(2) + 1
         self.check_lengths(0, length)
-        positions, memory_positions = (torch.arange(size, device=token.device) for size in (length, real.size(-1)))
-        logits, pasts = self._decode(token.unsqueeze(1), positions, pasts, memories, memory_positions, real)
-        return logits.squeeze(1), (pasts, memories, real)
+        positions, memory_positions = (torch.arange(size, device=token.device) for size in (length, source.size(1)))
+        logits, pasts = self._decode(token.unsqueeze(1), positions, pasts, memories, memory_positions, source)
+        return logits.squeeze(1), (pasts, memories, source)

@@ -1,0 +1,41 @@
+"""Pointer-generator, which copies tokens of the source."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_tfm.layers.cpu import Linear
+
+
+class PointerGenerator(nn.Module):
+    """Mixture of generating a token and copying one of the source (See et al. 2017, equations 8 and 9).
+
+    The probability of a token is p_gen P_vocab + (1 - p_gen) times the attention to its positions in the source, where
+    p_gen = sigmoid(w^T features + b).
+
+    Args:
+        d_features: width F of the features.
+    """
+
+    def __init__(self, d_features: int) -> None:
+        super().__init__()
+        self.generation = Linear(d_features, 1)
+
+    def forward(self, logits: Tensor, features: Tensor, weights: Tensor, source: Tensor) -> Tensor:
+        """Return the log probabilities of the mixture (B, T, V).
+
+        Args:
+            logits: the logits of P_vocab (B, T, V).
+            features: the features (B, T, F).
+            weights: the attention weights over the source (B, T, S).
+            source: the ids of the source (B, S), from the vocabulary of the target.
+        """
+        gate, logits, weights = (
+            x.to(torch.promote_types(x.dtype, torch.float32)) for x in (self.generation(features), logits, weights)
+        )
+        copied = torch.zeros_like(logits).scatter_add(-1, source.unsqueeze(1).expand(weights.shape), weights)
+        # A token that is not in the source has a probability of 0, whose logarithm has no gradient.
+        log_copied = copied.clamp(min=torch.finfo(copied.dtype).tiny).log()
+        return torch.logaddexp(F.logsigmoid(gate) + logits.log_softmax(-1), F.logsigmoid(-gate) + log_copied)
