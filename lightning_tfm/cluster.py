@@ -13,7 +13,7 @@ from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # is exported at run time only
+from torch.distributed import DistError, TCPStore, is_initialized  # type: ignore[attr-defined]  # exported at run time only
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.strategies import TIMEOUT
@@ -93,6 +93,8 @@ def check_port(trainer: Trainer) -> None:
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None or isinstance(environment, TorchElasticEnvironment):  # torchrun holds the port itself
+        return
+    if is_initialized():  # by an earlier run of this process, which holds the port
         return
     address, port = environment.main_address, environment.main_port
     taken = UserError(
