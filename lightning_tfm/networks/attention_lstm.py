@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.layers import AdditiveAttention, Dropout, Linear, LocationAwareAttention, MonotonicAttention
+from lightning_tfm.layers import (
+    LSTM,
+    AdditiveAttention,
+    Dropout,
+    Linear,
+    LocationAwareAttention,
+    MonotonicAttention,
+)
 from lightning_tfm.networks.network import Seq2SeqNetwork, State
 from lightning_tfm.tokenization import PAD
 
@@ -40,8 +47,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)
-        self.encoder_forward = nn.LSTM(d_model, d_model, batch_first=True)
-        self.encoder_backward = nn.LSTM(d_model, d_model, batch_first=True)
+        self.encoder_forward = LSTM(d_model, d_model, batch_first=True)
+        self.encoder_backward = LSTM(d_model, d_model, batch_first=True)
         self.start = Linear(d_model, 2 * d_model)  # initial hidden and cell state of the decoder
         self.is_monotonic = attention == "monotonic"
         self.attention: AdditiveAttention | MonotonicAttention
