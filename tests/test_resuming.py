@@ -449,7 +449,10 @@ def test_a_repeated_sighup_of_a_terminal_that_was_closed_is_one(tmp_path):
 @pytest.mark.run
 def test_two_signals_at_once_print_no_traceback(moment, tmp_path):
     for wait in (0.0, 0.02, 0.05):
+        (tmp_path / "stderr").unlink(missing_ok=True)
         child = start(*fit("gpt", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
+        while not (tmp_path / "stderr").exists():  # the command starts then
+            time.sleep(0.02)
         while moment == "in training" and not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
             assert child.process.is_alive(), child.err.read_text()
             time.sleep(0.02)

@@ -15,7 +15,7 @@ from lightning_tfm.layers.attention import (
     scaled_dot_product_weights,
     split_heads,
 )
-from lightning_tfm.layers.cpu import Dropout, Linear
+from lightning_tfm.layers.cpu import LSTM, Dropout, Linear
 from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
@@ -33,6 +33,7 @@ from lightning_tfm.layers.positions import (
 from lightning_tfm.layers.transformer import AddNorm, FeedForward, TransformerLayer
 
 __all__ = [
+    "LSTM",
     "AddNorm",
     "AdditiveAttention",
     "AlibiPositions",

@@ -1,4 +1,4 @@
-"""Linear layers and dropout with fast paths for CPUs."""
+"""Linear layers, LSTMs and dropout for CPUs: fast paths, and precisions that torch lacks."""
 
 from __future__ import annotations
 
@@ -41,6 +41,26 @@ class Linear(nn.Linear):
         column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+
+class LSTM(nn.LSTM):
+    """`torch.nn.LSTM` that also trains in bf16-mixed on CPUs without AVX-512.
+
+    Attributes:
+        HAS_BFLOAT16: whether oneDNN computes LSTMs in bfloat16 on this machine.
+
+    Note:
+        Under autocast, torch calls oneDNN on any CPU, which fails without AVX-512 (torch 2.13). There, this layer is
+        computed in float32.
+    """
+
+    HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]  # the first state is 0
+        if self.HAS_BFLOAT16 or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
 
 
 class Dropout(nn.Module):

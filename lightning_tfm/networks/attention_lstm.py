@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
+    LSTM,
     AdditiveAttention,
     Dropout,
     HardMonotonicAttention,
@@ -59,7 +60,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)
-        encoder = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+        encoder = {"lstm": LSTM, "gru": nn.GRU}[cell]
         self.encoder_forward = encoder(d_model, d_model, batch_first=True)
         self.encoder_backward = encoder(d_model, d_model, batch_first=True)
         self.num_states = 2 if cell == "lstm" else 1
