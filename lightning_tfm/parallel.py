@@ -71,6 +71,11 @@ def check_tensor_parallel(network: Network, size: int) -> None:
             "tensor_parallel_size must be 1 for pointer_generator, which reads the weights of all heads, but is "
             f"{size}; its weights can be sharded over all devices instead"
         )
+    if network.hyper_parameters.get("cross_attention") == "monotonic":
+        raise UserError(
+            "tensor_parallel_size must be 1 for cross_attention monotonic, whose heads are not divided, but is "
+            f"{size}; its weights can be sharded over all devices instead"
+        )
     for layer in layers:
         hidden = cast(Linear, layer.feed_forward[0]).out_features
         for name, divided in (("num_heads", layer.self_attention.num_heads), ("d_ff", hidden)):
@@ -150,8 +155,9 @@ def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
     """Yield the fused projections of all layers: the linear layer, the name of the parameter, the number of parts."""
     for layer in _transformer_layers(network):
         projections = [(layer.self_attention.qkv_proj, 3)]
-        if hasattr(layer, "cross_attention"):
-            projections.append((layer.cross_attention.kv_proj, 2))
+        cross_attention = getattr(layer, "cross_attention", None)
+        if isinstance(cross_attention, CrossAttention):
+            projections.append((cross_attention.kv_proj, 2))
         for projection, parts in projections:
             for name, _ in projection.named_parameters():
                 yield projection, name, parts

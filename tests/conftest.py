@@ -62,6 +62,9 @@ NETWORKS = {
     "transformer_pointer": lambda: Transformer(
         VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, pointer_generator=True
     ),
+    "transformer_monotonic": lambda: Transformer(
+        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, cross_attention="monotonic"
+    ),
     "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
 }
 DATA = {

@@ -272,6 +272,7 @@ def test_networks_without_transformer_layers_are_only_sharded(network):
     [
         (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
         (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
+        (Transformer(11, 8, 2, 1, 8, max_length=8, cross_attention="monotonic"), "cross_attention monotonic"),
     ],
 )
 def test_what_reads_all_heads_is_not_divided(network, setting):

@@ -304,7 +304,7 @@ def test_cross_attention_equals_torch():
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("cross_attention", [False, True])
 def test_transformer_layer_equals_torch(norm, cross_attention):
-    ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), cross_attention=cross_attention)
+    ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), cross_attention="dot_product" if cross_attention else None)
     their_class = nn.TransformerDecoderLayer if cross_attention else nn.TransformerEncoderLayer
     theirs = their_class(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
 

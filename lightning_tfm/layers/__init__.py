@@ -8,6 +8,7 @@ from lightning_tfm.layers.attention import (
     KVCache,
     LocationAwareAttention,
     MonotonicAttention,
+    MonotonicCrossAttention,
     SelfAttention,
     attention_maps,
     causal_mask,
@@ -30,7 +31,7 @@ from lightning_tfm.layers.positions import (
     apply_rotary,
     position_scheme,
 )
-from lightning_tfm.layers.transformer import AddNorm, FeedForward, TransformerLayer
+from lightning_tfm.layers.transformer import AddNorm, CrossAttentionKind, FeedForward, TransformerLayer
 
 __all__ = [
     "LSTM",
@@ -40,6 +41,7 @@ __all__ = [
     "Attention",
     "CoupledPositions",
     "CrossAttention",
+    "CrossAttentionKind",
     "Dropout",
     "FeedForward",
     "FreqsCis",
@@ -49,6 +51,7 @@ __all__ = [
     "Linear",
     "LocationAwareAttention",
     "MonotonicAttention",
+    "MonotonicCrossAttention",
     "PointerGenerator",
     "PositionScheme",
     "Positions",

@@ -329,6 +329,22 @@ class LocationAwareAttention(AdditiveAttention):
         return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
 
 
+def _advance(logits: Tensor, previous: Tensor, mask: Tensor, training: bool) -> Tensor:
+    """Return the weights (..., S) after one step of monotonic attention, see `MonotonicAttention`.
+
+    Args:
+        logits: the logits (..., 1) of advancing from the attended key.
+        previous: the weights (..., S) before the step; 0 before the first.
+        mask: the mask (..., S), True at keys that are not padding.
+        training: whether to return expected weights.
+    """
+    advance = (logits + torch.randn_like(logits)).sigmoid() if training else (logits > 0).to(logits.dtype)
+    before = 1 - previous.sum(-1, keepdim=True)  # 1 for the first query, then 0
+    is_last = mask & ~F.pad(mask[..., 1:], (0, 1))
+    moving = previous * advance * ~is_last
+    return previous - moving + torch.cat((before, moving[..., :-1]), dim=-1)
+
+
 class MonotonicAttention(Attention):
     """Hard monotonic attention, which attends to one key and stays there or advances to the next one.
 
@@ -351,11 +367,7 @@ class MonotonicAttention(Attention):
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         attended = (previous.unsqueeze(1) @ keys).squeeze(1)  # (B, A)
         logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
-        advance = (logits + torch.randn_like(logits)).sigmoid() if self.training else (logits > 0).to(logits.dtype)
-        before = 1 - previous.sum(1, keepdim=True)  # 1 for the first query, then 0
-        is_last = mask & ~F.pad(mask[:, 1:], (0, 1))  # (B, S)
-        moving = previous * advance * ~is_last
-        return previous - moving + torch.cat((before, moving[:, :-1]), dim=1)
+        return _advance(logits, previous, mask, self.training)
 
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
@@ -366,6 +378,64 @@ class MonotonicAttention(Attention):
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+
+
+class MonotonicCrossAttention(Attention):
+    """Multi-head cross-attention, each head of which attends to one key and stays there or advances to the next one.
+
+    As in `MonotonicAttention`, the probability of advancing depends on the query and the attended key: here, its logit
+    is the sum of a projection of each.
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_num_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.q_proj = Linear(d_model, num_heads, bias=bias)
+        self.k_proj = Linear(d_model, num_heads, bias=bias)
+        self.v_proj = Linear(d_model, d_model, bias=bias)
+        self.out_proj = Linear(d_model, d_model, bias=bias)
+
+    def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
+        """Return the keys (B, H, S, 1) and values (B, H, S, D/H) of the memory, computed once for all decoding steps.
+
+        Args:
+            memory: the memory (B, S, D).
+            freqs_cis: ignored, since the weights do not depend on positions.
+        """
+        key, value = (
+            split_heads(projection(memory), 1, self.num_heads)[0] for projection in (self.k_proj, self.v_proj)
+        )
+        return key, value
+
+    def forward(
+        self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the context (B, T, D) of x over the memory, and the weights (B, H, T, S).
+
+        Args:
+            x: the input (B, T, D).
+            memory: the keys and values of the memory, see `project_memory`.
+            mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
+            previous: the weights (B, H, S) of the query before the first; None if there is none.
+        """
+        weights = self.weights(x, memory, mask, previous)
+        return self.out_proj((weights @ memory[1]).transpose(1, 2).flatten(2)), weights
+
+    def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
+        key = memory[0].squeeze(-1)  # (B, H, S)
+        attended = torch.zeros_like(key) if previous is None else previous
+        steps = []
+        for query in self.q_proj(x).unbind(1):  # (B, H)
+            logits = query.unsqueeze(-1) + (attended * key).sum(-1, keepdim=True)  # (B, H, 1)
+            attended = _advance(logits, attended, mask.squeeze(2), self.training)
+            steps.append(attended)
+        return torch.stack(steps, dim=2)
 
 
 class HardMonotonicAttention(Attention):

@@ -5,13 +5,16 @@ Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_tfm.layers.attention import CrossAttention, KVCache, SelfAttention
+from lightning_tfm.layers.attention import CrossAttention, KVCache, MonotonicCrossAttention, SelfAttention
 from lightning_tfm.layers.cpu import Dropout, Linear
 from lightning_tfm.layers.positions import FreqsCis
+
+CrossAttentionKind = Literal["dot_product", "monotonic"]
+"""Cross-attention of a layer: `CrossAttention` or `MonotonicCrossAttention`."""
 
 
 class FeedForward(nn.Sequential):
@@ -73,7 +76,7 @@ class TransformerLayer(nn.Module):
         norm: "pre" or "post", see `AddNorm`.
         activation: activation of the feed-forward network.
         bias: whether linear layers and norms have a bias.
-        cross_attention: whether the layer attends to an encoder.
+        cross_attention: how the layer attends to an encoder; None without an encoder.
     """
 
     def __init__(
@@ -85,13 +88,17 @@ class TransformerLayer(nn.Module):
         norm: Literal["pre", "post"],
         activation: nn.Module,
         bias: bool = True,
-        cross_attention: bool = False,
+        cross_attention: CrossAttentionKind | None = None,
     ) -> None:
         super().__init__()
         self.self_attention = SelfAttention(d_model, num_heads, bias)
         self.add_self = AddNorm(d_model, norm, dropout, bias)
-        if cross_attention:
-            self.cross_attention = CrossAttention(d_model, num_heads, bias)
+        if cross_attention is not None:
+            kinds: dict[str, type[CrossAttention | MonotonicCrossAttention]] = {
+                "dot_product": CrossAttention,
+                "monotonic": MonotonicCrossAttention,
+            }
+            self.cross_attention = kinds[cross_attention](d_model, num_heads, bias)
             self.add_cross = AddNorm(d_model, norm, dropout, bias)
         self.feed_forward = FeedForward(d_model, d_ff, activation, bias)
         self.add_feed_forward = AddNorm(d_model, norm, dropout, bias)
@@ -106,6 +113,7 @@ class TransformerLayer(nn.Module):
         memory_mask: Tensor | None = None,
         freqs_cis: FreqsCis | None = None,
         need_weights: bool = False,
+        previous: Tensor | None = None,
     ) -> tuple[Tensor, KVCache, Tensor | None]:
         """Apply the layer.
 
@@ -118,17 +126,24 @@ class TransformerLayer(nn.Module):
                 encoder.
             memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
             freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
-            need_weights: whether to return the weights of the cross-attention.
+            need_weights: whether to return the weights of the cross-attention even if it does not compute them.
+            previous: the weights (B, H, S) of a monotonic cross-attention for the last query of earlier calls.
 
         Returns:
             The output (B, T, D), the KV cache of the self-attention for the next call, and the weights of the
-            cross-attention (B, H, T, S); None unless `need_weights`.
+            cross-attention (B, H, T, S); None unless `need_weights` or it is monotonic.
         """
         context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
         x = self.add_self(x, context)
         weights = None
         if memory is not None:
-            arguments: tuple[Any, ...] = self.add_cross.before(x), memory, memory_mask, freqs_cis
-            x = self.add_cross(x, self.cross_attention(*arguments))
-            weights = self.cross_attention.weights(*arguments) if need_weights else None
+            assert memory_mask is not None
+            query = self.add_cross.before(x)
+            if isinstance(self.cross_attention, MonotonicCrossAttention):
+                context, weights = self.cross_attention(query, memory, memory_mask, previous)
+            else:
+                context = self.cross_attention(query, memory, memory_mask, freqs_cis)
+                if need_weights:
+                    weights = self.cross_attention.weights(query, memory, memory_mask, freqs_cis)
+            x = self.add_cross(x, context)
         return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past, weights

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
+    CrossAttentionKind,
     Dropout,
     KVCache,
     Linear,
@@ -41,6 +42,9 @@ class Transformer(Seq2SeqNetwork):
         tie_embeddings: whether both embeddings and the output layer share their weights, as in the paper (3.4).
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017), by the mean weights of
             the heads of its last cross-attention.
+        cross_attention: "dot_product", as in the paper, or "monotonic", whose heads attend to one token each and only
+            move from left to right (Raffel et al. 2017). It does not depend on positions, so it extends to sequences
+            that are longer than in training.
     """
 
     def __init__(
@@ -56,13 +60,14 @@ class Transformer(Seq2SeqNetwork):
         positions: PositionScheme = "sinusoidal",
         tie_embeddings: bool = False,
         pointer_generator: bool = False,
+        cross_attention: CrossAttentionKind = "dot_product",
     ) -> None:
         super().__init__(locals())
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)
 
-        def stack(cross_attention: bool) -> nn.ModuleList:
+        def stack(cross_attention: CrossAttentionKind | None) -> nn.ModuleList:
             # ReLU in place saves a write of the widest tensor of a layer, whose sign suffices for the gradient.
             return nn.ModuleList(
                 TransformerLayer(
@@ -83,8 +88,8 @@ class Transformer(Seq2SeqNetwork):
             else self.source_positions
         )
         self.dropout = Dropout(dropout)
-        self.encoder, self.encoder_norm = stack(cross_attention=False), last_norm()
-        self.decoder, self.decoder_norm = stack(cross_attention=True), last_norm()
+        self.encoder, self.encoder_norm = stack(None), last_norm()
+        self.decoder, self.decoder_norm = stack(cross_attention), last_norm()
         self.head = Linear(d_model, vocab_size, bias=False)
         # With a small standard deviation, embeddings do not dominate the positions: in copying with 4,000 sequences, a
         # deviation of 0.18 lowers the exact match from 1.000 to 0.927.
@@ -95,6 +100,7 @@ class Transformer(Seq2SeqNetwork):
             self.head.weight = self.target_embedding.weight
         # Of the output and the input of the decoder; the output contains the context.
         self.pointer = PointerGenerator(2 * d_model) if pointer_generator else None
+        self.is_monotonic = cross_attention == "monotonic"
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
@@ -129,8 +135,11 @@ class Transformer(Seq2SeqNetwork):
         memories: tuple[KVCache, ...],
         memory_positions: Tensor,
         source: Tensor,
-    ) -> tuple[Tensor, tuple[KVCache, ...]]:
+        previous: Sequence[Tensor | None],
+    ) -> tuple[Tensor, tuple[KVCache, ...], tuple[Tensor, ...]]:
         """Return the logits (B, T, V) after each token of target (B, T), and the KV caches of all layers.
+
+        If the cross-attention is monotonic, also return its weights (B, H, S) for the last token, by layer.
 
         Args:
             target: the tokens (B, T).
@@ -139,26 +148,31 @@ class Transformer(Seq2SeqNetwork):
             memories: the keys and values of the source for each layer.
             memory_positions: the positions of the source.
             source: the source (B, S).
+            previous: the weights of a monotonic cross-attention for the token before the target, by layer.
         """
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         x = scheme.embed(self.target_embedding(target) * self.scale, own)
         x, rotations = self.dropout(x), scheme.rotations(own)  # (B, T, D)
         embedded, weights, real = x, None, (source != PAD)[:, None, None]
         # Targets are right-padded, so the causal mask hides their padding.
-        mask, memory_mask = scheme.mask(own, positions, None), scheme.mask(own, memory_positions, real)
+        mask = scheme.mask(own, positions, None)
+        memory_mask = real if self.is_monotonic else scheme.mask(own, memory_positions, real)
         extended: list[KVCache] = []
-        for layer, past, memory in zip(self.decoder, pasts, memories, strict=True):
+        last: list[Tensor] = []
+        for layer, past, memory, before in zip(self.decoder, pasts, memories, previous, strict=True):
             is_causal = mask is None and past is None
             is_last = len(extended) == len(pasts) - 1
             need_weights = is_last and self.pointer is not None
-            x, past, weights = layer(x, mask, is_causal, past, memory, memory_mask, rotations, need_weights)
+            x, past, weights = layer(x, mask, is_causal, past, memory, memory_mask, rotations, need_weights, before)
             extended.append(past)
+            if self.is_monotonic:
+                last.append(weights[:, :, -1])
         x = self.decoder_norm(x)
         logits = self.head(x)
         if self.pointer is not None:
             assert weights is not None
             logits = self.pointer(logits, torch.cat((x, embedded), dim=-1), weights.mean(1), source)
-        return logits, tuple(extended)
+        return logits, tuple(extended), tuple(last)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         S, T = source.size(1), target_in.size(1)
@@ -173,19 +187,23 @@ class Transformer(Seq2SeqNetwork):
                 scheme.number(torch.arange(length, device=source.device), B, length) for length in (S, T)
             )
         memories = self._encode(source, memory_positions)
-        pasts = [None] * len(self.decoder)
-        return self._decode(target_in, own, pasts, memories, memory_positions, source)[0]
+        nothing = [None] * len(self.decoder)
+        return self._decode(target_in, own, nothing, memories, memory_positions, source, nothing)[0]
 
     def encode(self, source: Tensor) -> State:
         self.check_lengths(source.size(1), 0)
         memories = self._encode(source, torch.arange(source.size(1), device=source.device))
-        nothing = memories[0][0][:, :, :0]  # (B, H, 0, D/H)
-        return tuple((nothing, nothing) for _ in self.decoder), memories, source
+        nothing = memories[0][1][:, :, :0]  # (B, H, 0, D/H)
+        # Before the first token, a monotonic cross-attention attends to no token.
+        previous = tuple(torch.zeros_like(value[..., 0]) for _, value in memories) if self.is_monotonic else ()
+        return tuple((nothing, nothing) for _ in self.decoder), memories, source, previous
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        pasts, memories, source = state
+        pasts, memories, source, previous = state
         length = pasts[0][0].size(2) + 1
         self.check_lengths(0, length)
         positions, memory_positions = (torch.arange(size, device=token.device) for size in (length, source.size(1)))
-        logits, pasts = self._decode(token.unsqueeze(1), positions, pasts, memories, memory_positions, source)
-        return logits.squeeze(1), (pasts, memories, source)
+        logits, pasts, previous = self._decode(
+            token.unsqueeze(1), positions, pasts, memories, memory_positions, source, previous or [None] * len(pasts)
+        )
+        return logits.squeeze(1), (pasts, memories, source, previous)
