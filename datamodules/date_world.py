@@ -49,13 +49,13 @@ SAMPLE_DAYS = tuple(date(2003, month, day) for month in range(1, 13) for day in 
 class DateWorld(GeneratedDataModule):
     """Data module of dates from 1970 to 2025 in many languages, as babel's patterns write them and with variations.
 
-    The patterns of a locale are its short, medium, long and full one, and those of all skeletons that have year, month
+    The patterns of a locale are its short, medium, long and full ones, and those of all skeletons that have year, month
     and day. The kind of a text is its category: "plain", as babel formats it; "digits", with the native digits of the
     locale; "ordinal", an English day as in 3rd; "lower case"; "no blanks"; or "typo", with one character inserted,
     deleted or substituted, or two neighbors transposed.
 
     Each text is unambiguous. Let a clean text be any date in any pattern of any of the locales, with any variation but
-    a typo, and with any weekday: nobody must compute a weekday to tell 5/7 from 7/5. A leading zero does not matter
+    a typo, and with any weekday, so that no weekday is needed to tell 5/7 from 7/5. A leading zero does not matter
     either. Then all clean texts equal to a text, or for a typo, all clean texts at most one edit from it, stand for the
     same date. So 13/04/2005 occurs and 03/04/2005 does not. A typo in a digit occurs only where no other date is near.
 
@@ -162,7 +162,18 @@ class Grammar:
         return list(by_locale.values())
 
     def write(self, day: date, pattern: Pattern, kind: str, draw: random.Random) -> Pair | None:
-        """Write a date; return None if the text has no such variation, is ambiguous, or is of an earlier group."""
+        """Write a date as a text of a kind.
+
+        Args:
+            day: the date.
+            pattern: the pattern.
+            kind: the kind of the text.
+            draw: the random number generator.
+
+        Returns:
+            The pair; None if the text does not differ as the kind requires, is not normalized, is ambiguous, or is of
+            an earlier group, or if a typing error leads to a clean text.
+        """
         plain, spans = pattern.format(day)
         written: Written = list(enumerate(plain))
         if kind == "digits":

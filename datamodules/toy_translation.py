@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
+from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import SymbolTokenizer
 
 
@@ -164,10 +166,13 @@ class ToyTranslation(GeneratedDataModule):
     Articles agree with gender and case, and adjectives also with the article; a modal verb moves the infinitive to the
     end; an initial adverb inverts subject and verb; `kein` translates to `not a`, and `nicht` is far from its `not`.
     10 % of the sentences are spelled without capitals and umlauts. Every pair has a gold word alignment. 20 % of the
-    combinations of an adjective and a noun occur only in the test set.
+    combinations of an adjective and a noun occur only in the test sets.
 
     Args:
         train_size, val_size, test_size: number of pairs of each split.
+        max_words: maximum number of words of a German sentence, from 4 to 9; by default, all sentences are used, which
+            have up to 10 words. If set, an additional test set "longer" has the sentences with more words.
+        longer_size: number of pairs of "longer".
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
     """
 
@@ -180,7 +185,16 @@ class ToyTranslation(GeneratedDataModule):
         eval_batch_size: int = 500,
         num_workers: int = 0,
         seed: int = 0,
+        max_words: int | None = None,
+        longer_size: int = 1_000,
     ) -> None:
+        if max_words is not None and not 4 <= max_words < LONGEST_GERMAN:
+            raise UserError(
+                f"max_words must be at least 4 and less than {LONGEST_GERMAN}, the words of the longest sentences, but "
+                f"is {max_words}; try 6"
+            )
+        self.max_words = max_words
+        longer = {} if max_words is None else {"longer": longer_size}
         super().__init__(
             SymbolTokenizer(sorted(_vocabulary()), separator=" "),
             max_source_length=LONGEST_GERMAN + 1,
@@ -189,15 +203,17 @@ class ToyTranslation(GeneratedDataModule):
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            sizes={"train": train_size, "val": val_size, "test": test_size},
+            sizes={"train": train_size, "val": val_size, "test": test_size} | longer,
             split_key=lambda pair: spelled_plainly(pair.source),
         )
 
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
-        yield from original_sentences()
         draw = random.Random(seed)
-        while True:
-            yield _sentence(draw, with_kept_back=split == "test")
+        drawn = iter(lambda: _sentence(draw, with_kept_back=split not in ("train", "val")), None)
+        for pair in chain(original_sentences(), drawn):
+            is_longer = self.max_words is not None and len(pair.source.split()) > self.max_words
+            if is_longer == (split == "longer"):
+                yield pair
 
 
 def spelled_plainly(german: str) -> str:
@@ -217,7 +233,7 @@ def original_sentences() -> list[Pair]:
 
 
 def held_out(adjective: str, noun: Noun) -> bool:
-    """Return whether an adjective and a noun occur together only in the test set."""
+    """Return whether an adjective and a noun occur together only in the test sets."""
     return stable_hash(f"{adjective} {noun.german}") % 5 == 0
 
 
@@ -232,7 +248,7 @@ def _noun_phrase(
         case: "nominative" or "accusative".
         meanings: the letters for the meanings of determiner, adjective and noun.
         determiner: "der", "ein", "mein" or "kein", uninflected.
-        with_kept_back: whether combinations held out for the test set may occur.
+        with_kept_back: whether combinations held out for the test sets may occur.
 
     Returns:
         The German words, the English words, and whether the noun is plural.

@@ -76,7 +76,7 @@ CKPT_PATH_HELP = {
 
 HELP = {
     "trainer.max_steps": "number of optimizer steps of the run",
-    "trainer.max_epochs": "passes over the training data, from which max_steps is computed, rounded up",
+    "trainer.max_epochs": "number of passes over the training data, which `fit` converts to max_steps, rounded up",
     "trainer.val_check_interval": "number of training batches between validations",
     "print_config": "print all settings after applying the other arguments, and exit",
     "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
@@ -196,9 +196,12 @@ class TfmCLI(LightningCLI):
         given = [argument.partition("=")[0] for argument in cast(list[str], args)]
         epochs, steps = config.trainer.max_epochs, config.trainer.max_steps
         if epochs not in (None, -1) and "--trainer.max_steps" in given:
-            raise UserError(
-                f"trainer.max_epochs ({epochs}) and trainer.max_steps ({steps}) are mutually exclusive; leave one out"
-            )
+            if "--trainer.max_epochs" in given:
+                raise UserError(
+                    f"trainer.max_epochs ({epochs}) and trainer.max_steps ({steps}) are mutually exclusive; leave one "
+                    "out"
+                )
+            config.trainer.max_epochs = None  # of a YAML file
 
     def _parse_ckpt_path(self) -> None:
         """Ignore the checkpoint's hyper-parameters: the YAML file defines the model, and `check_fits` compares them."""
@@ -494,7 +497,8 @@ def _convert_max_epochs(config: Namespace) -> None:
     epochs, settings.max_epochs = settings.max_epochs, None
     settings.max_steps = math.ceil(epochs * batches / settings.accumulate_grad_batches)
     rank_zero_print(
-        f"trainer.max_epochs {epochs}, of {batches:,} batches each, is trainer.max_steps {settings.max_steps:,}"
+        f"trainer.max_epochs {epochs} ({batches:,} batches per epoch) corresponds to trainer.max_steps "
+        f"{settings.max_steps:,}"
     )
 
 

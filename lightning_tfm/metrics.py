@@ -14,12 +14,8 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_tfm.data import Batch, pad_sequences
+from lightning_tfm.layers import at_least_float32
 from lightning_tfm.tokenization import PAD
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return x in float32 if it has half precision, unchanged otherwise."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -289,6 +289,7 @@ def test_unknown_symbols_are_reported_with_their_position():
         (lambda: Date(first_year=1900, last_year=2000), "fewer than 100 years.* 1900 and 2000"),
         (lambda: DateWorld(unseen_size=0), "unseen_size must be at least 1, but is 0"),
         (lambda: Copy(max_length=5, longer_max_length=5), "longer_max_length must be at least 1 and increase"),
+        (lambda: ToyTranslation(max_words=10), "max_words must be at least 4 and less than 10"),
         (
             lambda: Copy(num_symbols=2, max_length=2).pairs("test"),
             r"test_size is 10000, but test has only \d+",
@@ -608,6 +609,14 @@ def test_no_two_sentences_are_spelled_alike_without_umlauts(sentences):
         for pair in dataset.pairs:
             plain = toy_translation.spelled_plainly(pair.source)
             assert translations.setdefault(plain, pair.target) == pair.target, pair.source
+
+
+def test_longer_sentences_are_only_in_their_own_test_set():
+    data = ToyTranslation(max_words=6, train_size=2_000, val_size=100, test_size=300, longer_size=200)
+    data.setup("fit")
+    lengths = {split: {len(pair.source.split()) for pair in data.datasets[split].pairs} for split in data.datasets}
+    assert max(lengths["train"] | lengths["val"] | lengths["test"]) == 6
+    assert (min(lengths["longer"]), max(lengths["longer"])) == (7, 10)
 
 
 def test_the_three_original_sentences_are_included(sentences):

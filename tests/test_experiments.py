@@ -888,7 +888,7 @@ def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps,
     assert seen[0] >= 3 * one_pass
     assert settings["accumulate_grad_batches"] > 1 or seen[1] < 3 * one_pass
     assert steps in (None, settings["max_steps"])
-    assert f"is trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
+    assert f"corresponds to trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
 
 
 def test_max_epochs_and_max_steps_are_mutually_exclusive(monkeypatch, capsys):

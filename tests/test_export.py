@@ -45,7 +45,7 @@ def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkey
     network = lightning_tfm.load(checkpoint).network
     if format != "safetensors" and not network.is_traceable:
         assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 2
-        assert f"--format must be safetensors or single for {type(network).__name__}" in capsys.readouterr().err
+        assert f"--format must be safetensors or single for this {type(network).__name__}" in capsys.readouterr().err
         assert not folder.exists()
         return
     assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (

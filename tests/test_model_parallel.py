@@ -243,13 +243,20 @@ def test_the_circuit_has_all_pairs_of_layouts():
     assert all(before != after for before, after in pairs)
 
 
+@pytest.mark.parametrize(
+    ("settings", "layouts"),
+    [
+        (TWO_HEADS, LAYOUTS),
+        ({"model.init_args.network.init_args.cross_attention": "monotonic"}, ["FSDP2"]),  # trained with noise
+    ],
+)
 @pytest.mark.run
-def test_a_trained_model_is_tested_in_every_layout(tmp_path):
-    child = start(*fit("transformer", **TWO_HEADS | {"trainer.max_steps": 20}), cwd=tmp_path)
+def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
+    child = start(*fit("transformer", **settings | {"trainer.max_steps": 20}), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     trained = folder(tmp_path, "transformer")
-    _, *arguments = fit("transformer", **TWO_HEADS)
-    for number, layout in enumerate(LAYOUTS):
+    _, *arguments = fit("transformer", **settings)
+    for number, layout in enumerate(layouts):
         child = LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
         assert child.wait() == 0, child.err.read_text()
         for line, expected in zip(*map(predictions, (trained.parent / f"test_{number}", trained)), strict=True):

@@ -162,8 +162,8 @@ def _fit() -> str:
         table(("option", "meaning"), [(_name(action), _help(action)) for action in checkpoint]),
         "### Trainer",
         "The most used settings of Lightning's `Trainer`; it accepts all others too.\n"
-        "A run is one stream of batches until `trainer.max_steps`. `fit` computes it from `trainer.max_epochs`, which\n"
-        "overrides the `max_steps` of a YAML file; `trainer.limit_train_batches` must not be set.",
+        "A run is one stream of batches until `trainer.max_steps`. If `trainer.max_epochs` is set, `fit` computes\n"
+        "`max_steps` from it, overriding that of a YAML file. `trainer.limit_train_batches` must not be set.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in trainer]),
         "### Model and data",
         "| option | meaning |\n|---|---|\n"

@@ -152,8 +152,8 @@ def _exported(module: TaskModule) -> torch.export.ExportedProgram:
     """
     if not module.network.is_traceable:
         raise UserError(
-            f"--format must be safetensors or single for {type(module.network).__name__}, whose forward loops over the "
-            "tokens: torch would trace a single length"
+            f"--format must be safetensors or single for this {type(module.network).__name__}, whose forward loops "
+            "over the tokens: torch would trace a single length"
         )
     inputs = example_inputs(module, 2, min(5, _longest(module)))
     rows = torch.export.Dim("rows", min=1)

@@ -156,7 +156,8 @@ class Worker:
             UserError: if `fit` would refuse a setting, or if the folder holds another sweep.
         """
         specification = self.specification
-        if "trainer.max_epochs" in {**specification.settings, **specification.search}:
+        given = {*specification.settings, *specification.search}
+        if "trainer.max_epochs" in given or self.experiment.get("trainer", {}).get("max_epochs") not in (None, -1):
             raise UserError(
                 "trainer.max_epochs must not be set in a sweep, whose trials are compared by steps; set max_steps"
             )

@@ -151,13 +151,13 @@ class PairDataModule(TaskDataModule, ABC):
 class GeneratedDataModule(PairDataModule):
     """Base class of data modules that generate pairs from a seed. Subclasses implement `stream`.
 
-    The split of a source depends only on its hash, not on the seed: 10 % of all sources are for validation, 20 % for
-    the test splits, and the rest for training. No source is in two splits, even for different seeds. Training pairs are
-    drawn with replacement; the sources of each other split are distinct.
+    The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10 % of all
+    keys are for validation, 20 % for the test splits, and the rest for training. No key is in two splits, even for
+    different seeds. Training pairs are drawn with replacement; the sources of each other split are distinct.
 
     Args:
         sizes: the number of pairs of each split.
-        split_key: a function of a pair, by default its source; pairs with the same result are in the same split.
+        split_key: function that returns the key of a pair; pairs with the same key are in the same split.
         tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
             PairDataModule.
     """
@@ -270,6 +270,6 @@ class GeneratedDataModule(PairDataModule):
         raise AssertionError("a stream ended")
 
 
-def _bucket(source: str) -> str:
-    """Return the split of a source: "train", "val", or "test" for all test splits."""
-    return ("val", "test", "test", *["train"] * 7)[stable_hash(source) % 10]
+def _bucket(key: str) -> str:
+    """Return the split of a key: "train", "val", or "test" for all test splits."""
+    return ("val", "test", "test", *["train"] * 7)[stable_hash(key) % 10]

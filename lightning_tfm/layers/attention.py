@@ -253,14 +253,13 @@ class CrossAttention(Attention):
         return scaled_dot_product_weights(self._query(x, freqs_cis), memory[0], mask)
 
 
-def _additive_scores(hidden: Tensor, energy: Linear) -> Tensor:
-    """Return the scores (B, S), up to a constant, of the hidden layer (B, S, A) before its activation."""
-    # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
-    return (2 * energy(torch.sigmoid(2 * hidden))).squeeze(-1)
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32 if it has half precision, unchanged otherwise."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class AdditiveAttention(Attention):
-    """Additive attention with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
+class AdditiveScores(Attention):
+    """Base class of attentions with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
 
     Args:
         d_query: width D of the query.
@@ -275,7 +274,17 @@ class AdditiveAttention(Attention):
         self.energy = Linear(d_attention, 1, bias=False)
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        return _additive_scores(hidden, self.energy)
+        """Return the scores (B, S), up to a constant, of the hidden layer (B, S, A) before its activation."""
+        # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
+        return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
+
+
+class AdditiveAttention(AdditiveScores):
+    """Additive attention (Bahdanau et al. 2015).
+
+    Args:
+        d_query, d_memory, d_attention: see AdditiveScores.
+    """
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
@@ -338,6 +347,7 @@ def _advance(logits: Tensor, previous: Tensor, mask: Tensor, training: bool) -> 
         mask: the mask (..., S), True at keys that are not padding.
         training: whether to return expected weights.
     """
+    logits = at_least_float32(logits)  # rounding errors of half precision would accumulate over the steps
     advance = (logits + torch.randn_like(logits)).sigmoid() if training else (logits > 0).to(logits.dtype)
     before = 1 - previous.sum(-1, keepdim=True)  # 1 for the first query, then 0
     is_last = mask & ~F.pad(mask[..., 1:], (0, 1))
@@ -346,7 +356,7 @@ def _advance(logits: Tensor, previous: Tensor, mask: Tensor, training: bool) -> 
 
 
 class MonotonicAttention(Attention):
-    """Hard monotonic attention, which attends to one key and stays there or advances to the next one.
+    """Monotonic attention, which attends to one key and stays there or advances to the next one.
 
     The first query attends to the first key. Each further one advances with a probability that depends on the query
     and the attended key. Training uses the expected weights, with noise before the sigmoid that makes the probabilities
@@ -365,7 +375,7 @@ class MonotonicAttention(Attention):
         self.advance = Linear(d_query + d_attention, 1)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        attended = (previous.unsqueeze(1) @ keys).squeeze(1)  # (B, A)
+        attended = (previous.to(keys.dtype).unsqueeze(1) @ keys).squeeze(1)  # (B, A)
         logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
         return _advance(logits, previous, mask, self.training)
 
@@ -374,7 +384,7 @@ class MonotonicAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         """Attend from one query to the memory; arguments and results as for `AdditiveAttention`."""
         weights = self._weights(query, keys, mask, previous)
-        return (weights.unsqueeze(1) @ memory).squeeze(1), weights
+        return (weights.to(memory.dtype).unsqueeze(1) @ memory).squeeze(1), weights
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
@@ -424,10 +434,13 @@ class MonotonicCrossAttention(Attention):
             mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
             previous: the weights (B, H, S) of the query before the first; None if there is none.
         """
-        weights = self.weights(x, memory, mask, previous)
-        return self.out_proj((weights @ memory[1]).transpose(1, 2).flatten(2)), weights
+        weights = self._weights(x, memory, mask, previous)
+        return self.out_proj((weights.to(memory[1].dtype) @ memory[1]).transpose(1, 2).flatten(2)), weights
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
+        return self._weights(x, memory, mask, previous)
+
+    def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
         steps = []
@@ -438,7 +451,7 @@ class MonotonicCrossAttention(Attention):
         return torch.stack(steps, dim=2)
 
 
-class HardMonotonicAttention(Attention):
+class HardMonotonicAttention(AdditiveScores):
     """Hard monotonic attention, whose alignments are marginalized exactly (Wu & Cotterell 2019).
 
     Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
@@ -446,19 +459,11 @@ class HardMonotonicAttention(Attention):
     not depend on the attended key.
 
     Args:
-        d_query: width D of the query.
-        d_memory: width E of the memory.
-        d_attention: width A of the keys.
+        d_query, d_memory, d_attention: see AdditiveScores.
     """
 
     NEVER = -1e4
     """Log probability of the impossible, whose exponential is 0, but whose sums and gradients are finite."""
-
-    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
-        super().__init__()
-        self.q_proj = Linear(d_query, d_attention, bias=False)
-        self.k_proj = Linear(d_memory, d_attention)
-        self.energy = Linear(d_attention, 1, bias=False)
 
     def start(self, mask: Tensor) -> Tensor:
         """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
@@ -474,8 +479,8 @@ class HardMonotonicAttention(Attention):
             mask: the mask (B, S), True at keys that are not padding.
             previous: the log probability (B, S) that the previous query attended to each key; see `start`.
         """
-        scores = _additive_scores(self.q_proj(query).unsqueeze(1) + keys, self.energy)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~mask, self.NEVER)
+        scores = self._scores(self.q_proj(query).unsqueeze(1) + keys)
+        scores = at_least_float32(scores).masked_fill(~mask, self.NEVER)
         normalizers = scores.flip(1).logcumsumexp(1).flip(1)  # over the keys that may follow each key
         return (scores + (previous - normalizers).logcumsumexp(1)).log_softmax(1)  # normalizes rounding errors only
 

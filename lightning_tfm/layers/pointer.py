@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_tfm.layers.attention import at_least_float32
 from lightning_tfm.layers.cpu import Linear
 
 
@@ -14,6 +15,9 @@ class PointerGenerator(nn.Module):
 
     The probability of a token is p_gen P_vocab + (1 - p_gen) times the attention to its positions in the source, where
     p_gen = sigmoid(w^T features + b).
+
+    Note:
+        See et al. also copy words that are not in the vocabulary. Here, they are copied as the unknown token.
 
     Args:
         d_features: width F of the features.
@@ -32,9 +36,7 @@ class PointerGenerator(nn.Module):
             weights: the attention weights over the source (B, T, S).
             source: the ids of the source (B, S), from the vocabulary of the target.
         """
-        gate, logits, weights = (
-            x.to(torch.promote_types(x.dtype, torch.float32)) for x in (self.generation(features), logits, weights)
-        )
+        gate, logits, weights = map(at_least_float32, (self.generation(features), logits, weights))
         copied = torch.zeros_like(logits).scatter_add(-1, source.unsqueeze(1).expand(weights.shape), weights)
         # A token that is not in the source has a probability of 0, whose logarithm has no gradient.
         log_copied = copied.clamp(min=torch.finfo(copied.dtype).tiny).log()

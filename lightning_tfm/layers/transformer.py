@@ -126,7 +126,8 @@ class TransformerLayer(nn.Module):
                 encoder.
             memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
             freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
-            need_weights: whether to return the weights of the cross-attention even if it does not compute them.
+            need_weights: whether to return the weights of the cross-attention, which dot-product attention otherwise
+                does not compute.
             previous: the weights (B, H, S) of a monotonic cross-attention for the last query of earlier calls.
 
         Returns:

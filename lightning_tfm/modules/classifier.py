@@ -17,7 +17,8 @@ from lightning_tfm.attention_maps import AttentionMap, text_attention
 from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset, pad_sequences
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Mean, at_least_float32
+from lightning_tfm.layers import at_least_float32
+from lightning_tfm.metrics import Mean
 from lightning_tfm.modules.lines import strip_fields
 from lightning_tfm.modules.prediction import Evaluation, Output, Prediction, make_prediction
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing

@@ -29,8 +29,8 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
 class Seq2SeqModule(TaskModule):
     """Module that trains a network to map a source to its target, and evaluates it by decoding.
 
-    Logs `loss`, `perplexity`, `token_accuracy`, `exact_match`, the fraction of outputs equal to the target, `ser`, the
-    symbol error rate, and the `text_metrics`. predictions.jsonl records which outputs are correct.
+    Logs `loss`, `perplexity`, `token_accuracy`, `exact_match` (the fraction of outputs equal to the target), `ser` (the
+    symbol error rate) and the `text_metrics`. predictions.jsonl records which outputs are correct.
 
     Args:
         network: the network.

@@ -77,7 +77,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             }
             self.attention = kinds[attention](d_model, 2 * d_model, d_model)
         d_state = (1 if attention == "hard_monotonic" else 3) * d_model
-        # The gates of the cell, from the previous token, and from context and hidden state.
+        # The gates and the candidate of the cell, from the previous token, and from context and hidden state.
         if cell == "lstm":
             self.decoder_token = Linear(d_model, 4 * d_model)
             self.decoder_state = Linear(d_state, 4 * d_model, bias=False)
@@ -109,7 +109,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         recurrent = torch.tanh(self.start(leftwards[:, 0])).chunk(self.num_states, dim=-1)  # (Bahdanau et al., A.2.2)
         keys = self.attention.k_proj(memory)
         if isinstance(self.attention, HardMonotonicAttention):
-            # The attended position before the first step, and the probability of the token at each position.
+            # The log probabilities of the attended position before the first step, and of the tokens at each position.
             start = self.attention.start(mask)
             previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
         else:
@@ -127,7 +127,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         Returns:
             The next state of the cell.
         """
-        # Unlike in nn.LSTMCell, token_gates is computed once for all steps. All four gates are a single product.
+        # Unlike in nn.LSTMCell, token_gates is computed once for all steps. The four gates of an LSTM are one product.
         hidden = recurrent[0]
         inputs = torch.cat((context, hidden), dim=-1)
         if len(recurrent) == 1:
@@ -164,7 +164,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         state = self.encode(source)
         # The loop contains only the recurrent operations; the others are batched over all steps.
         embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
-        token_gates = self.decoder_token(embedded)  # (B, T, 4D)
+        token_gates = self.decoder_token(embedded)  # (B, T, 4D), of a GRU (B, T, 3D)
         if isinstance(self.attention, HardMonotonicAttention):
             steps = []
             for token, gates in zip(target_in.unbind(1), token_gates.unbind(1), strict=True):

@@ -43,8 +43,7 @@ class Transformer(Seq2SeqNetwork):
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017), by the mean weights of
             the heads of its last cross-attention.
         cross_attention: "dot_product", as in the paper, or "monotonic", whose heads attend to one token each and only
-            move from left to right (Raffel et al. 2017). It does not depend on positions, so it extends to sequences
-            that are longer than in training.
+            move from left to right (Raffel et al. 2017), by a loop over the target.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class Transformer(Seq2SeqNetwork):
         # Of the output and the input of the decoder; the output contains the context.
         self.pointer = PointerGenerator(2 * d_model) if pointer_generator else None
         self.is_monotonic = cross_attention == "monotonic"
+        self.is_traceable = not self.is_monotonic
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
