@@ -146,6 +146,9 @@ def folder(tmp_path):
         write_lines(tmp_path / f"{split}.de", german)
         write_lines(tmp_path / f"{split}.en", english)
         write_lines(tmp_path / f"{split}.tsv", [f"{word}\t{' '.join(word.upper())}" for word in ("cat", *german)])
+    for name, letters in (("inflections", "aeiou"), ("new_inflections", "y")):
+        verbs = [f"{first}{vowel}{last}k" for first in "bdflmt" for vowel in letters for last in "lnr"]
+        write_lines(tmp_path / f"{name}.tsv", [f"{verb}\t{verb}ed\tV;PST" for verb in verbs])
     (tmp_path / "book.txt").write_text(f"{TEXT}ROMEO: to be or not to be.{TEXT}")
     write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
     write_gpt2(tmp_path / "gpt2")
