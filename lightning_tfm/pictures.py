@@ -12,6 +12,7 @@ from unicodedata import east_asian_width
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -76,13 +77,13 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     every = math.ceil(MIN_LABEL_DISTANCE / cell)
     queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
     left = 0.35 + max(map(_text_width, queries))
-    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of a panel
-    above = 0.25 if heads > 1 else 0.1
+    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of the lowest panels
+    above = 0.3 if heads > 1 else 0.1  # of a panel
     width = max(left + columns * (panel_width + GAP) + 0.7, 4.5)
     across = int((width - left) / (0.62 * 9 / 72))
     lines = [part for line in title.splitlines() for part in textwrap.wrap(line, across, max_lines=2, placeholder=" …")]
     bottom, top = 0.25, 0.2 * (len(lines) + 1)
-    height = bottom + rows * (above + panel_height + below) + top
+    height = bottom + below + rows * (above + panel_height) + top
     figure = Figure(figsize=(width, height))
 
     def add_axes(x: float, y: float, across: float, up: float) -> Axes:
@@ -94,20 +95,22 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
     with rc_context(STYLE):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
-            y = height - top - (row + 1) * (above + panel_height) - row * below
+            y = height - top - (row + 1) * (above + panel_height)
             axes = add_axes(left + column * (panel_width + GAP), y, panel_width, panel_height)
             image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
             axes.tick_params(length=0, labelsize=_LABEL_SIZE)
             axes.spines[:].set_visible(True)
-            axes.set_xticks(range(0, S, every), keys[::every], parse_math=False)
+            # The panels of a column share the labels below it, and those of a row the labels on the left.
+            below_it = (range(0, S, every), keys[::every]) if head + columns >= heads else ((), ())
+            axes.set_xticks(*below_it, parse_math=False)
             for tick in axes.get_xticklabels():
                 tick.set_rotation(0 if len(tick.get_text()) == 1 else 90)
-            labeled = (range(0, T, every), queries[::every]) if column == 0 else ((), ())
-            axes.set_yticks(*labeled, parse_math=False)
+            on_the_left = (range(0, T, every), queries[::every]) if column == 0 else ((), ())
+            axes.set_yticks(*on_the_left, parse_math=False)
             if heads > 1:
                 axes.set_title(f"head {head}")
-            for key, query in attention.gold:
-                axes.add_patch(Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=HIGHLIGHT))
+            outlines = [Rectangle((key - 0.5, query - 0.5), 1, 1) for key, query in attention.gold]
+            axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=HIGHLIGHT), autolim=False)
         length = min(panel_height, 1.5)
         bar = add_axes(left + columns * (panel_width + GAP), height - top - above - length, 0.12, length)
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))

@@ -168,14 +168,13 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert len(panels) == heads
         assert bar.get_ylabel() == "weight"
         assert [label.get_text() for label in panels[0].get_yticklabels()] == attention_map.queries
-        for panel in panels:
-            assert [label.get_text() for label in panel.get_xticklabels()] == attention_map.keys
+        assert [label.get_text() for label in panels[-1].get_xticklabels()] == attention_map.keys
         assert figure.get_supxlabel() == "attended symbol"
         assert figure.get_supylabel() == ("target symbol" if attention_map.predicts else "symbol")
         if attention_map.predicts:  # the last row predicts the end
             assert attention_map.queries[-1] == "EOS"
         for panel, weights in zip(panels, attention_map.weights, strict=True):
-            assert len(panel.patches) == len(attention_map.gold)
+            assert len(panel.collections[0].get_paths()) == len(attention_map.gold)
             torch.testing.assert_close(torch.tensor(panel.images[0].get_array().data), weights)
 
 
