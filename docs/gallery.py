@@ -1,7 +1,7 @@
 """Pictures in docs/images, drawn from trained models.
 
-`python docs/gallery.py` draws them in the folder where the commands of gallery.md were run. The screenshot of the
-report requires Chromium; without it, only the other pictures are drawn.
+`python docs/gallery.py` draws them in the folder where the commands of gallery.md were run. Screenshots require
+Chromium; without it, only the other pictures are drawn.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ LSTM, TRANSFORMER, CLASSIFIER = (
     for name in ("date_attention_lstm", "toy_translation_transformer", "polarity_classifier")
 )
 
-TOPS, HEIGHT = (0, 1990), 1190
-"""Top edges of the two regions of the report in the screenshot, and their height, in pixels."""
+SWEEP = Path("runs/date_transformer_steps/sweep.html")
+
+HEIGHT = 1190
+"""Height of the two regions of a page in a screenshot, in pixels."""
 
 
 def date_pair(day: date, text: str) -> Pair:
@@ -69,24 +71,29 @@ def curves(runs: list[Path]) -> None:
     figure.savefig(IMAGES / "learning_curves.png", dpi=110)
 
 
-def screenshot(run: Path) -> None:
-    """Show two regions of a report in Chromium, side by side: results and curves, predictions and attention."""
+def screenshot(page: Path, tops: tuple[int, int], name: str) -> None:
+    """Show two regions of a page in Chromium, side by side.
+
+    Args:
+        page: the page.
+        tops: the top edges of the regions, in pixels.
+        name: the file name of the picture.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("the screenshot of the report requires Chromium, which is not installed; the other pictures are drawn")
+        sys.exit("screenshots require Chromium, which is not installed; the other pictures are drawn")
     with tempfile.TemporaryDirectory() as folder:
-        page, picture = Path(folder) / "report.html", Path(folder) / "report.png"
-        report([str(run), "--output", str(page)])
+        picture = Path(folder) / name
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,3200"]
-        command = [chromium, *options, "--virtual-time-budget=10000", f"--screenshot={picture}", page.as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        options += ["--virtual-time-budget=10000", f"--screenshot={picture}"]
+        subprocess.run([chromium, *options, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
         with Image.open(picture) as whole:
-            regions = [whole.crop((0, top, 1000, top + HEIGHT)) for top in TOPS]
+            regions = [whole.crop((0, top, 1000, top + HEIGHT)) for top in tops]
     shown = Image.new("RGB", (2000, HEIGHT), "white")
     for number, region in enumerate(regions):
         shown.paste(region, (1000 * number, 0))
     shown = shown.resize((1400, HEIGHT * 7 // 10), Image.Resampling.LANCZOS)
-    shown.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / "report.png", optimize=True)
+    shown.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / name, optimize=True)
 
 
 def main() -> None:
@@ -96,7 +103,12 @@ def main() -> None:
     attention(TRANSFORMER, sentence, "decoder.1.cross_attention", "attention_transformer.png")
     shutil.copy(CLASSIFIER / "confusion.png", IMAGES / "confusion.png")
     curves([LSTM, TRANSFORMER])
-    screenshot(LSTM)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        report([str(LSTM), "--output", str(page)])
+        screenshot(page, (0, 1990), "report.png")
+    if SWEEP.is_file():  # the sweep takes an hour
+        screenshot(SWEEP, (0, 1190), "sweep.png")
 
 
 if __name__ == "__main__":
