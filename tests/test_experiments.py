@@ -956,7 +956,7 @@ def test_an_experiment_is_fit_by_its_name_alone(experiment, monkeypatch, tmp_pat
         (["plan", "date_g"], ["date_gpt"]),
         (["plan", "date_gpt", "--dev"], ["--devices"]),
         (["generate", "best.ckpt", "--n-"], ["--n-best"]),
-        (["fit", "date_gpt", "--trainer.max_e"], []),  # refused
+        (["fit", "date_gpt", "--trainer.overf"], []),  # hidden
         (["test", "pyproj"], ["pyproject.toml"]),
     ],
 )
