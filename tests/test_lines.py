@@ -168,6 +168,7 @@ def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
 
     monkeypatch.setattr(module.network, "decode_step", endless)
     predictions = module.predict(sources, DecodingOptions(alignments=True))
+    assert steps, "the network decodes"
     assert len(steps) % module.max_target_length == 0  # of all batches
     for source, prediction in zip(sources, predictions, strict=True):
         assert prediction.outputs[0].alignment

@@ -338,19 +338,23 @@ class LocationAwareAttention(AdditiveAttention):
         return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
 
 
-def _advance(logits: Tensor, previous: Tensor, mask: Tensor, training: bool) -> Tensor:
+def _is_last(mask: Tensor) -> Tensor:
+    """Return the mask (..., S) of the last key of mask (..., S)."""
+    return mask & ~F.pad(mask[..., 1:], (0, 1))
+
+
+def _advance(logits: Tensor, previous: Tensor, is_last: Tensor, training: bool) -> Tensor:
     """Return the weights (..., S) after one step of monotonic attention, see `MonotonicAttention`.
 
     Args:
         logits: the logits (..., 1) of advancing from the attended key.
         previous: the weights (..., S) before the step; 0 before the first.
-        mask: the mask (..., S), True at keys that are not padding.
+        is_last: the mask (..., S) of the last key, see `_is_last`.
         training: whether to return expected weights.
     """
     logits = at_least_float32(logits)  # rounding errors of half precision would accumulate over the steps
     advance = (logits + torch.randn_like(logits)).sigmoid() if training else (logits > 0).to(logits.dtype)
     before = 1 - previous.sum(-1, keepdim=True)  # 1 for the first query, then 0
-    is_last = mask & ~F.pad(mask[..., 1:], (0, 1))
     moving = previous * advance * ~is_last
     return previous - moving + torch.cat((before, moving[..., :-1]), dim=-1)
 
@@ -377,7 +381,7 @@ class MonotonicAttention(Attention):
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         attended = (previous.to(keys.dtype).unsqueeze(1) @ keys).squeeze(1)  # (B, A)
         logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
-        return _advance(logits, previous, mask, self.training)
+        return _advance(logits, previous, _is_last(mask), self.training)
 
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
@@ -443,10 +447,11 @@ class MonotonicCrossAttention(Attention):
     def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
+        is_last = _is_last(mask.squeeze(2))
         steps = []
         for query in self.q_proj(x).unbind(1):  # (B, H)
             logits = query.unsqueeze(-1) + (attended * key).sum(-1, keepdim=True)  # (B, H, 1)
-            attended = _advance(logits, attended, mask.squeeze(2), self.training)
+            attended = _advance(logits, attended, is_last, self.training)
             steps.append(attended)
         return torch.stack(steps, dim=2)
 
