@@ -102,7 +102,7 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "1", "2", *sizes) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith("GPT of 100,864 parameters")
+    assert lines[0].startswith("GPT of 200,064 parameters")
     names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-6:]]
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 
@@ -115,7 +115,7 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
         (["copy_gpt", "--devices", "two"], "argument --devices: invalid int value: 'two'"),
         (
             ["copy_gpt", "--devices", "65"],
-            "at least the number of processes or shards (65), but is 64",
+            "at least the number of processes or shards (65), but is 16",
         ),
         (["tsv_transformer"], "train.tsv"),
         (["copy_gpt", "--model.network.d_modell", "3"], "d_modell"),
