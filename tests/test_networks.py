@@ -451,22 +451,23 @@ def test_location_aware_attention_equals_its_formula():
 
 def test_monotonic_attention_is_hard_in_evaluation():
     """In training, the weights are the distribution of an alignment that stays or advances; then, its mode."""
-    layer, memory = MonotonicAttention(4, 6, 5), torch.randn(3, 5, 6)
+    layer, memory = MonotonicAttention(4, 6), torch.randn(3, 5, 6)
     mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
     keys, soft, hard = layer.k_proj(memory), torch.zeros(3, 5), torch.zeros(3, 5)
     place = torch.tensor([-1, -1, -1])
     for step in range(6):
-        query = 3 * torch.randn(3, 4)
+        query = 3 * torch.randn(3, 1, 4)
         context, weights = layer.train()(query, keys, memory, mask, soft)
-        torch.testing.assert_close(weights.sum(1), torch.ones(3))
-        assert weights[:, step + 1 :].eq(0).all()
-        assert weights[~mask].eq(0).all()
-        torch.testing.assert_close(context, (weights[..., None] * memory).sum(1))
-        soft = weights
+        soft = weights[:, 0]
+        torch.testing.assert_close(soft.sum(1), torch.ones(3))
+        assert soft[:, step + 1 :].eq(0).all()
+        assert soft[~mask].eq(0).all()
+        torch.testing.assert_close(context[:, 0], (soft[..., None] * memory).sum(1))
         attended = keys[torch.arange(3), place.clamp(min=0)]
-        goes = layer.advance(torch.cat((query, attended), dim=1)).squeeze(1) > 0
+        goes = (layer.q_proj(query[:, 0]) + attended).squeeze(1) > 0
         place = torch.where((place < 0) | goes, place + 1, place).clamp(max=mask.sum(1) - 1)
-        _, hard = layer.eval()(query, keys, memory, mask, hard)
+        _, weights = layer.eval()(query, keys, memory, mask, hard)
+        hard = weights[:, 0]
         assert hard.equal(torch.eye(5)[place])
 
 

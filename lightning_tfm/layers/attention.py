@@ -338,67 +338,80 @@ class LocationAwareAttention(AdditiveAttention):
         return self._scores(hidden).masked_fill(~mask, -math.inf).softmax(-1)
 
 
-def _is_last(mask: Tensor) -> Tensor:
-    """Return the mask (..., S) of the last key of mask (..., S)."""
-    return mask & ~F.pad(mask[..., 1:], (0, 1))
+def monotonic_weights(query: Tensor, key: Tensor, mask: Tensor, previous: Tensor, training: bool) -> Tensor:
+    """Return the weights (..., T, S) of monotonic attention (Raffel et al. 2017).
 
-
-def _advance(logits: Tensor, previous: Tensor, is_last: Tensor, training: bool) -> Tensor:
-    """Return the weights (..., S) after one step of monotonic attention, see `MonotonicAttention`.
+    A query attends to one key. The first query attends to the first key, and each further one stays there or advances
+    to the next key. The logit of advancing is the sum of the logits of the query and of the attended key.
 
     Args:
-        logits: the logits (..., 1) of advancing from the attended key.
-        previous: the weights (..., S) before the step; 0 before the first.
-        is_last: the mask (..., S) of the last key, see `_is_last`.
-        training: whether to return expected weights.
+        query: the logits (..., T) of the queries.
+        key: the logits (..., S) of the keys.
+        mask: the mask, broadcastable to (..., S), True at keys that are not padding.
+        previous: the weights (..., S) of the query before the first; 0 if there is none.
+        training: whether to return the expected weights, with noise in the logits that makes the probabilities of
+            advancing nearly 0 or 1, instead of those of the more probable choices.
     """
-    logits = at_least_float32(logits)  # rounding errors of half precision would accumulate over the steps
-    advance = (logits + torch.randn_like(logits)).sigmoid() if training else (logits > 0).to(logits.dtype)
-    before = 1 - previous.sum(-1, keepdim=True)  # 1 for the first query, then 0
-    moving = previous * advance * ~is_last
-    return previous - moving + torch.cat((before, moving[..., :-1]), dim=-1)
+    # Rounding errors of half precision would accumulate over the steps.
+    query, key, attended = at_least_float32(query), at_least_float32(key), at_least_float32(previous)
+    if training:
+        query = query + torch.randn_like(query)
+    can_advance = (mask & F.pad(mask[..., 1:], (0, 1))).to(key.dtype)  # except from the last key
+    before = 1 - attended.sum(-1, keepdim=True)  # 1 before the first query
+    steps = []
+    for logits in query.unsqueeze(-1).unbind(-2):  # (..., 1)
+        logits = logits + (attended * key).sum(-1, keepdim=True)
+        advance = logits.sigmoid() if training else (logits > 0).to(key.dtype)
+        moving = attended * advance * can_advance
+        attended = attended - moving + torch.cat((before, moving[..., :-1]), dim=-1)
+        before = torch.zeros_like(before)
+        steps.append(attended)
+    return torch.stack(steps, dim=-2)
 
 
 class MonotonicAttention(Attention):
-    """Monotonic attention, which attends to one key and stays there or advances to the next one.
+    """Monotonic attention, see `monotonic_weights`.
 
-    The first query attends to the first key. Each further one advances with a probability that depends on the query
-    and the attended key. Training uses the expected weights, with noise before the sigmoid that makes the probabilities
-    nearly 0 or 1, and evaluation the more probable choice (Raffel et al. 2017). `HardMonotonicAttention` may also skip
-    keys.
+    Its queries must not depend on its results, so that it attends from all of them in one call.
+    `HardMonotonicAttention` may also skip keys.
 
     Args:
-        d_query: width D of the query.
+        d_query: width D of the queries.
         d_memory: width E of the memory.
-        d_attention: width A of the keys.
     """
 
-    def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
+    def __init__(self, d_query: int, d_memory: int) -> None:
         super().__init__()
-        self.k_proj = Linear(d_memory, d_attention)
-        self.advance = Linear(d_query + d_attention, 1)
+        self.q_proj = Linear(d_query, 1)
+        self.k_proj = Linear(d_memory, 1, bias=False)
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        attended = (previous.to(keys.dtype).unsqueeze(1) @ keys).squeeze(1)  # (B, A)
-        logits = self.advance(torch.cat((query, attended), dim=-1))  # (B, 1)
-        return _advance(logits, previous, _is_last(mask), self.training)
+        return monotonic_weights(self.q_proj(query).squeeze(-1), keys.squeeze(-1), mask, previous, self.training)
 
     def forward(
         self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attend from one query to the memory; arguments and results as for `AdditiveAttention`."""
+        """Attend from the queries to the memory.
+
+        Args:
+            query: the queries (B, T, D).
+            keys: the keys `self.k_proj(memory)` (B, S, 1), computed once for all decoding steps.
+            memory: the memory (B, S, E).
+            mask: the mask (B, S), True at memory positions that are not padding.
+            previous: the weights (B, S) of the query before the first; 0 if there is none.
+
+        Returns:
+            The contexts (B, T, E), and the weights (B, T, S).
+        """
         weights = self._weights(query, keys, mask, previous)
-        return (weights.to(memory.dtype).unsqueeze(1) @ memory).squeeze(1), weights
+        return weights.to(memory.dtype) @ memory, weights
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        return self._weights(query, keys, mask, previous)[:, None, None]  # one head, one query
+        return self._weights(query, keys, mask, previous).unsqueeze(1)  # one head
 
 
 class MonotonicCrossAttention(Attention):
-    """Multi-head cross-attention, each head of which attends to one key and stays there or advances to the next one.
-
-    As in `MonotonicAttention`, the probability of advancing depends on the query and the attended key: here, its logit
-    is the sum of a projection of each.
+    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`.
 
     Args:
         d_model: width D.
@@ -447,13 +460,8 @@ class MonotonicCrossAttention(Attention):
     def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
-        is_last = _is_last(mask.squeeze(2))
-        steps = []
-        for query in self.q_proj(x).unbind(1):  # (B, H)
-            logits = query.unsqueeze(-1) + (attended * key).sum(-1, keepdim=True)  # (B, H, 1)
-            attended = _advance(logits, attended, is_last, self.training)
-            steps.append(attended)
-        return torch.stack(steps, dim=2)
+        query = self.q_proj(x).transpose(1, 2)  # (B, H, T)
+        return monotonic_weights(query, key, mask.squeeze(2), attended, self.training)
 
 
 class HardMonotonicAttention(AdditiveScores):

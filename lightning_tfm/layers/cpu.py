@@ -56,11 +56,13 @@ class LSTM(nn.LSTM):
 
     HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]  # the first state is 0
+    def forward(  # type: ignore[override]  # no packed sequences
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if self.HAS_BFLOAT16 or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
+            return super().forward(x, state)
         with torch.autocast("cpu", enabled=False):
-            return super().forward(x.float())
+            return super().forward(x.float(), None if state is None else (state[0].float(), state[1].float()))
 
 
 class Dropout(nn.Module):

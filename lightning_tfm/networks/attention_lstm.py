@@ -37,7 +37,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         dropout: dropout on embeddings and before the output layer.
         attention: "additive", "location_aware" (Chorowski et al. 2015), which reads the previous attention weights, or
             "monotonic" (Raffel et al. 2017), which attends to one token and only moves from left to right. Its moves
-            depend on the previous token, and not on the hidden state, which drifts in long sequences.
+            depend on the previous token, and not on the hidden state, which drifts in long sequences. So the decoder is
+            a recurrent layer without a Python loop.
             "hard_monotonic" (Wu & Cotterell 2019) may also skip tokens. Its probabilities are the sums over all
             alignments, for which it computes V logits for each pair of a source and a target token; its decoder reads
             no context.
@@ -60,15 +61,15 @@ class AttentionLSTM(Seq2SeqNetwork):
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)
-        encoder = {"lstm": LSTM, "gru": nn.GRU}[cell]
-        self.encoder_forward = encoder(d_model, d_model, batch_first=True)
-        self.encoder_backward = encoder(d_model, d_model, batch_first=True)
+        layer = {"lstm": LSTM, "gru": nn.GRU}[cell]
+        self.encoder_forward = layer(d_model, d_model, batch_first=True)
+        self.encoder_backward = layer(d_model, d_model, batch_first=True)
         self.num_states = 2 if cell == "lstm" else 1
         self.start = Linear(d_model, self.num_states * d_model)  # initial states of the decoder
-        self.is_monotonic = attention == "monotonic"
         self.attention: AdditiveAttention | MonotonicAttention | HardMonotonicAttention
-        if self.is_monotonic:
-            self.attention = MonotonicAttention(4 * d_model if cell == "lstm" else 3 * d_model, 2 * d_model, d_model)
+        if attention == "monotonic":
+            self.attention = MonotonicAttention(d_model, 2 * d_model)
+            self.decoder = layer(3 * d_model, d_model, batch_first=True)  # from the previous token and the context
         else:
             kinds: dict[str, type[AdditiveAttention | HardMonotonicAttention]] = {
                 "additive": AdditiveAttention,
@@ -76,15 +77,15 @@ class AttentionLSTM(Seq2SeqNetwork):
                 "hard_monotonic": HardMonotonicAttention,
             }
             self.attention = kinds[attention](d_model, 2 * d_model, d_model)
-        d_state = (1 if attention == "hard_monotonic" else 3) * d_model
-        # The gates and the candidate of the cell, from the previous token, and from context and hidden state.
-        if cell == "lstm":
-            self.decoder_token = Linear(d_model, 4 * d_model)
-            self.decoder_state = Linear(d_state, 4 * d_model, bias=False)
-        else:
-            self.decoder_token = Linear(d_model, 3 * d_model)
-            self.decoder_state = Linear(d_state, 2 * d_model, bias=False)
-            self.decoder_candidate = Linear(d_state, d_model, bias=False)
+            d_state = (1 if attention == "hard_monotonic" else 3) * d_model
+            # The gates and the candidate of the cell, from the previous token, and from context and hidden state.
+            if cell == "lstm":
+                self.decoder_token = Linear(d_model, 4 * d_model)
+                self.decoder_state = Linear(d_state, 4 * d_model, bias=False)
+            else:
+                self.decoder_token = Linear(d_model, 3 * d_model)
+                self.decoder_state = Linear(d_state, 2 * d_model, bias=False)
+                self.decoder_candidate = Linear(d_state, d_model, bias=False)
         self.readout = Linear(3 * d_model, d_model)
         self.head = Linear(d_model, vocab_size)
         if pointer_generator and attention == "hard_monotonic":
@@ -145,60 +146,60 @@ class AttentionLSTM(Seq2SeqNetwork):
         features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
         return self.head(self.dropout(features))
 
-    def _marginal_step(self, token: Tensor, token_gates: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the log probabilities (B, V) after a token (B), summed over all alignments, and the next state.
+    def _decode(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
+        if isinstance(self.attention, HardMonotonicAttention):
+            return self._decode_marginal(target_in, state)
+        # A loop contains only the recurrent operations; the others are batched over all steps.
+        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
+        recurrent, weights, keys, memory, source = state
+        mask = source != PAD
+        if isinstance(self.attention, MonotonicAttention):
+            contexts, maps = self.attention(embedded, keys, memory, mask, weights)
+            inputs = torch.cat((embedded, contexts), dim=-1)
+            if self.num_states == 2:
+                hiddens, (hidden, cell) = self.decoder(inputs, (recurrent[0][None], recurrent[1][None]))
+                recurrent = hidden[0], cell[0]
+            else:
+                hiddens, hidden = self.decoder(inputs, recurrent[0][None])
+                recurrent = (hidden[0],)
+            weights = maps[:, -1]
+        else:
+            steps = []
+            for gates in self.decoder_token(embedded).unbind(1):  # (B, 4D), of a GRU (B, 3D)
+                context, weights = self.attention(recurrent[0], keys, memory, mask, weights)
+                recurrent = self._cell(gates, context, recurrent)
+                steps.append((recurrent[0], context, weights))
+            hiddens, contexts, maps = (torch.stack(parts, dim=1) for parts in zip(*steps, strict=True))
+        logits = self._logits(hiddens, contexts)
+        if self.pointer is not None:
+            logits = self.pointer(logits, torch.cat((contexts, hiddens, embedded), dim=-1), maps, source)
+        return logits, (recurrent, weights, keys, memory, source)
 
-        The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far.
+    def _decode_marginal(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the log probabilities (B, T, V) after each token of target_in (B, T), summed over all alignments.
+
+        The forward algorithm (Wu & Cotterell 2019, equation 8), divided by the probability of the tokens so far. The
+        second result is the state after the last token.
         """
         assert isinstance(self.attention, HardMonotonicAttention)
         recurrent, (prior, emissions), keys, memory, source = state
-        posterior = prior + emissions.gather(2, token[:, None, None].expand(-1, source.size(1), 1)).squeeze(2)  # (B, S)
-        recurrent = self._cell(token_gates, memory[:, 0, :0], recurrent)
-        prior = self.attention(recurrent[0], keys, source != PAD, posterior.log_softmax(-1))
-        logits = self._logits(recurrent[0].unsqueeze(1).expand(-1, source.size(1), -1), memory)
-        emissions = logits.to(prior.dtype).log_softmax(-1)  # (B, S, V)
-        mixed = (prior.unsqueeze(-1) + emissions).logsumexp(1)
-        return mixed, (recurrent, (prior, emissions), keys, memory, source)
+        mask = source != PAD
+        no_context = memory[:, 0, :0]
+        token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))
+        steps = []
+        for token, gates in zip(target_in.unbind(1), token_gates.unbind(1), strict=True):
+            posterior = prior + emissions.gather(2, token[:, None, None].expand(-1, source.size(1), 1)).squeeze(2)
+            recurrent = self._cell(gates, no_context, recurrent)
+            prior = self.attention(recurrent[0], keys, mask, posterior.log_softmax(-1))  # (B, S)
+            logits = self._logits(recurrent[0].unsqueeze(1).expand(-1, source.size(1), -1), memory)
+            emissions = logits.to(prior.dtype).log_softmax(-1)  # (B, S, V)
+            steps.append((prior.unsqueeze(-1) + emissions).logsumexp(1))
+        return torch.stack(steps, dim=1), (recurrent, (prior, emissions), keys, memory, source)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        state = self.encode(source)
-        # The loop contains only the recurrent operations; the others are batched over all steps.
-        embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
-        token_gates = self.decoder_token(embedded)  # (B, T, 4D), of a GRU (B, T, 3D)
-        if isinstance(self.attention, HardMonotonicAttention):
-            steps = []
-            for token, gates in zip(target_in.unbind(1), token_gates.unbind(1), strict=True):
-                logits, state = self._marginal_step(token, gates, state)
-                steps.append(logits)
-            return torch.stack(steps, dim=1)
-        recurrent, weights, keys, memory, _ = state
-        mask = source != PAD
-        hiddens, contexts, maps = [], [], []
-        for gates in token_gates.unbind(1):
-            query = gates if self.is_monotonic else recurrent[0]
-            context, weights = self.attention(query, keys, memory, mask, weights)
-            recurrent = self._cell(gates, context, recurrent)
-            hiddens.append(recurrent[0])
-            contexts.append(context)
-            maps.append(weights)
-        hidden, context = torch.stack(hiddens, dim=1), torch.stack(contexts, dim=1)
-        logits = self._logits(hidden, context)  # (B, T, V)
-        if self.pointer is None:
-            return logits
-        return self.pointer(logits, torch.cat((context, hidden, embedded), dim=-1), torch.stack(maps, dim=1), source)
+        return self._decode(target_in, self.encode(source))[0]
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        embedded = self.dropout(self.target_embedding(token))
-        token_gates = self.decoder_token(embedded)
-        if isinstance(self.attention, HardMonotonicAttention):
-            return self._marginal_step(token, token_gates, state)
-        recurrent, weights, keys, memory, source = state
-        query = token_gates if self.is_monotonic else recurrent[0]
-        context, weights = self.attention(query, keys, memory, source != PAD, weights)
-        recurrent = self._cell(token_gates, context, recurrent)
-        logits = self._logits(recurrent[0], context)
-        if self.pointer is not None:
-            features = torch.cat((context, recurrent[0], embedded), dim=-1)
-            one_step = (part.unsqueeze(1) for part in (logits, features, weights))
-            logits = self.pointer(*one_step, source).squeeze(1)
-        return logits, (recurrent, weights, keys, memory, source)
+        logits, state = self._decode(token.unsqueeze(1), state)
+        return logits.squeeze(1), state
