@@ -36,6 +36,7 @@ from lightning_tfm.layers import (
     apply_rotary,
     attention_maps,
     causal_mask,
+    monotonic_weights,
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
@@ -469,6 +470,22 @@ def test_monotonic_attention_is_hard_in_evaluation():
         _, weights = layer.eval()(query, keys, memory, mask, hard)
         hard = weights[:, 0]
         assert hard.equal(torch.eye(5)[place])
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_gradients_of_monotonic_attention(starts):
+    """The gradients are those of finite differences, also if keys are padding and the queries continue earlier ones."""
+    query, key = (torch.randn(3, 2, size, dtype=torch.float64, requires_grad=True) for size in (4, 5))
+    mask = (torch.arange(5) < torch.tensor([5, 3, 1])[:, None]).unsqueeze(1)
+    previous = torch.zeros(3, 2, 5, dtype=torch.float64)
+    if not starts:
+        previous[..., 0] = 1
+
+    def weights(query, key):
+        torch.manual_seed(0)  # of the noise
+        return monotonic_weights(query, key, mask, previous, training=True)
+
+    assert torch.autograd.gradcheck(weights, (query, key))
 
 
 def test_hard_monotonic_attention_sums_over_all_alignments():

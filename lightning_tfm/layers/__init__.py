@@ -14,6 +14,7 @@ from lightning_tfm.layers.attention import (
     attention_maps,
     causal_mask,
     check_num_heads,
+    monotonic_weights,
     scaled_dot_product_weights,
     split_heads,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "attention_maps",
     "causal_mask",
     "check_num_heads",
+    "monotonic_weights",
     "position_scheme",
     "scaled_dot_product_weights",
     "split_heads",

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
@@ -353,20 +354,56 @@ def monotonic_weights(query: Tensor, key: Tensor, mask: Tensor, previous: Tensor
             advancing nearly 0 or 1, instead of those of the more probable choices.
     """
     # Rounding errors of half precision would accumulate over the steps.
-    query, key, attended = at_least_float32(query), at_least_float32(key), at_least_float32(previous)
-    if training:
-        query = query + torch.randn_like(query)
+    query, key, previous = (at_least_float32(x) for x in (query, key, previous))
     can_advance = (mask & F.pad(mask[..., 1:], (0, 1))).to(key.dtype)  # except from the last key
-    before = 1 - attended.sum(-1, keepdim=True)  # 1 before the first query
-    steps = []
+    if training:
+        return cast(Tensor, _ExpectedWeights.apply(query + torch.randn_like(query), key, can_advance, previous))
+    return _recurrence(query, key, can_advance, previous, lambda logits: (logits > 0).to(key.dtype))[0]
+
+
+def _recurrence(
+    query: Tensor, key: Tensor, can_advance: Tensor, previous: Tensor, probability: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the weights (..., T, S) of all queries, and the probabilities (..., T, 1) of advancing before them."""
+    start = F.pad(1 - previous.sum(-1, keepdim=True), (0, key.size(-1) - 1))  # the first key, for the first query
+    weights: list[Tensor] = []
+    advances: list[Tensor] = []
     for logits in query.unsqueeze(-1).unbind(-2):  # (..., 1)
-        logits = logits + (attended * key).sum(-1, keepdim=True)
-        advance = logits.sigmoid() if training else (logits > 0).to(key.dtype)
-        moving = attended * advance * can_advance
-        attended = attended - moving + torch.cat((before, moving[..., :-1]), dim=-1)
-        before = torch.zeros_like(before)
-        steps.append(attended)
-    return torch.stack(steps, dim=-2)
+        advance = probability(logits + (previous * key).sum(-1, keepdim=True))
+        movable = previous * can_advance
+        previous = torch.addcmul(previous, advance, movable.roll(1, -1) - movable)
+        if not weights:
+            previous = previous + start
+        weights.append(previous)
+        advances.append(advance)
+    return torch.stack(weights, dim=-2), torch.stack(advances, dim=-2)
+
+
+class _ExpectedWeights(torch.autograd.Function):
+    """The recurrence of expected weights, whose gradient takes a fraction of the time of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, can_advance: Tensor, previous: Tensor) -> Tensor:
+        weights, advances = _recurrence(query, key, can_advance, previous, torch.sigmoid)
+        ctx.save_for_backward(key, can_advance, previous, weights, advances)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        key, can_advance, previous, weights, advances = ctx.saved_tensors
+        before = torch.cat((previous.unsqueeze(-2), weights[..., :-1, :]), dim=-2)
+        slopes = advances * (1 - advances)
+        total = torch.zeros_like(previous)
+        steps = []
+        for step in reversed(range(weights.size(-2))):
+            total = gradient[..., step, :] + total
+            moved = can_advance * (total.roll(-1, -1) - total)
+            d_logit = slopes[..., step, :] * (before[..., step, :] * moved).sum(-1, keepdim=True)
+            total = total.addcmul(advances[..., step, :], moved).addcmul(d_logit, key)
+            steps.append(d_logit)
+        d_logits = torch.stack(steps[::-1], dim=-2)  # (..., T, 1)
+        return d_logits.squeeze(-1), (d_logits * before).sum(-2), None, None
 
 
 class MonotonicAttention(Attention):
