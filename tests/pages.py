@@ -26,6 +26,8 @@ def assert_fits_every_screen(path, browser):
         widths = browser.execute_script("return [...document.querySelectorAll('.chart svg')].map(c => c.clientWidth)")
         assert widths
         assert all(0.7 * width / 2 < chart <= width for chart in widths), "charts use the width"
+        if width not in (360, 1280):  # axe takes seconds, so it checks one narrow and one wide layout
+            continue
         found = Axe().run(browser)
         described = [(entry["id"], entry["nodes"][0]["html"][:200]) for entry in found["violations"]]
         assert described == [], (width, scheme, described)

@@ -495,19 +495,19 @@ def normal(text):
 
 @pytest.mark.run
 def test_no_text_of_any_date_is_a_source_of_another(world):
-    """Every date is written in every pattern; leading zeros, blanks, case and the digit system do not matter."""
+    """Every fifth date is written in every pattern; leading zeros, blanks, case and the digit system do not matter."""
     targets = {}
     for dataset in world.datasets.values():
         for pair in dataset.pairs:
             assert targets.setdefault(normal(pair.source), pair.target) == pair.target, pair
     found = 0
     for pattern in date_world.grammar().groups:
-        for day in date_world.days_between(date_world.FIRST, date_world.LAST):
+        for day in itertools.islice(date_world.days_between(date_world.FIRST, date_world.LAST), 0, None, 5):
             text = normal(pattern.format(day)[0])
             if text in targets:
                 found += 1
                 assert targets[text] == day.isoformat(), text
-    assert found > 5000
+    assert found > 1000
 
 
 def edits(text, alphabet):
