@@ -1,4 +1,4 @@
-"""`lightning-tfm export`: export a trained network to other formats, and check its logits."""
+"""`lightning-tfm export`: export a trained network to other formats, and check its outputs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.ctranslate import convert, log_probs
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
@@ -26,7 +28,13 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 TOLERANCE = 1e-4
 """Maximum difference of logits, since other programs may sum in a different order."""
 
-FILES = {"single": "model.ckpt", "safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+FILES = {
+    "single": "model.ckpt",
+    "safetensors": "model.safetensors",
+    "torch_export": "model.pt2",
+    "onnx": "model.onnx",
+    "ctranslate2": "ctranslate2",
+}
 
 Inputs = dict[str, Tensor]
 """Arguments of a network's `forward` by name."""
@@ -58,8 +66,8 @@ def export(arguments: list[str]) -> int:
                 difference = WRITERS[options.format](module, path)
             if not difference <= TOLERANCE:
                 raise UserError(
-                    f"the exported network must give the logits of the checkpoint within {TOLERANCE:g}, but differs by "
-                    f"{difference:g}; nothing was written; try another --format"
+                    f"the exported network must give the outputs of the checkpoint within {TOLERANCE:g}, but differs "
+                    f"by {difference:g}; nothing was written; try another --format"
                 )
             settings = {k: v for k, v in module.hparams_initial.items() if k not in ("optimizer", "lr_schedule")}
             settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
@@ -68,7 +76,7 @@ def export(arguments: list[str]) -> int:
             shutil.move(path.parent, output)
     except OSError as error:
         raise UserError(f"{str(output)!r} cannot be written: {error.strerror}; choose another --output") from None
-    print(f"{output / FILES[options.format]}: the checkpoint's logits, within {difference:.1g}")
+    print(f"{output / FILES[options.format]}: the checkpoint's outputs, within {difference:.1g}")
     return 0
 
 
@@ -76,7 +84,7 @@ def make_parser() -> CommandParser:
     """Return the parser of the command."""
     parser = CommandParser(
         "lightning-tfm export",
-        description="Write a trained network for other programs, and compare its logits with those of the checkpoint.",
+        description="Write a trained network for other programs, and compare its outputs with those of the checkpoint.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file that fit has written")
     parser.add_argument(
@@ -103,6 +111,12 @@ def example_inputs(module: TaskModule, rows: int, length: int) -> Inputs:
     return module.example_inputs(rows, length, torch.Generator().manual_seed(rows))
 
 
+def sample_inputs(module: TaskModule) -> list[Inputs]:
+    """Return random inputs of several sizes, on which an exported network is compared with the module's."""
+    longest = _longest(module)
+    return [example_inputs(module, *size) for size in ((2, min(5, longest)), (1, 1), (3, longest))]
+
+
 def _longest(module: TaskModule) -> int:
     """Return the length of the longest example inputs: 12 tokens, or half of the network's maximum if it is less."""
     limits = [length for length in module.max_input_lengths().values() if length is not None]
@@ -118,9 +132,7 @@ def difference(module: TaskModule, other: Callable[[Inputs], Tensor]) -> float:
         other: a function from inputs to logits to compare with the network.
     """
     differences = []
-    longest = _longest(module)
-    for rows, length in ((2, min(5, longest)), (1, 1), (3, longest)):
-        inputs = example_inputs(module, rows, length)
+    for inputs in sample_inputs(module):
         ours, theirs = module.network(**inputs), other(inputs)
         if ours.shape != theirs.shape:
             return math.inf
@@ -199,8 +211,30 @@ def _onnx(module: TaskModule, path: Path) -> float:
     return difference(module, logits)
 
 
+@torch.no_grad()
+def _ctranslate2(module: TaskModule, path: Path) -> float:
+    """Write a folder for CTranslate2, and return the maximum difference of the log probabilities of random targets."""
+    try:
+        import ctranslate2  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "--format ctranslate2 needs the package 'ctranslate2'; pip install 'lightning_tfm[ctranslate2]'"
+        ) from None
+    convert(module.network, path)
+    differences = []
+    for inputs in sample_inputs(module):
+        source, target = inputs["source"], inputs["target_in"]
+        logits = module.network(source, F.pad(target[:, :-1], (1, 0), value=BOS))
+        logits[..., [PAD, BOS]] = -math.inf  # never decoded
+        expected = logits.log_softmax(-1).gather(2, target.unsqueeze(-1)).squeeze(-1)  # (B, T)
+        for ours, theirs in zip(expected, log_probs(path, module.network, source, target), strict=True):
+            differences.append((ours[: len(theirs)] - theirs).abs().max())
+    return torch.stack(differences).max().item()
+
+
 WRITERS: dict[str, Callable[[TaskModule, Path], float]] = {
     "safetensors": _safetensors,
     "torch_export": _torch_export,
     "onnx": _onnx,
+    "ctranslate2": _ctranslate2,
 }
