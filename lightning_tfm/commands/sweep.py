@@ -375,8 +375,10 @@ class Worker:
         names = specification.short_names
         console = Console(highlight=False)
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("rank", "trial", specification.objective.description):
-            shown.add_column(name, justify="right" if name != specification.objective.description else "left")
+        console.print(f"\nTrials by {specification.objective.description}:")
+        shown.add_column("rank", justify="right")
+        shown.add_column("trial", justify="right")
+        shown.add_column("result")
         for name in specification.search:
             shown.add_column(names[name], justify="right", overflow="fold")
         for rank, outcome in enumerate(outcomes[:SHOWN], start=1):
