@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date
-from lightning_tfm.data import LengthGroupedSampler
+from lightning_tfm.ctranslate import convert
+from lightning_tfm.data import LengthGroupedSampler, PairDataset, pad_sequences
 from lightning_tfm.decoding import continue_text, decode
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.networks import GPT, AttentionLSTM
+from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 SAMPLED = 256
@@ -27,12 +31,12 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     """Build greedy decoding with a GPT of 6 layers and width 384, from a prompt until the context is full.
 
     Args:
-        side: "ours", with the KV cache, or "recomputed".
+        side: "ours", with the KV cache, "recomputed" or "ctranslate2".
         max_length: the length of the context.
-        whole: whether the peer computes all tokens instead of every 16th.
+        whole: whether "recomputed" computes all tokens instead of every 16th.
 
     Note:
-        The peer recomputes each token from the full prefix, taken from our output. Skipped tokens take as long as
+        "recomputed" computes each token from the full prefix, taken from our output. Skipped tokens take as long as
         their neighbors. The predictions are compared for all tokens.
     """
     keep_freed_memory()  # on both sides
@@ -51,6 +55,8 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     sampled = ours()
     if side == "ours":
         return Built({"tokens": sampled}, lambda: timed(lambda: ours().size(1)))
+    if side == "ctranslate2":
+        return _engine_sampler(network, text)
     theirs = peers.NanoGPT(65, 384, 6, 6, max_length, bias=False).eval()
     theirs.take_weights_of(network)
     sequence = torch.cat((text, sampled), dim=1)
@@ -69,6 +75,25 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     with torch.no_grad():  # all predictions in one forward pass
         predicted = chosen(theirs(sequence[:, :-1])[:, -SAMPLED:])
     return Built({"tokens": predicted}, lambda: timed(recomputed))
+
+
+def _engine_sampler(network: GPT, text: Tensor) -> Built:
+    """Build the same decoding with CTranslate2."""
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        convert(network, Path(folder) / "model")
+        engine = ctranslate2.Generator(f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads())
+    prompt = [str(token) for token in text[0].tolist()]
+
+    def decoded() -> list[int]:
+        """Return the tokens; the minimum length keeps EOS from being generated, as in ours."""
+        (result,) = engine.generate_batch(
+            [prompt], beam_size=1, min_length=SAMPLED, max_length=SAMPLED, include_prompt_in_result=False
+        )
+        return result.sequences_ids[0]
+
+    return Built({"tokens": torch.tensor([decoded()])}, lambda: timed(lambda: len(decoded())))
 
 
 def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -97,23 +122,39 @@ def key_value_cache(full: bool) -> Iterator[Row]:
         )
 
 
-def build_date_outputs(side: str, dates: int) -> Built:
-    """Build greedy decoding of dates with a model trained for half a minute.
+def date_network(kind: str) -> tuple[Seq2SeqNetwork, PairDataset, int]:
+    """Train a network on dates for about a minute.
 
     Args:
-        side: "ours", in batches of 500, or "one by one".
-        dates: the number of dates to decode one by one.
+        kind: "lstm", or "transformer" of the size of `date_transformer`.
+
+    Returns:
+        The network, 10,000 dates, and the maximum length of their targets.
     """
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
     data = Date(train_size=50_000, val_size=1, test_size=10_000, seed=0)
     data.setup("fit")
-    network = AttentionLSTM(data.vocab_size, d_model=64)
-    step, train, test = our_step(network, clip=1.0, learning_rate=5e-3), data.datasets["train"], data.datasets["test"]
-    for rows, _ in zip(LengthGroupedSampler(train.source_lengths, 128, seed=0), range(300), strict=False):
+    network: Seq2SeqNetwork = AttentionLSTM(data.vocab_size, d_model=64)
+    learning_rate, steps = 5e-3, 300
+    if kind == "transformer":
+        longest = max(data.max_source_length, data.max_target_length)
+        network = Transformer(data.vocab_size, 64, 4, 2, 256, dropout=0.0, max_length=longest)
+        learning_rate, steps = 3e-3, 800
+    step, train = our_step(network, clip=1.0, learning_rate=learning_rate), data.datasets["train"]
+    for rows, _ in zip(LengthGroupedSampler(train.source_lengths, 128, seed=0), range(steps), strict=False):
         step(train[rows])
-    network.eval()
-    length = data.max_target_length
+    return network.eval(), data.datasets["test"], data.max_target_length
+
+
+def build_date_outputs(side: str, dates: int) -> Built:
+    """Build greedy decoding of dates.
+
+    Args:
+        side: "ours", in batches of 500, or "one by one".
+        dates: the number of dates to decode one by one.
+    """
+    network, test, length = date_network("lstm")
     order = test.source_lengths.argsort(stable=True)
     sample = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
 
@@ -122,7 +163,7 @@ def build_date_outputs(side: str, dates: int) -> Built:
         padded = []
         for rows in batches:
             ids = decode(network.decode_step, network.encode(test[rows].source), length)
-            padded.append(torch.nn.functional.pad(ids, (0, length - ids.size(1)), value=PAD))
+            padded.append(F.pad(ids, (0, length - ids.size(1)), value=PAD))
         return torch.cat(padded)
 
     batches = order.split(500) if side == "ours" else sample.split(1)
@@ -135,6 +176,49 @@ def build_date_outputs(side: str, dates: int) -> Built:
         {"outputs": outputs, "right": right},
         lambda: timed(lambda: len(decoded(batches))),
     )
+
+
+def build_engine_dates(side: str) -> Built:
+    """Build greedy decoding of 10,000 dates in batches of 500 of similar lengths.
+
+    Args:
+        side: "ours" or "ctranslate2".
+    """
+    network, test, length = date_network("transformer")
+    expected = test.targets[:, 1:]
+    width = expected.size(1)
+
+    def facts(outputs: Tensor) -> dict[str, Any]:
+        padded = F.pad(outputs, (0, width - outputs.size(1)), value=PAD)
+        return {"outputs": padded, "right": (padded == expected).all(1).float().mean().item()}
+
+    if side == "ours":
+        order = test.source_lengths.argsort(stable=True)
+
+        @torch.inference_mode()
+        def decoded() -> Tensor:
+            outputs = expected.new_full((len(test), width), PAD)
+            for rows in order.split(500):
+                ids = decode(network.decode_step, network.encode(test[rows].source), length)
+                outputs[rows, : ids.size(1)] = ids
+            return outputs
+
+        return Built(facts(decoded()), lambda: timed(lambda: len(decoded())))
+    import ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        convert(network, Path(folder) / "model")
+        engine = ctranslate2.Translator(
+            f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads()
+        )
+    sources = [[str(i) for i in row if i != PAD] for row in test.sources.tolist()]
+
+    def translated() -> list[list[str]]:
+        settings = {"beam_size": 1, "max_batch_size": 500, "max_decoding_length": length}
+        return [result.hypotheses[0] for result in engine.translate_batch(sources, **settings)]
+
+    outputs = pad_sequences([[*map(int, row), EOS] for row in translated()])[0]
+    return Built(facts(outputs), lambda: timed(lambda: len(translated())))
 
 
 def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -155,3 +239,16 @@ def batched_dates(full: bool) -> Iterator[Row]:
     name, sample = "10,000 dates, batches of 500 / one by one", "" if full else f"{dates} of 10,000"
     note = "" if full else "the dates that are decoded one by one are of all lengths"
     yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)
+
+
+def ctranslate2(full: bool) -> Iterator[Row]:
+    """Measure greedy decoding against CTranslate2 with the same weights, in float32."""
+    sampler = {"max_length": SAMPLED + 2, "whole": True}
+    for name, unit, build, arguments, check in (
+        (f"GPT 6 x 384, {SAMPLED} tokens / CTranslate2", "tokens/s", build_sampler, sampler, same_tokens),
+        ("10,000 dates, Transformer 2 x 64 / CTranslate2", "dates/s", build_engine_dates, {}, same_outputs),
+    ):
+        rounds, checked = compare(
+            Side(build, {"side": "ours", **arguments}), Side(build, {"side": "ctranslate2", **arguments}), check
+        )
+        yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
