@@ -37,7 +37,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     limits.lstm_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
-    decoding.ctranslate2,
+    decoding.against_ctranslate2,
     framework.length_buckets,
     framework.trainer_overhead,
     framework.start_up,

@@ -16,7 +16,7 @@ from benchmarks import peers
 from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date
-from lightning_tfm.ctranslate import convert
+from lightning_tfm.ctranslate import convert, tokens
 from lightning_tfm.data import LengthGroupedSampler, PairDataset, pad_sequences
 from lightning_tfm.decoding import continue_text, decode
 from lightning_tfm.memory import keep_freed_memory
@@ -84,7 +84,7 @@ def _engine_sampler(network: GPT, text: Tensor) -> Built:
     with tempfile.TemporaryDirectory() as folder:
         convert(network, Path(folder) / "model")
         engine = ctranslate2.Generator(f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads())
-    prompt = [str(token) for token in text[0].tolist()]
+    prompt = tokens(text[0])
 
     def decoded() -> list[int]:
         """Return the tokens; the minimum length keeps EOS from being generated, as in ours."""
@@ -123,7 +123,7 @@ def key_value_cache(full: bool) -> Iterator[Row]:
 
 
 def date_network(kind: str) -> tuple[Seq2SeqNetwork, PairDataset, int]:
-    """Train a network on dates for about a minute.
+    """Train a network on dates for up to a minute.
 
     Args:
         kind: "lstm", or "transformer" of the size of `date_transformer`.
@@ -211,7 +211,7 @@ def build_engine_dates(side: str) -> Built:
         engine = ctranslate2.Translator(
             f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads()
         )
-    sources = [[str(i) for i in row if i != PAD] for row in test.sources.tolist()]
+    sources = [tokens(row) for row in test.sources]
 
     def translated() -> list[list[str]]:
         settings = {"beam_size": 1, "max_batch_size": 500, "max_decoding_length": length}
@@ -241,7 +241,7 @@ def batched_dates(full: bool) -> Iterator[Row]:
     yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)
 
 
-def ctranslate2(full: bool) -> Iterator[Row]:
+def against_ctranslate2(full: bool) -> Iterator[Row]:
     """Measure greedy decoding against CTranslate2 with the same weights, in float32."""
     sampler = {"max_length": SAMPLED + 2, "whole": True}
     for name, unit, build, arguments, check in (

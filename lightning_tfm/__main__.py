@@ -32,7 +32,7 @@ commands:
   report      show runs on one page: settings, curves, errors, attention
   compare     compare groups of runs over seeds: intervals and tests
   average     average the weights of several checkpoints
-  export      write a checkpoint as single, safetensors, torch_export or onnx
+  export      export a trained network to other formats
   reproduce   run experiments over seeds, and compare results with claims
   sweep       search for the best settings of an experiment
   completion  print a shell completion script

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import LearnedPositions, Positions, RotaryPositions, SinusoidalPositions, TransformerLayer
@@ -18,8 +21,12 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 if TYPE_CHECKING:
     from ctranslate2.specs import ModelSpec
 
-TOKENS = {"unk_token": str(PAD), "bos_token": str(BOS), "eos_token": str(EOS)}
-"""Special tokens. The tokens of the engine are ids in decimal digits, which suits any tokenizer."""
+SPECIAL = {"unk_token": str(PAD), "bos_token": str(BOS), "eos_token": str(EOS)}
+
+
+def tokens(ids: Tensor) -> list[str]:
+    """Return the tokens of CTranslate2 for ids (T), without padding: the ids in decimal digits, for any tokenizer."""
+    return [str(number) for number in ids.tolist() if number != PAD]
 
 
 def convert(network: nn.Module, folder: Path) -> None:
@@ -34,33 +41,48 @@ def convert(network: nn.Module, folder: Path) -> None:
     Raises:
         UserError: if CTranslate2 cannot compute the network.
     """
-    spec = _transformer(network) if isinstance(network, Transformer) else _gpt(network)
+    if isinstance(network, Transformer):
+        spec = _transformer(network)
+    elif isinstance(network, GPT):
+        spec = _gpt(network)
+    else:
+        raise UserError(
+            "--format ctranslate2 needs a Transformer or GPT, but the network is "
+            f"{type(network).__name__}; try --format safetensors"
+        )
     spec.validate()
+    spec.optimize()  # writes tied weights once
     folder.mkdir()
     spec.save(str(folder))
 
 
-def log_probs(folder: Path, network: nn.Module, source: Tensor, target: Tensor) -> list[Tensor]:
-    """Return the log probabilities of the tokens of each target, as computed by CTranslate2 on a CPU in float32.
+@torch.no_grad()
+def difference(network: Transformer | GPT, folder: Path, source: Tensor, target: Tensor) -> float:
+    """Return the maximum absolute difference of the log probabilities of targets, on a CPU in float32.
 
     Args:
-        folder: the folder that `convert` has written.
         network: the network.
+        folder: the folder that `convert` has written.
         source: the sources (B, S).
         target: the targets (B, T).
     """
     import ctranslate2
 
-    sources, targets = ([[str(i) for i in row if i != PAD] for row in side.tolist()] for side in (source, target))
+    logits = network(source, F.pad(target[:, :-1], (1, 0), value=BOS))
+    logits[..., [PAD, BOS]] = -math.inf
+    expected = logits.log_softmax(-1).gather(2, target.unsqueeze(-1)).squeeze(-1)[target != PAD]
+    sources, targets = ([tokens(row) for row in side] for side in (source, target))
     if isinstance(network, Transformer):
         translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-        found = [scored.log_probs for scored in translator.score_batch(sources, targets)]
+        scores = [scored.log_probs[:-1] for scored in translator.score_batch(sources, targets)]  # without EOS
     else:
         generator = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32")
         texts = [[*before, str(BOS), *after] for before, after in zip(sources, targets, strict=True)]
-        scores = generator.score_batch(texts)
-        found = [scored.log_probs[len(before) :] for before, scored in zip(sources, scores, strict=True)]
-    return [torch.tensor(values[: len(row)]) for values, row in zip(found, targets, strict=True)]
+        found = generator.score_batch(texts)
+        scores = [scored.log_probs[len(before) :] for before, scored in zip(sources, found, strict=True)]
+    if list(map(len, scores)) != list(map(len, targets)):
+        return math.inf
+    return (torch.tensor(list(chain(*scores))) - expected).abs().max().item()
 
 
 def _transformer(network: Transformer) -> ModelSpec:
@@ -89,20 +111,15 @@ def _transformer(network: Transformer) -> ModelSpec:
     ids = [str(number) for number in range(settings["vocab_size"])]
     spec.register_source_vocabulary(ids)
     spec.register_target_vocabulary(ids)
-    for name, token in (TOKENS | {"decoder_start_token": str(BOS)}).items():
+    for name, token in (SPECIAL | {"decoder_start_token": str(BOS)}).items():
         setattr(spec.config, name, token)
     return cast("ModelSpec", spec)
 
 
-def _gpt(network: nn.Module) -> ModelSpec:
+def _gpt(network: GPT) -> ModelSpec:
     from ctranslate2.specs import TransformerDecoderModelSpec
     from ctranslate2.specs.common_spec import Activation
 
-    if not isinstance(network, GPT):
-        raise UserError(
-            f"--format ctranslate2 needs a Transformer or GPT, but the network is {type(network).__name__}; try "
-            "safetensors"
-        )
     settings = network.hyper_parameters
     _check(network, "positions", ("sinusoidal", "learned", "rotary", "randomized"))
     rotates = isinstance(network.positions, RotaryPositions)
@@ -122,7 +139,7 @@ def _gpt(network: nn.Module) -> ModelSpec:
         _layer(theirs, ours)
     _head(decoder.projection, network.head.weight, network.special_bias)
     spec.register_vocabulary([str(number) for number in range(settings["vocab_size"])])
-    for name, token in TOKENS.items():
+    for name, token in SPECIAL.items():
         setattr(spec.config, name, token)
     return cast("ModelSpec", spec)
 
@@ -136,8 +153,8 @@ def _check(network: Transformer | GPT, name: str, supported: tuple[Any, ...]) ->
     value = network.hyper_parameters[name]
     if value not in supported:
         raise UserError(
-            f"{name} must be {' or '.join(map(str, supported)).lower()} for --format ctranslate2, but is "
-            f"{str(value).lower()}; try safetensors"
+            f"{name} must be {', '.join(map(str, supported)).lower()} for --format ctranslate2, but is "
+            f"{str(value).lower()}; try --format safetensors"
         )
 
 

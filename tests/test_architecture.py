@@ -32,6 +32,7 @@ LAYERS = [
     {"lightning_tfm.attention_maps", "lightning_tfm.catalog", "lightning_tfm.data", "lightning_tfm.networks"},
     {
         "lightning_tfm.comparison",
+        "lightning_tfm.ctranslate",
         "lightning_tfm.decoding",
         "lightning_tfm.metrics",
         "lightning_tfm.parallel",

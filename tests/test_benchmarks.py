@@ -402,7 +402,8 @@ def test_lengths_vary_as_the_target_requires():
 
 @pytest.mark.parametrize("other", ["recomputed", "ctranslate2"])
 def test_sampling_with_the_cache_equals_that_of_the_peers(other):
-    pytest.importorskip("ctranslate2")
+    if other == "ctranslate2":
+        pytest.importorskip("ctranslate2")
     arguments = {"max_length": decoding.SAMPLED + 2, "whole": False}
     ours, peer = (decoding.build_sampler(side, **arguments).facts for side in ("ours", other))
     decoding.same_tokens(ours, peer)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import lightning_tfm
+from lightning_tfm import ctranslate
 from lightning_tfm.commands.export import _exported, difference, example_inputs
-from lightning_tfm.ctranslate import convert, log_probs
 from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, SymbolTokenizer, tokenizer_from_dict
+from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, tokenizer_from_dict
 from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
@@ -88,67 +88,68 @@ def run_exported(format, folder, config, trained, inputs):
     return torch.from_numpy(logits)
 
 
-def ids(row):
-    """Return the tokens of CTranslate2 for a row of ids without padding."""
-    return [str(number) for number in row.tolist() if number != PAD]
-
-
 @pytest.mark.parametrize(
-    "settings",
+    ("kind", "settings"),
     [
-        {},
-        {"norm": "post"},
-        {"positions": "learned", "tie_embeddings": True},
-        {"bias": False, "activation": "gelu_tanh"},
-        {"positions": "rotary"},
-        {"positions": "sinusoidal"},
+        (Transformer, {}),
+        (Transformer, {"norm": "post"}),
+        (Transformer, {"positions": "learned", "tie_embeddings": True}),
+        (GPT, {"bias": False, "activation": "gelu_tanh"}),
+        (GPT, {"positions": "rotary"}),
+        (GPT, {"positions": "randomized"}),
+        (GPT, {"positions": "sinusoidal"}),
+        (GPT, {"text_only": True}),
     ],
 )
-def test_ctranslate2_gives_the_same_answers(settings, tmp_path):
+def test_ctranslate2_gives_the_same_answers(kind, settings, tmp_path):
     """Log probabilities and greedy answers are those of the network, whose weights are random and large."""
     ctranslate2 = pytest.importorskip("ctranslate2")
-    is_gpt = "bias" in settings or settings.get("positions") in ("rotary", "sinusoidal")
     torch.manual_seed(0)
-    network = (GPT if is_gpt else Transformer)(30, 32, 4, 2, dropout=0.0, max_length=40, **settings).eval()
+    network = kind(30, 32, 4, 2, dropout=0.0, max_length=40, **settings).eval()
     for layer in network.modules():
         if isinstance(layer, torch.nn.Linear):
             torch.nn.init.normal_(layer.weight, std=0.3)
     source, target = (network.random_ids(20, 9, torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    convert(network, tmp_path / "model")
+    folder = tmp_path / "model"
+    ctranslate.convert(network, folder)
+    assert ctranslate.difference(network, folder, source, target) < 1e-4
     with torch.no_grad():
-        logits = network(source, torch.nn.functional.pad(target[:, :-1], (1, 0), value=BOS))
         answers = decode(network.decode_step, network.encode(source), 12)
-    logits[..., [PAD, BOS]] = -math.inf
-    expected = logits.log_softmax(-1).gather(2, target[..., None]).squeeze(-1)
-    for ours, theirs in zip(expected, log_probs(tmp_path / "model", network, source, target), strict=True):
-        torch.testing.assert_close(theirs, ours[: len(theirs)], rtol=0, atol=1e-4)
-    sources = [ids(row) for row in source]
-    if is_gpt:
-        engine = ctranslate2.Generator(str(tmp_path / "model"))
-        prompts = [[*row, str(BOS)] for row in sources]
-        found = engine.generate_batch(prompts, beam_size=1, max_length=12, include_prompt_in_result=False)
-        found = [result.sequences[0] for result in found]
-    else:
-        engine = ctranslate2.Translator(str(tmp_path / "model"))
-        found = engine.translate_batch(sources, beam_size=1, max_decoding_length=12)
+    sources = [ctranslate.tokens(row) for row in source]
+    if kind is Transformer:
+        found = ctranslate2.Translator(str(folder)).translate_batch(sources, beam_size=1, max_decoding_length=12)
         found = [result.hypotheses[0] for result in found]
-    assert found == [[one for one in ids(row) if one != str(EOS)] for row in answers]
+    else:
+        prompts = [[*row, str(BOS)] for row in sources]
+        found = ctranslate2.Generator(str(folder)).generate_batch(
+            prompts, beam_size=1, max_length=12, include_prompt_in_result=False
+        )
+        found = [result.sequences[0] for result in found]
+    assert found == [[one for one in ctranslate.tokens(row) if one != str(EOS)] for row in answers]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert (folder / "model.bin").stat().st_size < 4 * parameters + 20_000, "tied weights are written once"
+    with torch.no_grad():
+        network.head.weight[5, 0] += 0.5
+    assert ctranslate.difference(network, folder, source, target) > 1e-3
 
 
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (Transformer(11, 8, 2, max_length=8, positions="rotary"), "positions must be sinusoidal or learned"),
+        (Transformer(11, 8, 2, max_length=8, positions="rotary"), "positions must be sinusoidal, learned for"),
         (Transformer(11, 8, 2, max_length=8, cross_attention="monotonic"), "cross_attention must be dot_product"),
         (Transformer(11, 8, 2, max_length=8, pointer_generator=True), "pointer_generator must be false"),
-        (GPT(11, 8, 2, max_length=8, positions="alibi"), "positions must be sinusoidal or learned or rotary"),
-        (AttentionLSTM(11, 8), "needs a Transformer or GPT, but the network is AttentionLSTM; try safetensors"),
+        (GPT(11, 8, 2, max_length=8, positions="alibi"), "positions must be sinusoidal, learned, rotary, randomized"),
+        (
+            AttentionLSTM(11, 8),
+            "needs a Transformer or GPT, but the network is AttentionLSTM; try --format safetensors",
+        ),
     ],
 )
 def test_networks_that_ctranslate2_lacks_are_refused(network, message, tmp_path):
     pytest.importorskip("ctranslate2")
     with pytest.raises(UserError, match=message):
-        convert(network, tmp_path / "model")
+        ctranslate.convert(network, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,7 +165,7 @@ def test_the_command_writes_a_folder_for_ctranslate2(checkpoint, monkeypatch, tm
         assert {path.name for path in (folder / "ctranslate2").iterdir()} >= {"model.bin", "config.json"}
     else:
         assert "--format ctranslate2" in capsys.readouterr().err
-        assert not folder.exists()
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("task", ["seq2seq", "copying", "language modeling", "classification"])

@@ -470,6 +470,10 @@ def test_monotonic_attention_is_hard_in_evaluation():
         _, weights = layer.eval()(query, keys, memory, mask, hard)
         hard = weights[:, 0]
         assert hard.equal(torch.eye(5)[place])
+    _, weights = layer.train()(torch.randn(3, 6, 4), keys, memory, mask, torch.zeros(3, 5))
+    torch.testing.assert_close(weights.sum(2), torch.ones(3, 6))
+    assert weights.triu(1).eq(0).all()
+    assert weights[:, 0, 0].eq(1).all()
 
 
 @pytest.mark.parametrize("starts", [True, False])

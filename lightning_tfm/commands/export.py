@@ -10,19 +10,21 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from lightning_tfm import ctranslate
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.ctranslate import convert, log_probs
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 TOLERANCE = 1e-4
@@ -211,25 +213,17 @@ def _onnx(module: TaskModule, path: Path) -> float:
     return difference(module, logits)
 
 
-@torch.no_grad()
 def _ctranslate2(module: TaskModule, path: Path) -> float:
     """Write a folder for CTranslate2, and return the maximum difference of the log probabilities of random targets."""
-    try:
-        import ctranslate2  # noqa: F401
-    except ImportError:
+    if find_spec("ctranslate2") is None:
         raise UserError(
             "--format ctranslate2 needs the package 'ctranslate2'; pip install 'lightning_tfm[ctranslate2]'"
-        ) from None
-    convert(module.network, path)
-    differences = []
-    for inputs in sample_inputs(module):
-        source, target = inputs["source"], inputs["target_in"]
-        logits = module.network(source, F.pad(target[:, :-1], (1, 0), value=BOS))
-        logits[..., [PAD, BOS]] = -math.inf  # never decoded
-        expected = logits.log_softmax(-1).gather(2, target.unsqueeze(-1)).squeeze(-1)  # (B, T)
-        for ours, theirs in zip(expected, log_probs(path, module.network, source, target), strict=True):
-            differences.append((ours[: len(theirs)] - theirs).abs().max())
-    return torch.stack(differences).max().item()
+        )
+    ctranslate.convert(module.network, path)
+    network = cast(Transformer | GPT, module.network)
+    return max(
+        ctranslate.difference(network, path, inputs["source"], inputs["target_in"]) for inputs in sample_inputs(module)
+    )
 
 
 WRITERS: dict[str, Callable[[TaskModule, Path], float]] = {

@@ -375,7 +375,6 @@ class Worker:
         names = specification.short_names
         console = Console(highlight=False)
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        console.print(f"\nTrials by {specification.objective.description}:")
         shown.add_column("rank", justify="right")
         shown.add_column("trial", justify="right")
         shown.add_column("result")
@@ -384,6 +383,7 @@ class Worker:
         for rank, outcome in enumerate(outcomes[:SHOWN], start=1):
             cells = (_as_argument(outcome.settings[name]) for name in specification.search)
             shown.add_row(str(rank), str(outcome.number), summarize(specification.objective, outcome), *cells)
+        console.print(f"\nTrials by {specification.objective.description}:")
         console.print(shown)
         if weights:
             described = ", ".join(f"{names[name]} {format_value(weight)}" for name, weight in weights.items())

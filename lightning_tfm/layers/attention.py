@@ -349,12 +349,12 @@ def monotonic_weights(query: Tensor, key: Tensor, mask: Tensor, previous: Tensor
         query: the logits (..., T) of the queries.
         key: the logits (..., S) of the keys.
         mask: the mask, broadcastable to (..., S), True at keys that are not padding.
-        previous: the weights (..., S) of the query before the first; 0 if there is none.
+        previous: the weights (..., S) of the query before the first, which get no gradient; 0 if there is none.
         training: whether to return the expected weights, with noise in the logits that makes the probabilities of
             advancing nearly 0 or 1, instead of those of the more probable choices.
     """
     # Rounding errors of half precision would accumulate over the steps.
-    query, key, previous = (at_least_float32(x) for x in (query, key, previous))
+    query, key, previous = (at_least_float32(x) for x in (query, key, previous.detach()))
     can_advance = (mask & F.pad(mask[..., 1:], (0, 1))).to(key.dtype)  # except from the last key
     if training:
         return cast(Tensor, _ExpectedWeights.apply(query + torch.randn_like(query), key, can_advance, previous))

@@ -37,8 +37,8 @@ class AttentionLSTM(Seq2SeqNetwork):
         dropout: dropout on embeddings and before the output layer.
         attention: "additive", "location_aware" (Chorowski et al. 2015), which reads the previous attention weights, or
             "monotonic" (Raffel et al. 2017), which attends to one token and only moves from left to right. Its moves
-            depend on the previous token, and not on the hidden state, which drifts in long sequences. So the decoder is
-            a recurrent layer without a Python loop.
+            depend on the previous token, and not on the hidden state, which drifts in long sequences. So the weights
+            are computed first, and the decoder is a recurrent layer over all tokens.
             "hard_monotonic" (Wu & Cotterell 2019) may also skip tokens. Its probabilities are the sums over all
             alignments, for which it computes V logits for each pair of a source and a target token; its decoder reads
             no context.
@@ -46,7 +46,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
     """
 
-    is_traceable = False  # the decoder is a Python loop over its steps
+    is_traceable = False  # the decoder, or its monotonic attention, is a Python loop over the tokens
 
     def __init__(
         self,
@@ -150,7 +150,6 @@ class AttentionLSTM(Seq2SeqNetwork):
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
         if isinstance(self.attention, HardMonotonicAttention):
             return self._decode_marginal(target_in, state)
-        # A loop contains only the recurrent operations; the others are batched over all steps.
         embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
         recurrent, weights, keys, memory, source = state
         mask = source != PAD
@@ -165,6 +164,7 @@ class AttentionLSTM(Seq2SeqNetwork):
                 recurrent = (hidden[0],)
             weights = maps[:, -1]
         else:
+            # The loop contains only the recurrent operations; the others are batched over all tokens.
             steps = []
             for gates in self.decoder_token(embedded).unbind(1):  # (B, 4D), of a GRU (B, 3D)
                 context, weights = self.attention(recurrent[0], keys, memory, mask, weights)
