@@ -302,6 +302,18 @@ def test_groups_of_one_experiment_are_named_by_their_settings(runs):
     assert [(group.name, len(group.runs)) for group in groups] == [("warmup_steps=0", 6), ("warmup_steps=50", 3)]
 
 
+def test_groups_that_differ_in_many_settings_are_named_by_their_difference_from_the_first(runs):
+    for number, change in enumerate(({}, {"a": 1}, {"b": 2}, {"c": 3}, {"a": 1, "d": 4})):
+        folder = runs / f"many/version_{number}"
+        write_run(folder, 1, exact_match=0.5)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"]["init_args"] |= {"a": 0, "b": 0, "c": 0, "d": 0} | change
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    groups, _ = find_groups(["runs/many"])
+    names = ["baseline", "a=1", "b=2", "c=3", "a=1 d=4"]
+    assert [group.name for group in groups] == names
+
+
 def test_groups_with_other_seeds_are_not_matched(runs):
     write_runs(runs / "other", [0.93, 0.94, 0.92], seeds=[1, 2, 9], warmup_steps=7)
     (difference,) = compared("runs/plain", "runs/other").differences

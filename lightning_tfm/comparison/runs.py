@@ -226,14 +226,22 @@ def listed(items: Iterable[object]) -> str:
 
 
 def _labels(groups: list[list[Run]]) -> list[str]:
-    """Return names of groups: the experiment, unless all are of one, and the settings in which its groups differ."""
+    """Return names of groups: the experiment, unless all are of one, and the settings in which its groups differ.
+
+    If these are more than SHOWN, a group is named by those in which it differs from the first group of its experiment.
+    """
     experiments = [runs[0].folder.resolve().parent.name for runs in groups]
     labels: list[str] = []
     for runs, experiment in zip(groups, experiments, strict=True):
         alike = [other[0].settings for other, name in zip(groups, experiments, strict=True) if name == experiment]
-        values = {name: runs[0].settings.get(name) for name in _differing(alike)}
+        own, names = runs[0].settings, _differing(alike)
+        is_short = len(names) <= SHOWN
+        if not is_short:
+            names = _differing([alike[0], own])
+        values = {name: own.get(name) for name in names}
         parts = [_label(name, value) for name, value in values.items() if value is not None]
         parts = [*parts[:SHOWN], *(["..."] if len(parts) > SHOWN else [])]
+        parts = parts or ([] if is_short else ["baseline"])
         label = " ".join(parts if parts and len(set(experiments)) == 1 else [experiment, *parts])
         same = sum(other.split(" #")[0] == label for other in labels)
         labels.append(f"{label} #{same + 1}" if same else label)
