@@ -157,8 +157,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-SMALLER = {"20000": "8", "2000": "4", "1500": "4", "200": "2", "1..6": "1..2", "31..35": "31..32"}
-"""Numbers of steps and seeds on the pages, and those of the tests."""
+SMALLER = {
+    **{"20000": "8", "2000": "4", "1500": "4", "1000": "30", "500": "30", "200": "2"},
+    **{"1..6": "1..2", "31..35": "31..32", "61..68": "61..62"},
+}
+"""Numbers of steps, pairs and seeds on the pages, and those of the tests."""
 
 NOT_RUN = (
     "make ",
