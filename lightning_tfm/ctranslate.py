@@ -21,6 +21,7 @@ from lightning_tfm.tokenization import BOS, EOS, PAD
 if TYPE_CHECKING:
     from ctranslate2.specs import ModelSpec
 
+# The engine requires an unknown token, but no text contains PAD.
 SPECIAL = {"unk_token": str(PAD), "bos_token": str(BOS), "eos_token": str(EOS)}
 
 
@@ -85,6 +86,11 @@ def difference(network: Transformer | GPT, folder: Path, source: Tensor, target:
     return (torch.tensor(list(chain(*scores))) - expected).abs().max().item()
 
 
+def _vocabulary(network: Transformer | GPT) -> list[str]:
+    """Return the token of each id."""
+    return [str(number) for number in range(network.hyper_parameters["vocab_size"])]
+
+
 def _transformer(network: Transformer) -> ModelSpec:
     from ctranslate2.specs import TransformerSpec
 
@@ -108,9 +114,8 @@ def _transformer(network: Transformer) -> ModelSpec:
     for theirs, ours in zip((*encoder.layer, *decoder.layer), (*network.encoder, *network.decoder), strict=True):
         _layer(theirs, cast(TransformerLayer, ours))
     _head(decoder.projection, network.head.weight)
-    ids = [str(number) for number in range(settings["vocab_size"])]
-    spec.register_source_vocabulary(ids)
-    spec.register_target_vocabulary(ids)
+    spec.register_source_vocabulary(_vocabulary(network))
+    spec.register_target_vocabulary(_vocabulary(network))
     for name, token in (SPECIAL | {"decoder_start_token": str(BOS)}).items():
         setattr(spec.config, name, token)
     return cast("ModelSpec", spec)
@@ -138,7 +143,7 @@ def _gpt(network: GPT) -> ModelSpec:
     for theirs, ours in zip(decoder.layer, cast(Iterable[TransformerLayer], network.layers), strict=True):
         _layer(theirs, ours)
     _head(decoder.projection, network.head.weight, network.special_bias)
-    spec.register_vocabulary([str(number) for number in range(settings["vocab_size"])])
+    spec.register_vocabulary(_vocabulary(network))
     for name, token in SPECIAL.items():
         setattr(spec.config, name, token)
     return cast("ModelSpec", spec)
