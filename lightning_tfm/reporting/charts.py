@@ -259,7 +259,10 @@ def _heads(runs: Sequence[Json]) -> Json | None:
             x=altair.X("head:N", title="head", axis=altair.Axis(labelAngle=0)),
             y=altair.Y("layer:N", title=None, sort=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
             color=altair.Color(
-                "value:Q", title=None, scale=altair.Scale(scheme=SCHEME), legend=altair.Legend(format=".3~g")
+                "value:Q",
+                title=None,
+                scale=altair.Scale(scheme=SCHEME, zero=True),  # equal scores have a range, too
+                legend=altair.Legend(format=".3~g"),
             ),
             tooltip=["layer:N", "head:N", altair.Tooltip("value:Q", format=".3f")],
         )
