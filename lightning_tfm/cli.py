@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
 from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provenance
+from lightning_tfm.callbacks.checkpoints import check_interval
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
@@ -316,13 +317,21 @@ class TfmCLI(LightningCLI):
             self.datamodule.skip_test()
         self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
         self.model.check_data(self.datamodule, self.trainer)
-        if self.subcommand == "fit" and not self.trainer.fast_dev_run:
-            self.model.lr_schedule.check_max_steps(self.trainer.max_steps)
+        settings = self.config[self.subcommand].trainer  # a dry run replaces those of the trainer
+        if self.subcommand == "fit":
+            self.model.lr_schedule.check_max_steps(settings.max_steps)
+            if settings.limit_val_batches != 0 and isinstance(settings.val_check_interval, int):
+                check_interval(settings.val_check_interval, self.trainer.accumulate_grad_batches)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
             checkpoint = read_index(path)
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
+            if self.resumed and settings.max_steps < self.step:
+                raise UserError(
+                    f"trainer.max_steps must be at least the step of the checkpoint {path!r} to resume it "
+                    f"({self.step}), but is {settings.max_steps}; raise it"
+                )
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")
 

@@ -8,6 +8,7 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from lightning_tfm.errors import UserError
@@ -151,8 +152,18 @@ def _mismatch(text: str) -> str | None:
         if value is None and indentation >= depth:  # otherwise, the value of an outer setting
             value = re.search(r"Given value: (.*)$", line)
         if kinds and value and value.lastindex:
-            return f"must be {' or '.join(kinds)}, but is {value[value.lastindex] or 'empty'}"
+            given = value[value.lastindex]
+            is_class = any(kind.startswith("a class") for kind in kinds)
+            meant = difflib.get_close_matches(given, _trusted_classes(), n=1, cutoff=CLOSE) if is_class else []
+            suggestion = f"; did you mean {meant[0]!r}?" if meant else ""
+            return f"must be {' or '.join(kinds)}, but is {given or 'empty'}{suggestion}"
     return None
+
+
+def _trusted_classes() -> list[str]:
+    """Return the names of the classes of data modules, tasks and networks."""
+    packages = [import_module(name) for name in ("datamodules", "lightning_tfm.modules", "lightning_tfm.networks")]
+    return [name for package in packages for name in package.__all__]
 
 
 def untrusted(path: str, owner: str) -> str:

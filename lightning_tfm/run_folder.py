@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,11 @@ class RunFolder:
         return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
 
     def discard_if_empty(self) -> None:
-        """Delete the folder if this process has created it and has written no results."""
+        """Delete the folder, and its parent if empty, if this process has created it and has written no results."""
         if self.path is not None and self.is_new and is_empty(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # it holds other runs
+                self.path.parent.rmdir()
 
 
 def _make(folder: Path) -> bool:

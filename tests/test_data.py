@@ -714,6 +714,8 @@ def test_the_test_set_has_combinations_that_training_lacks(sentences):
 def test_a_split_that_exceeds_the_memory_is_refused():
     with pytest.raises(UserError, match=r"train_size must fit into memory \([\d,]+ GB\), but 1,000,000,000,000 pairs"):
         Copy(train_size=10**12).setup("fit")
+    with pytest.raises(UserError, match="train_size must fit into memory"):
+        Copy(train_size=10**12).examples("train")  # as for trainer.max_epochs
 
 
 def test_the_number_of_distinct_sources_is_estimated():

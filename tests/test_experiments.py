@@ -619,6 +619,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
     [
         ("data: 3", f"data: must be a class, such as {SPEC}, but is 3"),
         ("data: [1]", f"data: must be a class, such as {SPEC}, but is [1]"),
+        ("data: {class_path: Dtae}", f"must be a class, such as {SPEC}, but is Dtae; did you mean 'Date'?"),
         ("data:", "--config must be settings, {NAME: VALUE}, but is data:"),
         ("data:\nseed_everything: 1", "data must be set, but is missing"),
         ("model:\nseed_everything: 1", "model must be set, but is missing"),

@@ -211,7 +211,10 @@ def test_runs_with_several_seeds_are_compared(seeded, tmp_path):
     assert report([*map(str, seeded), "--output", str(path)]) == 0
     page = path.read_text()
     assert page.count("Comparison over seeds") == 1
-    assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in page
+    header, _, rest = page.partition("</header>")
+    assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in header
+    assert "Too few seeds: with 2 seeds per group, p is at least 0.5" in rest
+    assert "needs several seeds" not in page
     assert "Difference from copy_transformer" in page
     assert report([str(seeded[0]), str(seeded[2]), "--output", str(tmp_path / "single.html")]) == 0
     assert "Comparison over seeds" not in (tmp_path / "single.html").read_text()
@@ -445,6 +448,24 @@ def test_all_runs_of_a_chart_are_distinguishable(number):
             assert len(styles) == len(shown) == number
 
 
+def axis_values(chart):
+    """Return the ticks of the x axis of a chart with layers."""
+    return chart["spec"]["layer"][0]["encoding"]["x"]["axis"]["values"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ticks"),
+    [([9, 10], [9, 10]), ([20, 21, 22], [20, 21, 22]), (range(1, 15), [1, 2, 3, 4, 5, 7, 9, 12]), ([5], [5])],
+)
+def test_ticks_of_lengths_are_lengths(lengths, ticks):
+    found = [
+        {"category": f"{n:02} symbols", "split": "test", "exact match": 1.0, "loss": "1.0", "pairs": 1} for n in lengths
+    ]
+    run = {"name": "a", "curves": {}, "non_finite": {}, "categories": found, "confusion": []}
+    (chart,) = (chart for chart in draw_charts([run]) if chart["id"] == "lengths")
+    assert axis_values(chart) == ticks
+
+
 def test_exact_match_by_length_is_drawn_over_all_splits():
     def category(name, split, exact_match, pairs):
         return {"category": name, "split": split, "exact match": exact_match, "loss": "1.0", "pairs": pairs}
@@ -456,6 +477,7 @@ def test_exact_match_by_length_is_drawn_over_all_splits():
     points = [(point["symbols"], point["exact match"], point["pairs"]) for point in chart["spec"]["data"]["values"]]
     assert points == [(9, 1.0, 5), (28, 0.625, 8), (140, 0.25, 8)]
     assert chart["rows"][0] == ["a", 9, "1", 5]
+    assert axis_values(chart) == [9, 28, 140]
     other = run | {"name": "b", "categories": [category("long", "test", 1.0, 3)]}
     assert "lengths" not in {chart["id"] for chart in draw_charts([run, other])}
 

@@ -211,6 +211,17 @@ def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.run
+def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
+    assert run(*fit("gpt", **settings), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    before = contents(tmp_path)
+    assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 10})) == 2
+    assert "trainer.max_steps must be at least the step of the checkpoint" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.run
 def test_settings_of_the_hardware_may_change_and_are_recorded(reference, tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     settings = {"data.init_args.num_workers": 1, "trainer.enable_progress_bar": "false"}
@@ -379,7 +390,22 @@ def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message,
     child = run(*fit("gpt", **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path)
     assert child.wait() == 2
     assert message in child.err.read_text()
-    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+    assert not (tmp_path / "runs/copy_gpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
+        ({"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
+        ({"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
+    ],
+)
+@pytest.mark.run
+def test_a_dry_run_finds_mistakes_of_the_training(setting, message, tmp_path):
+    child = run(*fit("gpt", "--dry-run", **setting), cwd=tmp_path)
+    assert child.wait() == 2
+    assert message in child.err.read_text().splitlines()[-1]
 
 
 @pytest.mark.run
@@ -389,7 +415,7 @@ def test_early_stopping_by_an_unknown_metric_is_one_mistake(tmp_path):
     assert child.wait() == 2
     message = "monitor of EarlyStopping in trainer.callbacks must be a metric of the validation, but is 'val/los'"
     assert f"{message}; did you mean 'val/loss'?" in child.err.read_text().splitlines()[-1]
-    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+    assert not (tmp_path / "runs/copy_gpt").exists()
     child = run(*fit("gpt", **{"trainer.callbacks": STOPPING % "train/los"}), cwd=tmp_path)
     assert child.wait() == 2
     assert "conditioned on metric `train/los` which is not available" in child.err.read_text().splitlines()[-1]

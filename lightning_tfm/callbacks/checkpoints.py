@@ -105,14 +105,8 @@ class Checkpoints(Checkpoint):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        interval, accumulated = trainer.val_check_batch, trainer.accumulate_grad_batches
-        validates = trainer.enable_validation and not trainer.fast_dev_run and interval not in (None, math.inf)
-        if validates and interval % accumulated:
-            raise UserError(
-                "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
-                f"({accumulated}), since a checkpoint cannot be saved within a step, but is {interval}; "
-                f"try {accumulated * max(1, round(interval / accumulated))}"
-            )
+        if trainer.enable_validation and not trainer.fast_dev_run:
+            check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = handle_signals(self._on_signal)
 
@@ -142,9 +136,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         _check_monitor(trainer, "checkpoint.monitor", self.monitor)
-        if trainer.fast_dev_run:
-            return
-        if trainer.sanity_checking:  # before the first step
+        if trainer.sanity_checking or trainer.fast_dev_run:  # before the first step
             for callback in trainer.callbacks:
                 # The metrics of the training are not known yet.
                 if isinstance(callback, EarlyStopping) and not callback.monitor.startswith("train/"):
@@ -233,6 +225,24 @@ def _flush(trainer: Trainer) -> None:
     """Write the logged metrics to disk, since a resumed run appends to them."""
     for logger in trainer.loggers:
         logger.save()
+
+
+def check_interval(interval: float | None, accumulated: int) -> None:
+    """Check that validations, and so checkpoints, are between two steps.
+
+    Args:
+        interval: the number of batches between two validations; None or infinity if there is none.
+        accumulated: the number of batches of a step.
+
+    Raises:
+        UserError: if the interval is not a multiple of the batches of a step.
+    """
+    if interval not in (None, math.inf) and interval % accumulated:
+        raise UserError(
+            "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
+            f"({accumulated}), since a checkpoint cannot be saved within a step, but is {interval}; "
+            f"try {accumulated * max(1, round(interval / accumulated))}"
+        )
 
 
 def _check_monitor(trainer: Trainer, setting: str, monitor: str) -> None:

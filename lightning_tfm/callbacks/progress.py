@@ -11,6 +11,7 @@ from lightning import LightningModule, Trainer
 from tqdm import tqdm
 
 from lightning_tfm.callbacks.checkpoints import Checkpoints
+from lightning_tfm.callbacks.summary import evaluated_split
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.progress import progress_bar
 
@@ -73,7 +74,8 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         self._open_batches("validation", trainer.num_val_batches)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open_batches("test", trainer.num_test_batches)
+        split = "validation" if evaluated_split(trainer) == "val" else "test"
+        self._open_batches(split, trainer.num_test_batches)
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         if self.batches is not None:

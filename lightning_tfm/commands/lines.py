@@ -160,13 +160,14 @@ class LineOutput:
             notes: a note about each line, printed to standard error unless it is empty.
             failures: the number of lines without an output.
         """
-        for text, note in zip(texts, notes, strict=True):
-            self.done += 1
-            if note:
-                self.bar.write(f"lightning-tfm: line {self.done}: {note}", file=sys.stderr)
-            print(text, file=self.file)
+        with self.bar.external_write_mode(sys.stderr):  # hides the bar
+            for text, note in zip(texts, notes, strict=True):
+                self.done += 1
+                if note:
+                    print(f"lightning-tfm: line {self.done}: {note}", file=sys.stderr)
+                print(text, file=self.file)
+            self.file.flush()
         self.failures += failures
-        self.file.flush()
         if self.options.output and _is_repeatable(self.options):
             os.fsync(self.file.fileno())
             state = {"command": self.command, "lines": self.done, "failures": self.failures, "bytes": self.file.tell()}
@@ -207,9 +208,9 @@ def _fingerprint(options: Namespace) -> str:
 
 
 def _bar(options: Namespace, done: int) -> tqdm[Any]:
-    """Return a progress bar, which is shown for input from a file or a pipe and output not to the terminal."""
+    """Return a progress bar, which is shown in a terminal for input from a file or a pipe."""
     is_long = options.input or not (options.texts or sys.stdin.isatty())
-    shown = bool(is_long and sys.stderr.isatty() and (options.output or not sys.stdout.isatty()))
+    shown = bool(is_long and sys.stderr.isatty())
     total = None
     if shown and options.input and options.input.is_file():  # a pipe can be read only once
         with options.input.open("rb") as file:

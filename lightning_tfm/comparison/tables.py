@@ -100,13 +100,17 @@ def _examples(comparison: Comparison) -> Table:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return what the comparison says in sentences: too few seeds first, then the verdicts and the notes."""
-    warnings = list(dict.fromkeys(found.too_few for found in comparison.differences if found.too_few))
-    verdicts = [found.verdict for found in comparison.differences]
+    """Return what the comparison says in sentences: the verdicts, then the notes."""
     notes = [f"Note: {note}." for note in comparison.notes]
     if comparison.examples:
         notes.insert(0, "The tests over examples compare two trained models each, not their settings.")
-    return [*warnings, *verdicts, *notes]
+    return [*verdicts(comparison), *notes]
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return the verdict on each difference, after a warning if there are too few seeds."""
+    warnings = list(dict.fromkeys(found.too_few for found in comparison.differences if found.too_few))
+    return warnings + [found.verdict for found in comparison.differences]
 
 
 def _interval(interval: Interval | None, shown: Callable[[float], str]) -> str:

@@ -200,9 +200,9 @@ class GeneratedDataModule(PairDataModule):
     def setup(self, stage: str) -> None:
         if self.datasets:
             return
-        for split, size in self.sizes.items():
-            if size > (100 * SAMPLE if split == "train" else SAMPLE):  # drawing a sample takes time
-                self._check_size(split, size)
+        for split in self.sizes:
+            if split != "train":  # generated last
+                self._check_size(split)
         super().setup(stage)
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
@@ -211,8 +211,11 @@ class GeneratedDataModule(PairDataModule):
                     raise UserError(f"splits must be disjoint, but {source!r} is in {seen[source]} and in {split}")
                 seen[source] = split
 
-    def _check_size(self, split: str, size: int) -> None:
+    def _check_size(self, split: str) -> None:
         """Raise UserError if a sample shows that a split has too few distinct sources or does not fit into memory."""
+        size = self.sizes[split]
+        if size <= (100 * SAMPLE if split == "train" else SAMPLE):  # drawing a sample takes time
+            return
         drawn = islice(self.stream(split, stable_hash(f"{split} {self.seed}")), SAMPLE)
         sample = [pair for pair in drawn if self._belongs(pair, split)]
         if not sample:
@@ -247,6 +250,8 @@ class GeneratedDataModule(PairDataModule):
         """
 
     def pairs(self, split: str) -> list[Pair]:
+        if split == "train":
+            self._check_size(split)
         size = self.sizes[split]
         pairs: list[Pair] = []
         seen: set[str] = set()

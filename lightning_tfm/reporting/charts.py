@@ -165,6 +165,16 @@ def _categories(runs: Sequence[Json]) -> Json | None:
     return make_chart("categories", "Exact match by category", bars, columns, rows)
 
 
+def _spread(lengths: Sequence[int]) -> list[int]:
+    """Return at most 13 of the given lengths, in ascending order, for the ticks of a logarithmic axis."""
+    ratio = (lengths[-1] / lengths[0]) ** (1 / 12)
+    ticks = [lengths[0]]
+    for length in lengths[1:]:
+        if length >= ticks[-1] * ratio:
+            ticks.append(length)
+    return ticks
+
+
 def _lengths(runs: Sequence[Json]) -> Json | None:
     """Return the exact match by length over all splits, if all categories are lengths."""
     import altair
@@ -187,8 +197,9 @@ def _lengths(runs: Sequence[Json]) -> Json | None:
         {"run": name, unit: length, "exact match": correct[name, length] / total, "pairs": total}
         for (name, length), total in sorted(pairs.items(), key=lambda item: item[0][1])
     ]
+    axis = altair.Axis(format="d", values=_spread(sorted({length for _, length in pairs})))
     curves = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=altair.Axis(format="d")),
+        x=altair.X(f"{unit}:Q", scale=altair.Scale(type="log", base=2, nice=False), axis=axis),
         y=altair.Y("exact match:Q", scale=altair.Scale(domain=[0, 1])),
         **_distinguish(runs),
         tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],

@@ -182,10 +182,12 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
             starts = json.loads(provenance.read_text(encoding="utf-8"))
             first, last = starts[0], starts[-1]
             dirty = " and changes" if last["git"].get("dirty") else ""
+            built = f" at {commit[:10]}" if (commit := (last.get("framework") or {}).get("commit")) else ""
             facts |= {
                 "started": datetime.fromisoformat(first["time"]).strftime("%Y-%m-%d %H:%M UTC"),
                 "commit": (last["git"]["commit"] or "unknown")[:10] + dirty,
                 "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
+                "lightning_tfm": last["versions"]["lightning_tfm"] + built,
                 "torch": last["versions"]["torch"],
             }
     return facts

@@ -37,7 +37,8 @@ def render(runs: list[Json]) -> str:
             chart["id"] += f"-{number}"  # ids must be unique on the page
         results = [{"name": run["name"], "text": result(run)} for run in group]
         seeds = compare_seeds(group)
-        groups.append({"task": task, "verdict": verdict(group), "seeds": seeds, "results": results, "charts": charts})
+        found = seeds["verdict"] if seeds else verdict(group)
+        groups.append({"task": task, "verdict": found, "seeds": seeds, "results": results, "charts": charts})
     different = [
         name
         for name in sorted({name for run in runs for name in run["settings"]})

@@ -8,7 +8,7 @@ from lightning_tfm.catalog import format_value
 from lightning_tfm.comparison import compare, group_runs
 from lightning_tfm.comparison.examples import sign_test
 from lightning_tfm.comparison.results import format_p
-from lightning_tfm.comparison.tables import sentences, tables
+from lightning_tfm.comparison.tables import sentences, tables, verdicts
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json
 
@@ -80,8 +80,8 @@ def compare_seeds(runs: Sequence[Json]) -> Json | None:
         runs: the runs, as returned by `collect_run`.
 
     Returns:
-        The tables and the sentences of the comparison; None unless there are several groups, one of them with several
-        seeds, or if they cannot be compared.
+        The verdict, the sentences and the tables of the comparison; None unless there are several groups, one of them
+        with several seeds.
     """
     groups = group_runs([run["folder"] for run in runs])
     if len(groups) < 2 or max(len(set(group.seeds)) for group in groups) < 2:
@@ -89,8 +89,9 @@ def compare_seeds(runs: Sequence[Json]) -> Json | None:
     try:
         comparison = compare(groups)
     except UserError as error:  # the page shows the runs nevertheless
-        return {"tables": [], "sentences": [str(error)]}
-    return {"tables": tables(comparison), "sentences": sentences(comparison)}
+        return {"verdict": verdict(runs), "tables": [], "sentences": [str(error)]}
+    found = {"verdict": " ".join(verdicts(comparison)), "sentences": sentences(comparison)}
+    return found | {"tables": tables(comparison)}
 
 
 def _readable(metric: str) -> str:
