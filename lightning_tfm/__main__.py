@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from argparse import ArgumentError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -83,9 +84,8 @@ def main() -> None:
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
-        if not is_main_process():
-            sys.exit(0)  # otherwise, the launcher would kill the main process before it prints the error
-        print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
+        if is_main_process() or not _ends_main_process():
+            print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again
@@ -112,6 +112,20 @@ def main() -> None:
             f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr
         )
         sys.exit(1)
+
+
+def _ends_main_process(seconds: float = 10.0) -> bool:
+    """Wait until the main process, which has started this one, has ended; return whether it has.
+
+    The launcher kills the main process once another one has failed. Waiting lets it print the same error before.
+
+    Args:
+        seconds: how long to wait.
+    """
+    parent, end = os.getppid(), time.monotonic() + seconds
+    while os.getppid() == parent and time.monotonic() < end:
+        time.sleep(0.1)
+    return os.getppid() != parent
 
 
 @contextmanager

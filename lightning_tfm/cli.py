@@ -25,6 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.distributed.constants import default_pg_timeout
 
 from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
@@ -292,8 +293,6 @@ class TfmCLI(LightningCLI):
         if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         kwargs |= launched_settings(config)
-        if config.strategy == "ddp":
-            kwargs["strategy"] = DDPStrategy(timeout=TIMEOUT)
         effective, self.config = self.config, self.original_config  # saved as config.yaml
         try:
             return super().instantiate_trainer(**kwargs)
@@ -301,7 +300,10 @@ class TfmCLI(LightningCLI):
             self.config = effective
 
     def after_instantiate_classes(self) -> None:
-        check_strategy(self.trainer.strategy)
+        strategy = self.trainer.strategy
+        if isinstance(strategy, DDPStrategy) and strategy._timeout == default_pg_timeout:
+            strategy._timeout = TIMEOUT
+        check_strategy(strategy)
         check_processes(self.trainer)
         if self.trainer.profiler is not None:  # it logs its table, see `run`
             logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)

@@ -116,9 +116,10 @@ def ranks(number=2):
     return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(number)]
 
 
-def start_two(*arguments: object, cwd: Path, **environment: str | None) -> Child:
+def start_two(*arguments: object, cwd: Path, strategy: str = "ddp", **environment: str | None) -> Child:
     """Start a run of two processes, see `start`."""
-    return _start_ranks(2, *arguments, *TWO_PROCESSES, cwd=cwd, **environment)
+    options = [*TWO_PROCESSES, f"--trainer.strategy={strategy}"]
+    return _start_ranks(2, *arguments, *options, cwd=cwd, **environment)
 
 
 def start_elastic(

@@ -78,7 +78,6 @@ def make_trainer(**settings):
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "use_distributed_sampler": False,
             "limit_val_batches": 0,
         }
         | settings

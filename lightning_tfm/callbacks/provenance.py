@@ -108,7 +108,10 @@ def _report_changes(earlier: dict[str, Any], start: dict[str, Any], elastic: boo
         elastic: whether results do not depend on the number of processes.
     """
     pairs = {
-        **{name: (earlier["hardware"][name], start["hardware"][name]) for name in ("processor", "threads", "gpus")},
+        **{
+            name: (earlier["hardware"].get(name), start["hardware"][name])
+            for name in ("processor", "instruction set", "threads", "gpus")
+        },
         **{f"version of {name}": (earlier["versions"].get(name), new) for name, new in start["versions"].items()},
         **({} if elastic else {"processes": (earlier.get("processes"), start["processes"])}),
     }
@@ -191,11 +194,12 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the system, the processor, the numbers of cores and threads, and the GPUs of this process."""
+    """Return the system, the processor, the cores, the instruction set of torch, the threads and the GPUs."""
     return {
         "system": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }

@@ -255,6 +255,8 @@ class TaskModule(LineModule):
             self.double()
         if self.trainer.datamodule is not None:
             self.check_data(self.trainer.datamodule, self.trainer)
+            # The data module divides batches among processes, so Lightning must not do it again.
+            self.trainer._accelerator_connector.use_distributed_sampler = False
         if stage == "fit":
             check_ranks(self._facts())
         for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
@@ -273,7 +275,18 @@ class TaskModule(LineModule):
             **({"seed_everything": data.seed} if data else {}),
             **flatten(settings, "model.init_args"),
             **self.step_settings(self.trainer),
-            "trainer.max_steps": self.trainer.max_steps,
+            **{
+                f"trainer.{name}": getattr(self.trainer, name)
+                for name in (
+                    "max_steps",
+                    "val_check_interval",
+                    "check_val_every_n_epoch",
+                    "limit_train_batches",
+                    "limit_val_batches",
+                )
+            },
+            **(data.training_batches(data.sharding).settings if data else {}),
+            "data.init_args.eval_batch_size": data.eval_batch_size if data else None,
             **{f"{split} data": value for split, value in (data.fingerprint if data else {}).items()},
         }
 
