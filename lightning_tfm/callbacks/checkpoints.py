@@ -108,7 +108,7 @@ class Checkpoints(Checkpoint):
         if trainer.enable_validation and not trainer.fast_dev_run:
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
         # Lightning broadcasts a SIGTERM in each batch; here, all signals travel with the sums of the loss.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = handle_signals(self._on_signal)
 
