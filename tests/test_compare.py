@@ -392,6 +392,13 @@ def test_runs_that_cannot_be_compared_are_left_out_with_a_note(runs):
     )
 
 
+def test_groups_without_a_named_metric_are_left_out_with_a_note(runs):
+    write_runs(runs / "longer", [0.25] * 6, metric="longer/exact_match", warmup_steps=3)
+    found = compared("runs/plain", "runs/longer", metric="longer/exact_match")
+    assert [(result.group.name, result.mean) for result in found.results] == [("longer", 0.25)]
+    assert found.notes == ("plain has no test/longer/exact_match, and is left out",)
+
+
 def test_other_machines_are_noted(runs):
     write_runs(runs / "other", [0.93] * 6, processor="B", warmup_steps=5)
     assert compared("runs/plain", "runs/other").notes == (

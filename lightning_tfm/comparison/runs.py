@@ -284,41 +284,47 @@ def test_set_of(metric: str, runs: Sequence[Run]) -> str:
 
 
 def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
-    """Return the full name of a metric that all groups have.
+    """Return the full name of a metric.
 
     Args:
         groups: the groups.
-        metric: its name, with or without the split; None for the first of HEADLINES that all groups have.
+        metric: its name, with or without the split, of which a group must have a value; None for the first of HEADLINES
+            that all groups have.
 
     Raises:
-        UserError: if there is no such metric that all groups have.
+        UserError: if there is no such metric.
     """
-    shared = set.intersection(*({name for run in group.runs for name in run.metrics} for group in groups))
+    by_group = [{name for run in group.runs for name in run.metrics} for group in groups]
+    shared = set.intersection(*by_group)
     names = [name.removeprefix("val/") for name in HEADLINES] if metric is None else [metric]
     candidates = [f"{split}{name}" for name in names for split in ("", "test/", "val/")]
-    found = next((name for name in candidates if name in shared), None)
+    known = shared if metric is None else set.union(*by_group)
+    found = next((name for name in candidates if name in known), None)
     if found is None:
-        known = sorted((name for name in shared if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
         wanted = "a metric" if metric is None else f"the metric {metric!r}"
+        named = sorted((name for name in shared if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
         raise UserError(
-            f"--metric must be one that all groups have, but some have not {wanted}; they share "
-            f"{', '.join(known) or 'none'}"
+            f"--metric must be one that the groups have, but they have not {wanted}; they share "
+            f"{', '.join(named) or 'none'}"
         )
     return found
 
 
 def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list[str]]:
-    """Return groups with the values of a metric, one run per seed, and notes on runs that are left out.
+    """Return groups with the values of a metric, one run per seed, and notes on groups and runs that are left out.
 
     Args:
         groups: the groups.
         metric: the full name of the metric.
 
     Raises:
-        UserError: if a group has no finite value.
+        UserError: if no value of a group is finite.
     """
     chosen, notes = [], []
     for group in groups:
+        if not any(metric in run.metrics for run in group.runs):
+            notes.append(f"{group.name} has no {metric}, and is left out")
+            continue
         by_seed: dict[int, Run] = {}
         repeated = []
         for run in sorted(group.runs, key=lambda run: (run.time, _natural(run.folder))):  # the newest counts
