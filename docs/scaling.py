@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from lightning_tfm.data import Batch
+from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.modules import LanguageModel
 from lightning_tfm.networks import GPT
-from lightning_tfm.planning import StepCost, ddp, divide, fake_processes, step_cost
+from lightning_tfm.planning import StepCost, ddp, divide, fake_processes, replicate, step_cost
 from lightning_tfm.style import PALETTE, STYLE
 from lightning_tfm.tokenization import SymbolTokenizer
 
@@ -28,7 +29,10 @@ MODELS = {"124M": (768, 12, 12), "1.5B": (1600, 25, 48), "7B": (4096, 32, 32)}
 VOCAB_SIZE, ROWS, LENGTH = 50_257, 8, 1024
 """Size of the vocabulary of GPT-2, and rows and tokens of the batch of a device."""
 
-DEVICES = (1, 8, 64, 256, 1024)
+DEVICES = (1, 2, 4, 8, 64, 256, 1024)
+
+TENSOR_PARALLEL = {"124M": 4, "7B": 8}
+"""Devices that divide the layers; they divide the heads and the devices of a node, which no number does for 1.5B."""
 
 # Assumptions, see scaling.md.
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16
@@ -41,14 +45,29 @@ LATENCY = 5e-6  # s per message
 BUCKET = 25 * 2**20  # bytes of an all-reduce of DDP
 
 
+ELASTIC = "elastic"
+STRATEGIES = {"DDP": ddp, ELASTIC: replicate, "FSDP": divide}
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate for a model, a strategy and a number of devices."""
+    """Estimate for a model, a strategy and a number of devices.
+
+    Attributes:
+        model: the model.
+        strategy: the strategy.
+        devices: the number of devices.
+        cost: the cost of a step.
+        tensor_cost: the cost on `tensor_parallel_size` devices only, which has no other communication.
+        tensor_parallel_size: the number of devices that divide the layers.
+    """
 
     model: str
     strategy: str
     devices: int
     cost: StepCost
+    tensor_cost: StepCost | None = None
+    tensor_parallel_size: int = 1
 
     @property
     def fits(self) -> bool:
@@ -60,18 +79,37 @@ class Estimate:
         """Return the seconds of the matrix products."""
         return self.cost.flops / (PEAK * UTILIZATION)
 
+    def reducing(self, network: str) -> float:
+        """Return the seconds of the collectives of data parallelism over a network, or over NVLink in one node."""
+        n = self.devices // self.tensor_parallel_size
+        bandwidth = NVLINK
+        if self.devices > NODE:  # the rings of the devices that divide the layers share the network of the node
+            bandwidth = min(NVLINK, NETWORKS[network] / self.tensor_parallel_size)
+        inner = self.tensor_cost
+        calls = Counter(self.cost.collectives)
+        calls.subtract(inner.collectives if inner else {})
+        reductions = math.ceil(self.cost.gradients / BUCKET) if calls["allreduce"] else 0
+        # in a tree, and in a ring
+        messages = reductions * 2 * math.log2(n) + (calls.total() - calls["allreduce"]) * (n - 1)
+        return (self.cost.sent - (inner.sent if inner else 0)) / bandwidth + messages * LATENCY
+
+    @property
+    def dividing(self) -> float:
+        """Return the seconds of the collectives of tensor parallelism, in one node."""
+        if self.tensor_cost is None:
+            return 0.0
+        messages = self.tensor_cost.collectives["allreduce"] * 2 * math.log2(self.tensor_parallel_size)
+        return self.tensor_cost.sent / NVLINK + messages * LATENCY
+
     def communicating(self, network: str) -> float:
-        """Return the seconds of the collectives over a network, or over NVLink in one node."""
-        n = self.devices
-        bandwidth = NVLINK if n <= NODE else min(NVLINK, NETWORKS[network])
-        reductions = math.ceil(self.cost.gradients / BUCKET) if self.cost.collectives["allreduce"] else 0
-        others = sum(self.cost.collectives.values()) - self.cost.collectives["allreduce"]
-        messages = reductions * 2 * math.log2(n) + others * (n - 1)  # in a tree, and in a ring
-        return self.cost.sent / bandwidth + messages * LATENCY
+        """Return the seconds of all collectives."""
+        return self.reducing(network) + self.dividing
 
     def efficiency(self, network: str) -> float:
-        """Return the speed of a device relative to one without communication, which overlaps with computing."""
-        return self.computing / max(self.computing, self.communicating(network))
+        """Return the speed of a device relative to one without communication."""
+        if self.strategy == ELASTIC:
+            return self.computing / (self.computing + self.reducing(network))
+        return self.computing / (max(self.computing, self.reducing(network)) + self.dividing)
 
 
 def estimates() -> Iterator[Estimate]:
@@ -84,12 +122,20 @@ def estimates() -> Iterator[Estimate]:
         def make(d_model: int = d_model, num_heads: int = num_heads, num_layers: int = num_layers) -> LanguageModel:
             return LanguageModel(GPT(VOCAB_SIZE, d_model, num_heads, num_layers, max_length=LENGTH), tokenizer)
 
-        for label, strategy in (("ddp", ddp), ("fsdp", divide)):
+        precision = MixedPrecision("bf16-mixed", "cpu")
+        for label, strategy in STRATEGIES.items():
             for number in DEVICES:
                 with fake_processes(number) as mesh:
-                    precision = MixedPrecision("bf16-mixed", "cpu")
-                    cost = step_cost(make, batch, strategy, mesh, precision)
+                    given = ShardedBatch((batch,)) if label == ELASTIC else batch
+                    cost = step_cost(make, given, strategy, mesh, precision)
                 yield Estimate(name, label, number, cost)
+        if size := TENSOR_PARALLEL.get(name):
+            inner = None
+            for number in (number for number in DEVICES if number >= size):
+                with fake_processes(number, size) as mesh:
+                    cost = step_cost(make, batch, divide, mesh, precision)
+                inner = inner or cost
+                yield Estimate(name, f"FSDP, TP {size}", number, cost, inner, size)
 
 
 def table(rows: list[Estimate]) -> str:
@@ -97,11 +143,13 @@ def table(rows: list[Estimate]) -> str:
     header = ("model", "strategy", "devices", "memory", "computing", *NETWORKS, "efficiency")
     lines = ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     for row in rows:
+        if row.devices > 1 and not row.fits and row.strategy in ("DDP", ELASTIC):
+            continue  # as on one device
         times = [f"{1e3 * seconds:,.0f} ms" for seconds in (row.computing, *map(row.communicating, NETWORKS))]
         shares = " / ".join(f"{row.efficiency(network):.0%}" for network in NETWORKS)
         cells = (
             row.model,
-            row.strategy.upper(),
+            row.strategy,
             f"{row.devices:,}",
             f"{row.cost.memory / 2**30:.1f} GiB",
             *times,
@@ -117,12 +165,12 @@ def draw(rows: list[Estimate], path: Path) -> None:
         figure = Figure(figsize=(7, 3), layout="constrained")
         for axes, network in zip(figure.subplots(1, len(NETWORKS), sharey=True), NETWORKS, strict=True):
             for color, model in zip(PALETTE, MODELS, strict=False):
-                for strategy, line in (("ddp", "o-"), ("fsdp", "s--")):
+                for strategy, line in (("DDP", "o-"), ("FSDP", "s--")):
                     shown = [row for row in rows if (row.model, row.strategy, row.fits) == (model, strategy, True)]
                     points = [(row.devices, row.efficiency(network)) for row in shown]
                     if points:
                         style = {"color": color, "linewidth": 1.5, "markersize": 4}
-                        axes.plot(*zip(*points, strict=True), line, label=f"{model}, {strategy.upper()}", **style)
+                        axes.plot(*zip(*points, strict=True), line, label=f"{model}, {strategy}", **style)
             axes.set_xscale("log", base=2)
             axes.set_xticks(DEVICES, [f"{number:,}" for number in DEVICES])
             axes.minorticks_off()

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -22,6 +23,9 @@ from lightning_tfm.parallel import Layout
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
+
+ANSWER_TIMEOUT = timedelta(seconds=15)
+"""Maximum time between the first and the last process that tell their strategy, after all have met."""
 
 
 class Elastic(DDPStrategy):
@@ -220,6 +224,31 @@ class ModelParallel(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.distributed_sampler_kwargs["num_replicas"]
         super().setup_environment()
+
+    def _setup_distributed(self) -> None:
+        super()._setup_distributed()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Check that all processes have this strategy, before they create a mesh, which would wait for the others.
+
+        Raises:
+            UserError: if one has another.
+        """
+        store = _get_default_store()
+        own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
+        store.set(f"strategy of {self.global_rank}", own)
+        for rank in range(self.world_size):
+            try:
+                store.wait([f"strategy of {rank}"], ANSWER_TIMEOUT)
+                theirs = store.get(f"strategy of {rank}").decode()
+            except RuntimeError:  # it has told none, or rank 0, which has the store, has ended
+                theirs = "another one"
+            if theirs != own:
+                raise UserError(
+                    f"all processes of a run must have the same trainer.strategy, but rank {self.global_rank} has "
+                    f"{own} and rank {rank} has {theirs}; start all of them with the same command"
+                )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.model is not None

@@ -116,10 +116,12 @@ def ranks(number=2):
     return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(number)]
 
 
-def start_two(*arguments: object, cwd: Path, strategy: str = "ddp", **environment: str | None) -> Child:
-    """Start a run of two processes, see `start`."""
-    options = [*TWO_PROCESSES, f"--trainer.strategy={strategy}"]
-    return _start_ranks(2, *arguments, *options, cwd=cwd, **environment)
+def start_two(
+    *arguments: object, cwd: Path, strategy: str = "ddp", number: int = 2, **environment: str | None
+) -> Child:
+    """Start a run of two processes, or another number, see `start`."""
+    options = [*TWO_PROCESSES, f"--trainer.strategy={strategy}", f"--trainer.devices={number}"]
+    return _start_ranks(number, *arguments, *options, cwd=cwd, **environment)
 
 
 def start_elastic(

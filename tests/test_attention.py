@@ -197,6 +197,14 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
 
 
+@pytest.mark.parametrize(("largest", "darkest"), [(1.0, 1.0), (0.5, 1.0), (0.25, 0.25)])
+def test_the_darkest_color_is_a_weight_of_1_or_the_largest_of_diffuse_attention(largest, darkest):
+    weights = torch.full((2, 3, 8), 0.125)
+    weights[1, 2, 3] = largest
+    figure = draw_attention(AttentionMap("layers.0.self_attention", weights, list("abc"), list("abcdefgh"), []))
+    assert [axes.images[0].get_clim() for axes in figure.axes[:2]] == [(0, darkest)] * 2
+
+
 @pytest.mark.parametrize(
     ("heads", "size", "columns"), [(1, (9, 9), 1), (2, (9, 9), 2), (4, (9, 9), 2), (2, (5, 40), 1)]
 )

@@ -159,7 +159,7 @@ def folder(tmp_path):
 
 SMALLER = {
     **{"20000": "8", "2000": "4", "1500": "4", "1000": "30", "500": "30", "200": "2"},
-    **{"1..6": "1..2", "31..35": "31..32", "61..68": "61..62"},
+    **{"1..6": "1..2", "31..35": "31..32", "51..53": "51..52", "51..55": "51..52", "61..68": "61..62"},
 }
 """Numbers of steps, pairs and seeds on the pages, and those of the tests."""
 
@@ -189,7 +189,7 @@ def run_line(line, folder):
         assert done.returncode == 0, (line, done.stderr)
         return
     words = [found for word in words for found in (sorted(folder.glob(word)) if word.endswith("*.ckpt") else [word])]
-    child = run(*words[1:], cwd=folder)
+    child = run(*words[1:], cwd=folder, forks=True)
     assert child.wait() == 0, (line, child.err.read_text())
 
 

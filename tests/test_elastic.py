@@ -28,11 +28,12 @@ from runs import (
 
 AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
 CLIPPED = {"trainer.gradient_clip_val": 0.1}
+MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
 VARIANTS = {
     **{model: (model, {}) for model in NETWORKS},
     "averaged and clipped": ("transformer", AVERAGED | CLIPPED),
     "accumulated": ("gpt", {"trainer.accumulate_grad_batches": 3}),
-    "Muon": ("gpt", {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"} | CLIPPED),
+    "Muon": ("gpt", MUON | CLIPPED),
     "bfloat16": ("transformer", {"trainer.precision": "bf16-mixed"}),
 }
 
@@ -74,12 +75,20 @@ KILLED = {
 """Moments of kills, and the most calls before one."""
 
 
-@pytest.mark.parametrize("model", NETWORKS)
+KILLED_RUNS = {
+    "transformer": AVERAGED,
+    "gpt": MUON | {"trainer.accumulate_grad_batches": 2},
+    "attention_lstm": CLIPPED,
+}
+"""The settings of a run that is killed, by its network."""
+
+
+@pytest.mark.parametrize("model", KILLED_RUNS)
 @pytest.mark.run
 def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, tmp_path):
     """Kill a run of two processes ten times at random moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    arguments = fit(model, "--ckpt_path=last", **{"trainer.max_steps": 180})
+    arguments = fit(model, "--ckpt_path=last", **KILLED_RUNS[model] | {"trainer.max_steps": 180})
     child = start_elastic(2, *arguments, cwd=whole)
     assert child.wait() == 0, child.err.read_text()
     draw = random.Random(model)

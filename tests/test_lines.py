@@ -246,17 +246,17 @@ def test_input_is_read_in_chunks():
     assert len(read) == CHUNK_SIZE
 
 
-def interrupt_prediction(monkeypatch, number):
-    """Let the call of `predict` with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
-    predict, calls = TaskModule.predict, []
+def interrupt(monkeypatch, number, method="predict"):
+    """Let the call of a method with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
+    original, calls = getattr(TaskModule, method), []
 
     def interrupted(*arguments):
         calls.append(arguments)
         if len(calls) == number:
             raise KeyboardInterrupt
-        return predict(*arguments)
+        return original(*arguments)
 
-    monkeypatch.setattr(TaskModule, "predict", interrupted)
+    monkeypatch.setattr(TaskModule, method, interrupted)
     return calls
 
 
@@ -267,7 +267,7 @@ def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, 
     (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "", letters[-1]]))
     command = ["generate", checkpoint, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
     assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
-    calls = interrupt_prediction(monkeypatch, 3)
+    calls = interrupt(monkeypatch, 3)
     assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
     assert not (tmp_path / "parts").exists()
     with (tmp_path / "parts.part").open("a") as file:  # written after the last complete chunk
@@ -278,6 +278,20 @@ def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, 
     assert len(calls) == 4
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
+
+
+def test_an_interrupted_score_continues_its_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    letters = [chr(97 + n) for n in torch.randint(5, (2 * CHUNK_SIZE + 9,)).tolist()]
+    (tmp_path / "input").write_text("".join(f"{letter}\t{letter.upper()}\n" for letter in letters))
+    command = ["score", checkpoint, "--input", tmp_path / "input", "--output"]
+    assert in_process(monkeypatch, *command, tmp_path / "whole") == 0
+    calls = interrupt(monkeypatch, 2, "score")
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 0
+    assert f"after {CHUNK_SIZE:,} lines" in capsys.readouterr().err
+    assert len(calls) == 4
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, monkeypatch, capsys):
@@ -299,7 +313,7 @@ def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch
     """The lines of an interrupted command may not come again."""
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     command = ["generate", checkpoint, "--output", tmp_path / "output"]
-    interrupt_prediction(monkeypatch, 2)
+    interrupt(monkeypatch, 2)
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
     assert in_process(monkeypatch, *command) == 130
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"b\n")))

@@ -13,15 +13,34 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
-from runs import TASKS, equal, fit, folder, in_process, new_folders, start, start_parallel, start_two, write_task
+from runs import (
+    EXPERIMENTS,
+    TASKS,
+    TWO_PROCESSES,
+    equal,
+    fit,
+    folder,
+    in_process,
+    new_folders,
+    ranks,
+    start,
+    start_elastic,
+    start_parallel,
+    start_two,
+    write_task,
+)
 
 LAYOUTS = {
     "one process": start,
     "DDP": start_two,
+    "DDP of four": partial(start_two, number=4),
     "FSDP2": partial(start_parallel, 2, 1),
+    "FSDP2 of four": partial(start_parallel, 4, 1),
     "tensor parallel": partial(start_parallel, 2, 2),
+    "tensor parallel of four": partial(start_parallel, 4, 4),
     "FSDP2 and tensor parallel": partial(start_parallel, 4, 2),
     "checkpointed activations": partial(start_parallel, 2, 1, activation_checkpointing=True),
+    "elastic determinism": partial(start_elastic, 2),
 }
 """Functions that start a run, by name of the layout."""
 
@@ -30,12 +49,23 @@ TOLERANCE = 1e-5
 UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 50}
 """Settings of runs that are compared with one process; with data parallelism, each process has its own dropout."""
 
+FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
 MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
 AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
 DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
 
 VARIANTS = {
+    "GPT, DDP": ("gpt", "DDP", TWO_HEADS),
+    "Transformer, DDP of four, accumulated": (
+        "transformer",
+        "DDP of four",
+        TWO_HEADS | {"trainer.accumulate_grad_batches": 2},
+    ),
+    "attention LSTM, DDP of four": ("attention_lstm", "DDP of four", {}),
+    "GPT, elastic determinism": ("gpt", "elastic determinism", TWO_HEADS),
+    "Transformer, FSDP2 of four, Muon": ("transformer", "FSDP2 of four", TWO_HEADS | MUON),
+    "Transformer, tensor parallel of four": ("transformer", "tensor parallel of four", FOUR_HEADS),
     "GPT, FSDP2": ("gpt", "FSDP2", TWO_HEADS),
     "GPT, tensor parallel, dropout": ("gpt", "tensor parallel", TWO_HEADS | DROPOUT),
     "GPT, checkpointed activations": ("gpt", "checkpointed activations", TWO_HEADS),
@@ -246,7 +276,7 @@ def test_the_circuit_has_all_pairs_of_layouts():
 @pytest.mark.parametrize(
     ("settings", "layouts"),
     [
-        (TWO_HEADS, LAYOUTS),
+        (FOUR_HEADS, LAYOUTS),
         ({"model.init_args.network.init_args.cross_attention": "monotonic"}, ["FSDP2"]),  # trained with noise
     ],
 )
@@ -309,3 +339,17 @@ def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message
     assert message in printed.splitlines()[-1]
     assert "Traceback" not in printed
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
+
+
+@pytest.mark.parametrize("own", ["", "--trainer.strategy.init_args.tensor_parallel_size=2"])
+@pytest.mark.run
+def test_processes_with_different_strategies_are_refused(own, tmp_path):
+    sharded = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--config", EXPERIMENTS / "model_parallel.yaml"]
+    options = [[*sharded, own], sharded] if own else [TWO_PROCESSES, sharded]
+    starts = [partial(start, *fit("gpt", *each), cwd=tmp_path) for each in options]
+    first, second = (begin(**rank) for begin, rank in zip(starts, ranks(), strict=True))
+    assert (first.wait(), second.wait()) == (2, 2)
+    message = "the same trainer.strategy, but rank 1 has ModelParallel with tensor_parallel_size 1"
+    assert message in second.err.read_text().splitlines()[-1]
+    assert first.err.read_text().splitlines()[-1].startswith("lightning-tfm: error: ")
+    assert "Traceback" not in first.err.read_text() + second.err.read_text()

@@ -57,7 +57,6 @@ def make_trainer(precision, **settings):
             "enable_checkpointing": False,
             "enable_progress_bar": False,
             "enable_model_summary": False,
-            "use_distributed_sampler": False,
             "limit_val_batches": 0,
             "num_sanity_val_steps": 0,
         }

@@ -18,7 +18,7 @@ from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
-from lightning_tfm.reporting.charts import draw_charts
+from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.collect import duration
 from lightning_tfm.reporting.verdict import verdict
 from lightning_tfm.style import PALETTE
@@ -422,6 +422,12 @@ def test_a_checkpoint_is_not_compared_with_itself():
     ]
     assert verdict(runs[:2]) == ""
     assert verdict(runs).startswith("a has the best exact match: 0.5000, 0.2500 above b.")
+
+
+def test_the_first_metric_of_a_menu_is_one_that_all_runs_have():
+    runs = [{"curves": {"val/bleu": [], "val/loss": []}}, {"curves": {"val/accuracy": [], "val/loss": []}}]
+    assert _by_interest(runs, {"val/accuracy", "val/bleu", "val/loss"})[0] == "val/loss"
+    assert _by_interest(runs[:1], {"val/bleu", "val/loss"})[0] == "val/bleu"
 
 
 @pytest.mark.parametrize("number", [2, 2 * len(PALETTE) + 1])

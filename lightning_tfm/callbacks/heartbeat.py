@@ -47,6 +47,8 @@ class Heartbeat(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.monitor is None:
+            if _is_of_communication(exception):
+                raise UserError("another process of the run has ended; its output shows why") from exception
             return
         if _is_of_communication(exception):
             self.monitor.wait()
