@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +30,6 @@ VOCAB_SIZE, ROWS, LENGTH = 50_257, 8, 1024
 
 DEVICES = (1, 2, 4, 8, 64, 256, 1024)
 
-TENSOR_PARALLEL = {"124M": 4, "7B": 8}
-"""Devices that divide the layers; they divide the heads and the devices of a node, which no number does for 1.5B."""
-
 # Assumptions, see scaling.md.
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16
 UTILIZATION = 0.4
@@ -45,29 +41,18 @@ LATENCY = 5e-6  # s per message
 BUCKET = 25 * 2**20  # bytes of an all-reduce of DDP
 
 
-ELASTIC = "elastic"
-STRATEGIES = {"DDP": ddp, ELASTIC: replicate, "FSDP": divide}
+ELASTIC, TENSOR = "elastic", "tensor"
+STRATEGIES = {"DDP": ddp, ELASTIC: replicate, "FSDP": divide, TENSOR: divide}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate for a model, a strategy and a number of devices.
-
-    Attributes:
-        model: the model.
-        strategy: the strategy.
-        devices: the number of devices.
-        cost: the cost of a step.
-        tensor_cost: the cost on `tensor_parallel_size` devices only, which has no other communication.
-        tensor_parallel_size: the number of devices that divide the layers.
-    """
+    """Estimate for a model, a strategy and a number of devices."""
 
     model: str
     strategy: str
     devices: int
     cost: StepCost
-    tensor_cost: StepCost | None = None
-    tensor_parallel_size: int = 1
 
     @property
     def fits(self) -> bool:
@@ -79,37 +64,23 @@ class Estimate:
         """Return the seconds of the matrix products."""
         return self.cost.flops / (PEAK * UTILIZATION)
 
-    def reducing(self, network: str) -> float:
-        """Return the seconds of the collectives of data parallelism over a network, or over NVLink in one node."""
-        n = self.devices // self.tensor_parallel_size
-        bandwidth = NVLINK
-        if self.devices > NODE:  # the rings of the devices that divide the layers share the network of the node
-            bandwidth = min(NVLINK, NETWORKS[network] / self.tensor_parallel_size)
-        inner = self.tensor_cost
-        calls = Counter(self.cost.collectives)
-        calls.subtract(inner.collectives if inner else {})
-        reductions = math.ceil(self.cost.gradients / BUCKET) if calls["allreduce"] else 0
-        # in a tree, and in a ring
-        messages = reductions * 2 * math.log2(n) + (calls.total() - calls["allreduce"]) * (n - 1)
-        return (self.cost.sent - (inner.sent if inner else 0)) / bandwidth + messages * LATENCY
-
-    @property
-    def dividing(self) -> float:
-        """Return the seconds of the collectives of tensor parallelism, in one node."""
-        if self.tensor_cost is None:
-            return 0.0
-        messages = self.tensor_cost.collectives["allreduce"] * 2 * math.log2(self.tensor_parallel_size)
-        return self.tensor_cost.sent / NVLINK + messages * LATENCY
-
     def communicating(self, network: str) -> float:
-        """Return the seconds of all collectives."""
-        return self.reducing(network) + self.dividing
+        """Return the seconds of the collectives over a network, or over NVLink in one node."""
+        n = self.devices
+        bandwidth = NVLINK if n <= NODE else min(NVLINK, NETWORKS[network])
+        reductions = self.cost.collectives["allreduce"]
+        if self.strategy == "DDP":
+            reductions = math.ceil(self.cost.gradients / BUCKET) if n > 1 else 0
+        others = sum(self.cost.collectives.values()) - self.cost.collectives["allreduce"]
+        messages = reductions * 2 * math.log2(n) + others * (n - 1)  # in a tree, and in a ring
+        return self.cost.sent / bandwidth + messages * LATENCY
 
     def efficiency(self, network: str) -> float:
         """Return the speed of a device relative to one without communication."""
-        if self.strategy == ELASTIC:
-            return self.computing / (self.computing + self.reducing(network))
-        return self.computing / (max(self.computing, self.reducing(network)) + self.dividing)
+        communicating = self.communicating(network)
+        if self.strategy in (ELASTIC, TENSOR):  # which do not compute at the same time
+            return self.computing / (self.computing + communicating)
+        return self.computing / max(self.computing, communicating)
 
 
 def estimates() -> Iterator[Estimate]:
@@ -122,20 +93,16 @@ def estimates() -> Iterator[Estimate]:
         def make(d_model: int = d_model, num_heads: int = num_heads, num_layers: int = num_layers) -> LanguageModel:
             return LanguageModel(GPT(VOCAB_SIZE, d_model, num_heads, num_layers, max_length=LENGTH), tokenizer)
 
-        precision = MixedPrecision("bf16-mixed", "cpu")
         for label, strategy in STRATEGIES.items():
             for number in DEVICES:
-                with fake_processes(number) as mesh:
+                size = number if label == TENSOR else 1
+                if label == TENSOR and (not 1 < number <= NODE or num_heads % number):
+                    continue
+                with fake_processes(number, size) as mesh:
+                    precision = MixedPrecision("bf16-mixed", "cpu")
                     given = ShardedBatch((batch,)) if label == ELASTIC else batch
                     cost = step_cost(make, given, strategy, mesh, precision)
                 yield Estimate(name, label, number, cost)
-        if size := TENSOR_PARALLEL.get(name):
-            inner = None
-            for number in (number for number in DEVICES if number >= size):
-                with fake_processes(number, size) as mesh:
-                    cost = step_cost(make, batch, divide, mesh, precision)
-                inner = inner or cost
-                yield Estimate(name, f"FSDP, TP {size}", number, cost, inner, size)
 
 
 def table(rows: list[Estimate]) -> str:

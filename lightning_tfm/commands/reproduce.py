@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from lightning_tfm.callbacks.provenance import framework, hardware, versions
 from lightning_tfm.catalog import (
@@ -84,8 +86,8 @@ def reproduce(arguments: list[str]) -> int:
         _check(_folder(options.output, experiment, seed), experiment, source)
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     description, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
-    columns = (description, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), now)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    columns = (description, BarColumn(10), TimeElapsedColumn(), TimeRemainingColumn(), now)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs), now="")
         done = 0.0
         for number, (seed, experiment) in enumerate(jobs, start=1):
@@ -105,7 +107,7 @@ def reproduce(arguments: list[str]) -> int:
             console.print(f"{title}: {_describe(experiment, run)}")
             _write(options.output, source, experiments, runs)
     rows = [row for experiment in experiments for row in compared(experiment, runs[experiment.name])]
-    print(table(experiments, runs), end="")
+    _print(experiments, runs)
     failed = [row for row in rows if not row["holds"]]
     print(f"\n{len(rows) - len(failed)} of {len(rows)} claims hold; written: {options.output / 'RESULTS.md'}")
     return 1 if failed else 0
@@ -215,13 +217,12 @@ def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
 
 
 def _logged(folder: Path) -> str:
-    """Describe the run in a folder by its last logged step, throughput and main metric."""
+    """Describe the run in a folder by its last logged step and main metric."""
     last: dict[str, str] = {}
     for path in folder.glob("runs/*/version_*/metrics.csv"):
         for row in read_metrics(path):
             last |= {name: value for name, value in row.items() if name and value}
     shown = [f"step {last['step']}"] if "step" in last else []
-    shown += [f"{float(last['tokens_per_second']):,.0f} tokens/s"] if "tokens_per_second" in last else []
     shown += [f"{name} {float(last[name]):.4g}" for name in HEADLINES if name in last][:1]
     return ", ".join(shown)
 
@@ -272,6 +273,14 @@ def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
         experiments: the experiments.
         runs: the runs so far, by name of the experiment.
     """
+    lines = _cells(experiments, runs)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
+
+
+def _cells(experiments: list[Experiment], runs: dict[str, list[Run]]) -> list[tuple[str, ...]]:
+    """Return the rows of the table of results, starting with the header."""
     lines: list[tuple[str, ...]] = [("experiment", "metric", "claimed", "mean", "95 % interval", "by seed", "", *COSTS)]
     for experiment in experiments:
         summaries = [run.summary for run in runs[experiment.name] if run.summary is not None]
@@ -296,9 +305,21 @@ def table(experiments: list[Experiment], runs: dict[str, list[Run]]) -> str:
                     *cost,
                 )
             )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
+    return lines
+
+
+def _print(experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
+    """Print the table of results; in a terminal, only its columns that fit."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        print(table(experiments, runs), end="")
+        return
+    header, *lines = _cells(experiments, runs)
+    shown = [header.index(name) for name in ("experiment", "metric", "claimed", "mean", "")]
+    narrow = Table(*(Column(header[index], overflow="fold") for index in shown), box=box.SIMPLE_HEAD)
+    for line in lines:
+        narrow.add_row(*(line[index].strip("`") for index in shown))
+    console.print(narrow)
 
 
 def _number(value: float | None) -> str:
