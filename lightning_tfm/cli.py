@@ -31,6 +31,7 @@ from lightning_tfm import modules, networks
 from lightning_tfm.arguments import with_options
 from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provenance
 from lightning_tfm.callbacks.checkpoints import check_interval
+from lightning_tfm.callbacks.heartbeat import is_of_communication
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
@@ -343,9 +344,15 @@ class TfmCLI(LightningCLI):
         except MisconfigurationException as error:
             raise UserError(format_error(error)) from error
         except RuntimeError as error:
-            if "Early stopping conditioned on metric" not in str(error):
-                raise
-            raise UserError(f"trainer.callbacks: {error}") from error
+            if "Early stopping conditioned on metric" in str(error):
+                raise UserError(f"trainer.callbacks: {error}") from error
+            if self.trainer.world_size > 1 and is_of_communication(error):
+                reason = re.sub(r"^\[.*?\]\s*", "", str(error).splitlines()[0]).partition(" This is typically")[0]
+                raise UserError(
+                    f"the processes of a run must reach each other, but {reason.rstrip('.')!r}; the output of the "
+                    "others may show why"
+                ) from error
+            raise
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         ours: dict[str, Any] = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +25,12 @@ from lightning_tfm.parallel import Layout
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
 
-ANSWER_TIMEOUT = timedelta(seconds=15)
-"""Maximum time between the first and the last process that tell their strategy, after all have met."""
+STRATEGY_TIMEOUT = timedelta(seconds=10)
+"""Maximum time that a process waits for another one to tell its strategy, after both have met."""
+
+
+RUNS = itertools.count()
+"""Numbers of the runs of this process that divide a network, which have one store."""
 
 
 class Elastic(DDPStrategy):
@@ -235,15 +240,16 @@ class ModelParallel(ModelParallelStrategy):
         Raises:
             UserError: if one has another.
         """
-        store = _get_default_store()
+        store, run = _get_default_store(), next(RUNS)
         own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
-        store.set(f"strategy of {self.global_rank}", own)
         for rank in range(self.world_size):
             try:
-                store.wait([f"strategy of {rank}"], ANSWER_TIMEOUT)
-                theirs = store.get(f"strategy of {rank}").decode()
-            except RuntimeError:  # it has told none, or rank 0, which has the store, has ended
-                theirs = "another one"
+                store.set(f"strategy of rank {self.global_rank} in run {run}", own)
+                key = f"strategy of rank {rank} in run {run}"
+                store.wait([key], STRATEGY_TIMEOUT)
+                theirs = store.get(key).decode()
+            except RuntimeError:  # also if rank 0, which has the store, has ended
+                theirs = "not answered, so it has another one or has ended"
             if theirs != own:
                 raise UserError(
                     f"all processes of a run must have the same trainer.strategy, but rank {self.global_rank} has "

@@ -396,7 +396,7 @@ def test_groups_without_a_named_metric_are_left_out_with_a_note(runs):
     write_runs(runs / "longer", [0.25] * 6, metric="longer/exact_match", warmup_steps=3)
     found = compared("runs/plain", "runs/longer", metric="longer/exact_match")
     assert [(result.group.name, result.mean) for result in found.results] == [("longer", 0.25)]
-    assert found.notes == ("plain has no test/longer/exact_match, and is left out",)
+    assert found.notes == ("plain has no test/longer/exact_match, and is left out, so the next group is the baseline",)
 
 
 def test_other_machines_are_noted(runs):
@@ -511,7 +511,7 @@ def test_a_figure_is_drawn(suffix, runs, capsys):
         (["=runs/plain"], "GROUP must have a name of its own, but is '=runs/plain'"),
         (["A=runs/plain", "A=runs/warm"], "GROUP must have a name of its own, but is 'A=runs/warm'"),
         (["A=runs/plain", "B=runs/plain/version_3"], "'runs/plain/version_3' is in A and B; remove it from one"),
-        (["runs", "--metric", "bleu"], "not the metric 'bleu'; they share test/exact_match, samples_per_second"),
+        (["runs", "--metric", "bleu"], "but none has 'bleu'; they have test/exact_match, samples_per_second"),
         (["young"], "GROUP must name finished runs, but young names none: young/version_0 has not finished"),
         (
             ["A=runs/plain", "B=young"],

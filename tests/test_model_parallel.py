@@ -85,7 +85,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.run
-def test_a_divided_network_trains_as_in_one_process(variant, tmp_path):
+def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
     model, layout, settings = VARIANTS[variant]
     one, divided = new_folders(tmp_path, "one", "divided")
     child = start(*fit(model, **UNDIVIDED | settings), cwd=one)
@@ -341,15 +341,44 @@ def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
 
 
-@pytest.mark.parametrize("own", ["", "--trainer.strategy.init_args.tensor_parallel_size=2"])
+SHARDED_BY_TWO = [
+    *("--trainer.accelerator=cpu", "--trainer.devices=2"),
+    *("--config", EXPERIMENTS / "model_parallel.yaml"),
+]
+
+
+@pytest.mark.parametrize(
+    ("first_has", "named"),
+    [
+        (TWO_PROCESSES, "the processes of a run must reach each other"),
+        (
+            ["--trainer.devices=2", "--config", EXPERIMENTS / "elastic.yaml"],
+            "the processes of a run must reach each other",
+        ),
+        (
+            [*SHARDED_BY_TWO, "--trainer.strategy.init_args.tensor_parallel_size=2"],
+            "the same trainer.strategy, but rank 0",
+        ),
+    ],
+    ids=["DDP", "elastic determinism", "tensor parallel"],
+)
 @pytest.mark.run
-def test_processes_with_different_strategies_are_refused(own, tmp_path):
-    sharded = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--config", EXPERIMENTS / "model_parallel.yaml"]
-    options = [[*sharded, own], sharded] if own else [TWO_PROCESSES, sharded]
-    starts = [partial(start, *fit("gpt", *each), cwd=tmp_path) for each in options]
+def test_processes_with_different_strategies_are_refused(first_has, named, tmp_path):
+    starts = [partial(start, *fit("gpt", *options), cwd=tmp_path) for options in (first_has, SHARDED_BY_TWO)]
     first, second = (begin(**rank) for begin, rank in zip(starts, ranks(), strict=True))
     assert (first.wait(), second.wait()) == (2, 2)
-    message = "the same trainer.strategy, but rank 1 has ModelParallel with tensor_parallel_size 1"
-    assert message in second.err.read_text().splitlines()[-1]
-    assert first.err.read_text().splitlines()[-1].startswith("lightning-tfm: error: ")
-    assert "Traceback" not in first.err.read_text() + second.err.read_text()
+    messages = [child.err.read_text() for child in (first, second)]
+    assert named in messages[0].splitlines()[-1]
+    expected = "the same trainer.strategy, but rank 1 has ModelParallel with tensor_parallel_size 1"
+    assert expected in messages[1].splitlines()[-1]
+    assert "Traceback" not in "".join(messages)
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+@pytest.mark.run
+def test_a_network_interface_that_does_not_exist_is_one_mistake(tmp_path):
+    child = start_two(*fit("gpt"), cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0")
+    assert child.wait() == 2
+    message = child.err.read_text()
+    assert "nosuch0" in message.splitlines()[-1]
+    assert "Traceback" not in message

@@ -18,7 +18,7 @@ import yaml
 import datamodules
 from lightning_tfm.catalog import Claim, Experiment, list_experiments, read_experiment
 from lightning_tfm.child_runs import parse_seeds
-from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, compared
+from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, _print, compared
 from lightning_tfm.data import GeneratedDataModule
 from runs import EXPERIMENTS, NETWORKS, SETTINGS, made_once, run, start
 
@@ -221,6 +221,16 @@ def test_a_prediction_interval_covers_the_mean_of_other_seeds():
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     held = [compared(experiment(*draw[:5]), runs(*draw[5:]))[0]["holds"] for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
+
+
+def test_the_results_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    experiments = [experiment for experiment in list_experiments(EXPERIMENTS) if experiment.claims]
+    _print(experiments, {experiment.name: [Run(21, None, "killed")] for experiment in experiments})
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("FAIL" in line for line in lines) == sum(len(experiment.claims) for experiment in experiments)
 
 
 @pytest.mark.run

@@ -309,14 +309,14 @@ def _cells(experiments: list[Experiment], runs: dict[str, list[Run]]) -> list[tu
 
 
 def _print(experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
-    """Print the table of results; in a terminal, only its columns that fit."""
-    console = Console(highlight=False)
+    """Print the table of results; in a terminal, only its main columns."""
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         print(table(experiments, runs), end="")
         return
     header, *lines = _cells(experiments, runs)
     shown = [header.index(name) for name in ("experiment", "metric", "claimed", "mean", "")]
-    narrow = Table(*(Column(header[index], overflow="fold") for index in shown), box=box.SIMPLE_HEAD)
+    narrow = Table(*(Column(header[index] or "result", overflow="fold") for index in shown), box=box.SIMPLE_HEAD)
     for line in lines:
         narrow.add_row(*(line[index].strip("`") for index in shown))
     console.print(narrow)

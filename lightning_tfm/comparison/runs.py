@@ -284,11 +284,11 @@ def test_set_of(metric: str, runs: Sequence[Run]) -> str:
 
 
 def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
-    """Return the full name of a metric.
+    """Return the full name of the metric to compare.
 
     Args:
         groups: the groups.
-        metric: its name, with or without the split, of which a group must have a value; None for the first of HEADLINES
+        metric: its name, with or without the split, which at least one group must have; None for the first of HEADLINES
             that all groups have.
 
     Raises:
@@ -298,14 +298,13 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
     shared = set.intersection(*by_group)
     names = [name.removeprefix("val/") for name in HEADLINES] if metric is None else [metric]
     candidates = [f"{split}{name}" for name in names for split in ("", "test/", "val/")]
-    known = shared if metric is None else set.union(*by_group)
-    found = next((name for name in candidates if name in known), None)
-    if found is None:
-        wanted = "a metric" if metric is None else f"the metric {metric!r}"
-        named = sorted((name for name in shared if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
+    known = set.union(*by_group)
+    found = next((name for names in (shared, known) for name in candidates if name in names), None)
+    if found is None or (metric is None and found not in shared):
+        named = sorted((name for name in known if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
+        reason = "the groups share no BLEU, exact match, accuracy or loss" if metric is None else f"none has {metric!r}"
         raise UserError(
-            f"--metric must be one that the groups have, but they have not {wanted}; they share "
-            f"{', '.join(named) or 'none'}"
+            f"--metric must name a metric that a group has, but {reason}; they have {', '.join(named) or 'no metric'}"
         )
     return found
 
@@ -320,10 +319,12 @@ def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list
     Raises:
         UserError: if no value of a group is finite.
     """
-    chosen, notes = [], []
+    chosen: list[Group] = []
+    notes = []
     for group in groups:
         if not any(metric in run.metrics for run in group.runs):
-            notes.append(f"{group.name} has no {metric}, and is left out")
+            following = "" if chosen or group is not groups[0] else ", so the next group is the baseline"
+            notes.append(f"{group.name} has no {metric}, and is left out{following}")
             continue
         by_seed: dict[int, Run] = {}
         repeated = []
