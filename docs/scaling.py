@@ -1,6 +1,6 @@
 """Table and chart of scaling.md: memory and step time of GPT by size, strategy and number of devices.
 
-`python docs/scaling.py` prints the table and draws docs/images/scaling.png, in a few minutes, without a GPU.
+`python docs/scaling.py` prints the table and draws docs/images/scaling.png, in half an hour, without a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ VOCAB_SIZE, ROWS, LENGTH = 50_257, 8, 1024
 
 DEVICES = (1, 2, 4, 8, 64, 256, 1024)
 
+ELASTIC, TENSOR = "elastic", "tensor"
+STRATEGIES = {"DDP": ddp, ELASTIC: replicate, "FSDP": divide, TENSOR: divide}
+"""Functions that distribute a module, by name of the strategy."""
+
 # Assumptions, see scaling.md.
 PEAK = 989e12  # FLOP/s of an H100 SXM in bfloat16
 UTILIZATION = 0.4
@@ -39,10 +43,6 @@ NVLINK = 450e9  # bytes/s
 NETWORKS = {"InfiniBand": 400e9, "Ethernet": 12.5e9}  # bytes/s of a node
 LATENCY = 5e-6  # s per message
 BUCKET = 25 * 2**20  # bytes of an all-reduce of DDP
-
-
-ELASTIC, TENSOR = "elastic", "tensor"
-STRATEGIES = {"DDP": ddp, ELASTIC: replicate, "FSDP": divide, TENSOR: divide}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Estimate:
     def efficiency(self, network: str) -> float:
         """Return the speed of a device relative to one without communication."""
         communicating = self.communicating(network)
-        if self.strategy in (ELASTIC, TENSOR):  # which do not compute at the same time
+        if self.strategy in (ELASTIC, TENSOR):  # their communication does not overlap with computing
             return self.computing / (self.computing + communicating)
         return self.computing / max(self.computing, communicating)
 
@@ -111,7 +111,7 @@ def table(rows: list[Estimate]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     for row in rows:
         if row.devices > 1 and not row.fits and row.strategy in ("DDP", ELASTIC):
-            continue  # as on one device
+            continue  # does not fit on one device either
         times = [f"{1e3 * seconds:,.0f} ms" for seconds in (row.computing, *map(row.communicating, NETWORKS))]
         shares = " / ".join(f"{row.efficiency(network):.0%}" for network in NETWORKS)
         cells = (

@@ -137,7 +137,8 @@ def _label(symbol: str) -> str:
 def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Figure:
     """Draw positional encodings (N, D) as a heat map, and up to four dimensions as curves."""
     N, D = encodings.shape
-    values = encodings.detach().float().cpu()
+    # A copy, since the storage of a tensor that has become an array cannot be resized, which FSDP2 does with weights.
+    values = encodings.detach().to("cpu", torch.float32, copy=True)
     with rc_context(STYLE):
         figure = Figure(figsize=(10, 3.6), layout="constrained")
         heat, curves = figure.subplots(1, 2)

@@ -197,6 +197,12 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
 
 
+def test_weights_that_are_drawn_can_still_be_freed_by_fsdp():
+    weight = torch.ones(5, 8)
+    draw_positions(weight)
+    weight.untyped_storage().resize_(0)
+
+
 @pytest.mark.parametrize(("largest", "darkest"), [(1.0, 1.0), (0.5, 1.0), (0.25, 0.25)])
 def test_the_darkest_color_is_a_weight_of_1_or_the_largest_of_diffuse_attention(largest, darkest):
     weights = torch.full((2, 3, 8), 0.125)
