@@ -428,7 +428,8 @@ def fit(model, *options, **settings):
 
 def folder(cwd, model):
     """Return the folder of the run that has saved a checkpoint; a run killed before that leaves a folder, too."""
-    (path,) = (path for path in (cwd / f"runs/copy_{model}").iterdir() if (path / "checkpoints/last.ckpt").exists())
+    name = model if model in TASKS else f"copy_{model}"
+    (path,) = (path for path in (cwd / f"runs/{name}").iterdir() if (path / "checkpoints/last.ckpt").exists())
     return path
 
 

@@ -79,8 +79,9 @@ KILLED_RUNS = {
     "transformer": AVERAGED,
     "gpt": MUON | {"trainer.accumulate_grad_batches": 2},
     "attention_lstm": CLIPPED,
+    "text_gpt": {"data.batch_size": 20},
 }
-"""The settings of a run that is killed, by its network."""
+"""The settings of a run that is killed, by its network or its task."""
 
 
 @pytest.mark.parametrize("model", KILLED_RUNS)
@@ -88,12 +89,19 @@ KILLED_RUNS = {
 def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, tmp_path):
     """Kill a run of two processes ten times at random moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    arguments = fit(model, "--ckpt_path=last", **KILLED_RUNS[model] | {"trainer.max_steps": 180})
+    settings = KILLED_RUNS[model] | {"trainer.max_steps": 180}
+    moments = list(KILLED)
+    if model in TASKS:
+        arguments = ["fit", "--config", write_task(model, tmp_path)]
+        arguments += [f"--{name}={value}" for name, value in settings.items()] + ["--ckpt_path=last"]
+        moments.remove("in a training step")  # of another module
+    else:
+        arguments = fit(model, "--ckpt_path=last", **settings)
     child = start_elastic(2, *arguments, cwd=whole)
     assert child.wait() == 0, child.err.read_text()
     draw = random.Random(model)
     for kill in range(10):
-        moment = draw.choice(list(KILLED))
+        moment = draw.choice(moments)
         fault = (moment, draw.randint(1, KILLED[moment]))
         child = start_elastic(draw.choice((1, 4)) if kill % 2 else 2, *arguments, cwd=killed, fault=fault)
         child.process.join(300)
