@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,6 @@ TIMEOUT = timedelta(minutes=10)
 
 STRATEGY_TIMEOUT = timedelta(seconds=10)
 """Maximum time that a process waits for another one to tell its strategy, after both have met."""
-
 
 RUNS = itertools.count()
 """Numbers of the runs of this process that divide a network, which have one store."""
@@ -242,13 +242,14 @@ class ModelParallel(ModelParallelStrategy):
         """
         store, run = _get_default_store(), next(RUNS)
         own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
-        for rank in range(self.world_size):
+        keys = [f"strategy of rank {rank} in run {run}" for rank in range(self.world_size)]
+        with suppress(RuntimeError):  # rank 0, which has the store, has ended, as is found below
+            store.set(keys[self.global_rank], own)
+        for rank, key in enumerate(keys):
             try:
-                store.set(f"strategy of rank {self.global_rank} in run {run}", own)
-                key = f"strategy of rank {rank} in run {run}"
                 store.wait([key], STRATEGY_TIMEOUT)
                 theirs = store.get(key).decode()
-            except RuntimeError:  # also if rank 0, which has the store, has ended
+            except RuntimeError:
                 theirs = "not answered, so it has another one or has ended"
             if theirs != own:
                 raise UserError(

@@ -413,6 +413,9 @@ SETTINGS = {
     "model.init_args.lr_schedule.warmup_steps": 10,
 }
 
+AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
+MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
+
 
 def fit(model, *options, **settings):
     """Return the arguments of a short run."""

@@ -11,6 +11,8 @@ import torch
 from lightning_tfm.errors import UserError
 from lightning_tfm.strategies import Elastic, add_to_tree
 from runs import (
+    AVERAGED,
+    MUON,
     NETWORKS,
     TASKS,
     TWO_PROCESSES,
@@ -26,9 +28,7 @@ from runs import (
     write_task,
 )
 
-AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
 CLIPPED = {"trainer.gradient_clip_val": 0.1}
-MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
 VARIANTS = {
     **{model: (model, {}) for model in NETWORKS},
     "averaged and clipped": ("transformer", AVERAGED | CLIPPED),

@@ -14,7 +14,9 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
 from runs import (
+    AVERAGED,
     EXPERIMENTS,
+    MUON,
     TASKS,
     TWO_PROCESSES,
     equal,
@@ -51,8 +53,6 @@ UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_step
 
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
-MUON = {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"}
-AVERAGED = {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"}
 DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
 
 VARIANTS = {

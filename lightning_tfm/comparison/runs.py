@@ -299,8 +299,9 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
     names = [name.removeprefix("val/") for name in HEADLINES] if metric is None else [metric]
     candidates = [f"{split}{name}" for name in names for split in ("", "test/", "val/")]
     known = set.union(*by_group)
-    found = next((name for names in (shared, known) for name in candidates if name in names), None)
-    if found is None or (metric is None and found not in shared):
+    searched = (shared,) if metric is None else (shared, known)
+    found = next((name for names in searched for name in candidates if name in names), None)
+    if found is None:
         named = sorted((name for name in known if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
         reason = "the groups share no BLEU, exact match, accuracy or loss" if metric is None else f"none has {metric!r}"
         raise UserError(
@@ -323,7 +324,7 @@ def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list
     notes = []
     for group in groups:
         if not any(metric in run.metrics for run in group.runs):
-            following = "" if chosen or group is not groups[0] else ", so the next group is the baseline"
+            following = "" if group is not groups[0] else ", so the next group is the baseline"
             notes.append(f"{group.name} has no {metric}, and is left out{following}")
             continue
         by_seed: dict[int, Run] = {}
