@@ -42,7 +42,7 @@ from lightning_tfm.console import print_next_commands, print_results, print_uplo
 from lightning_tfm.data import Sharding, TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
-from lightning_tfm.loggers import describe_run, run_folder, wandb_loggers
+from lightning_tfm.loggers import describe_run, discard_tensorboard, run_folder, wandb_loggers
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
@@ -119,7 +119,8 @@ class TfmCLI(LightningCLI):
         except BaseException as error:
             if isinstance(error, Interrupted) and (run := self.folder.resumable):
                 error.ckpt_path = relative(run)
-            self.folder.discard_if_empty()
+            if self.folder.discard_if_empty():
+                discard_tensorboard(self.trainer.loggers)
             raise
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,13 @@ def relative(path: str | Path) -> str:
         return os.path.relpath(path)
     except ValueError:
         return os.path.abspath(path)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder, and its parent if empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # it holds other folders
+        folder.parent.rmdir()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, str]]:

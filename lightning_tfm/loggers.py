@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import relative
+from lightning_tfm.files import delete_folder, relative
 
 CONNECT_TIMEOUT = 2.0
 """Timeout in seconds for a response of the W&B server, after which a run starts offline."""
@@ -256,11 +256,13 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
             super().__init__(save_dir, name, default_hp_metric=False, **settings)
         except ModuleNotFoundError:
             raise UserError("TensorBoardLogger needs the package tensorboard; pip install tensorboard") from None
+        self._is_new = False
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
         """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
         if self._version is None:
             self._version = name.replace("/", "_")
+            self._is_new = not Path(self.log_dir).exists()
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
 
     @rank_zero_only
@@ -274,6 +276,19 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics(_without_epoch(metrics), step)
+
+    def discard(self) -> None:
+        """Delete the folder of the run if this logger has created it."""
+        if self._is_new:
+            self.experiment.close()
+            delete_folder(Path(self.log_dir))
+
+
+def discard_tensorboard(loggers: Sequence[Logger]) -> None:
+    """Delete what a run without results has written to TensorBoard."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.discard()
 
 
 def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:

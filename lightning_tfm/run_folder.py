@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.callbacks.provenance import read_starts
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import read_metrics, write_text
+from lightning_tfm.files import delete_folder, read_metrics, write_text
 
 
 class RunFolder:
@@ -50,12 +49,12 @@ class RunFolder:
         """Return the path if the folder contains a checkpoint to resume from; None otherwise."""
         return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
 
-    def discard_if_empty(self) -> None:
-        """Delete the folder, and its parent if empty, if this process has created it and has written no results."""
-        if self.path is not None and self.is_new and is_empty(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # it holds other runs
-                self.path.parent.rmdir()
+    def discard_if_empty(self) -> bool:
+        """Delete the folder if this process has created it and has written no results; return whether it did."""
+        if self.path is None or not self.is_new or not is_empty(self.path):
+            return False
+        delete_folder(self.path)
+        return True
 
 
 def _make(folder: Path) -> bool:

@@ -137,7 +137,7 @@ def test_runs_of_another_version_of_an_experiment_are_refused(reproduced, tmp_pa
     path.write_text(path.read_text() + "\n# changed\n")
     child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
     assert child.wait() == 2
-    assert "have the same yaml, but that of 'runs/reproduce/copy_gpt/seed_4' differs" in child.err.read_text()
+    assert "have the same yaml, but 'runs/reproduce/copy_gpt/seed_4' differs" in child.err.read_text()
     assert run("reproduce", "copy_gpt", "--seeds=4", "--output=other", cwd=project).wait() == 0
 
 

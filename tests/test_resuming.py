@@ -387,10 +387,12 @@ def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
 )
 @pytest.mark.run
 def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message, tmp_path):
-    child = run(*fit("gpt", **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path)
+    tensorboard = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
+    child = run(*fit("gpt", tensorboard, **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path)
     assert child.wait() == 2
     assert message in child.err.read_text()
     assert not (tmp_path / "runs/copy_gpt").exists()
+    assert not (tmp_path / "runs/tensorboard").exists()
 
 
 @pytest.mark.parametrize(

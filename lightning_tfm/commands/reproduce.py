@@ -148,7 +148,7 @@ def _source() -> dict[str, Any]:
     state = framework()
     return {
         "commit": state["commit"],
-        "uncommitted": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
+        "uncommitted changes": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
         "versions": versions(),
         "hardware": hardware(),
     }
@@ -176,7 +176,7 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
     for name, ours in {**source, "yaml": experiment.text}.items():
         if earlier.get(name) != ours:
             raise UserError(
-                f"--output must be a folder whose runs have the same {name}, but that of {str(folder)!r} differs; "
+                f"--output must be a folder whose runs have the same {name}, but {str(folder)!r} differs; "
                 "choose another folder, or delete it"
             )
 
@@ -345,6 +345,6 @@ def _write(output: Path, source: dict[str, Any], experiments: list[Experiment], 
     }
     write_text(output / "reproduce.json", json.dumps(content, indent=2) + "\n")
     machine = f"{source['hardware']['cores']} cores of {source['hardware']['processor']}"
-    state = f"commit {source['commit']}" + (", with uncommitted changes" if source["uncommitted"] else "")
+    state = f"commit {source['commit']}" + (", with uncommitted changes" if source["uncommitted changes"] else "")
     text = f"# Results\n\nBy `lightning-tfm reproduce` at {made}, {state}, on {machine}.\n\n{table(experiments, runs)}"
     write_text(output / "RESULTS.md", text)
