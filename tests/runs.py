@@ -156,8 +156,18 @@ def start_parallel(
     return _start_ranks(number, *arguments, **settings)
 
 
-def _start_ranks(number: int, *arguments: object, **settings: Any) -> Child:
-    first, *others = (start(*arguments, **settings, **rank) for rank in ranks(number))
+def _start_ranks(
+    number: int,
+    *arguments: object,
+    fault: tuple[object, ...] | None = None,
+    faulty_rank: int | None = None,
+    **settings: Any,
+) -> Child:
+    """Start a process for each rank, see `start`; a fault is injected into all of them, or into one."""
+    first, *others = (
+        start(*arguments, fault=fault if faulty_rank in (None, rank) else None, **settings, **environment)
+        for rank, environment in enumerate(ranks(number))
+    )
     return Child(first.process, first.out, first.err, [other.process for other in others])
 
 

@@ -97,6 +97,48 @@ def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
     assert_close_runs(folder(divided, model), folder(one, model))
 
 
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("gpt", "FSDP2"),
+        ("gpt", "tensor parallel"),
+        ("transformer", "FSDP2 and tensor parallel"),
+        ("attention_lstm", "FSDP2"),
+    ],
+)
+@pytest.mark.run
+def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_path):
+    settings = UNDIVIDED | {"trainer.precision": "bf16-mixed"} | (TWO_HEADS if model != "attention_lstm" else {})
+    runs = {}
+    for name in ("one process", layout):
+        (cwd,) = new_folders(tmp_path, name)
+        child = LAYOUTS[name](*fit(model, **settings), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+        run = folder(cwd, model)
+        runs[name] = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
+        assert {weight.dtype for weight in read(run / "checkpoints/last.ckpt")["state_dict"].values()} == {
+            torch.float32
+        }
+    assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "layout", ["DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism"]
+)
+@pytest.mark.run
+def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
+    fault = {"fault": ("in the loss", 31, "nan"), "faulty_rank": 1}
+    child = LAYOUTS[layout](*fit("gpt", **UNDIVIDED | TWO_HEADS), cwd=tmp_path, **fault)
+    assert child.wait() == 2, child.err.read_text()
+    assert [other.exitcode for other in child.others] == [2] * len(child.others)
+    message = child.err.read_text()
+    assert "gradients are not finite" in message.splitlines()[-1]
+    assert "Traceback" not in message
+    content = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")
+    assert content["global_step"] == (5 if layout == "elastic determinism" else 30)  # with four losses per step
+    assert all(weight.isfinite().all() for weight in content["state_dict"].values())
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.run
 def test_a_task_trains_as_in_one_process(task, tmp_path):
@@ -124,7 +166,7 @@ def assert_close_runs(ours, theirs):
         The keys' biases are left out: a softmax over keys does not depend on them, so their gradients are rounding
         errors, which AdamW scales to steps of the size of the learning rate.
     """
-    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
+    logs = [rows(path) for path in (ours, theirs)]
     assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
     for row, expected in zip(*logs, strict=True):
         for name, value in expected.items():
@@ -147,6 +189,11 @@ def assert_close_runs(ours, theirs):
         for line, expected in zip(*map(predictions, (ours, theirs)), strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
+
+
+def rows(run):
+    """Return the rows of the metrics of a run."""
+    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
 
 
 def predictions(run):

@@ -93,7 +93,7 @@ class TaskModule(LineModule):
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
         signum: the signal that this process has received; 0 if none. Set before each batch, by `Checkpoints`.
-        signum_of_any: the largest `signum` of all processes in the last step.
+        signum_of_any: the largest `signum` of all processes in the step before the last.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -118,6 +118,7 @@ class TaskModule(LineModule):
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.gathering: tuple[list[Tensor], Work] | None = None  # of the sums and the signals of all processes
         self.signum = self.signum_of_any = 0
+        self.arriving_signum: tuple[Tensor, torch.Event | None] | None = None  # of the last step
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
@@ -346,6 +347,7 @@ class TaskModule(LineModule):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        self.signum_of_any, self.arriving_signum = 0, None
         self.seed = torch.initial_seed()
         if self.trainer.datamodule is not None:
             self.longest_source = self.trainer.datamodule.longest_source
@@ -396,7 +398,7 @@ class TaskModule(LineModule):
             (parts, work), self.gathering = self.gathering, None
             work.wait()
             gathered = torch.stack(parts)  # (P, 2 A n + 1) of P processes
-            self.signum_of_any = int(gathered[:, -1].max())
+            self._exchange_signum(gathered[:, -1].max())
             # Processes that read the same data, with tensor parallelism, are consecutive and have the same sums.
             different = gathered[:: len(gathered) // self.sharding.world_size, :-1]  # (W, 2 A n)
             by_batch = different.unflatten(1, (self.trainer.accumulate_grad_batches, -1, 2))  # (W, A, n, 2)
@@ -404,6 +406,22 @@ class TaskModule(LineModule):
         first, *others = sums.unbind()
         loss, tokens = sum(others, start=first)
         return loss, tokens
+
+    def _exchange_signum(self, signum: Tensor) -> None:
+        """Set `signum_of_any` to the value of the step before, and start to copy the value of this step to the CPU.
+
+        Note:
+            To read the value of this step at once would synchronize with the device in each step.
+        """
+        if self.arriving_signum is not None:
+            arrived, copied = self.arriving_signum
+            if copied is not None:
+                copied.synchronize()
+            self.signum_of_any = int(arrived)
+        copied = None if signum.device.type == "cpu" else torch.Event(signum.device)
+        self.arriving_signum = signum.to("cpu", non_blocking=True), copied
+        if copied is not None:
+            copied.record()
 
     def _gradients(self) -> list[Tensor]:
         """Return the gradients of all weights, or the shards of this process."""
