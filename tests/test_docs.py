@@ -194,7 +194,7 @@ def run_line(line, folder):
 
 
 @pytest.mark.run
-def test_the_blocks_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_contents(folder, monkeypatch):
+def test_the_blocks_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_contents(folder, monkeypatch, capsys):
     """Run the Python blocks of a page as one program, between its commands."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
@@ -213,6 +213,8 @@ def test_the_blocks_of_all_pages_run_in_one_folder_in_the_order_of_the_table_of_
                     exec(compile(code, name_of(path), "exec"), program)
             elif not code.startswith(NOT_RUN):
                 run_line(code, folder)
+        if path.name == "README.md":
+            assert capsys.readouterr().out.splitlines()[-1] == "1979-05-03"
 
 
 def test_commands_that_are_not_run_exist():

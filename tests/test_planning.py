@@ -108,6 +108,13 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 
 
+def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinism(monkeypatch, capsys):
+    assert in_process(monkeypatch, "plan", "copy_gpt", "--data.batch_size=2", "--data.train_size=40") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("one device")
+    assert not any(line.startswith("elastic") for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,6 +124,10 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
         (
             ["copy_gpt", "--devices", "65"],
             "at least the number of processes or shards (65), but is 16",
+        ),
+        (
+            ["copy_gpt", "--config", "elastic", "--data.batch_size", "2"],
+            "at least the number of processes or shards (4), but is 2",
         ),
         (["tsv_transformer"], "train.tsv"),
         (["copy_gpt", "--model.network.d_modell", "3"], "d_modell"),

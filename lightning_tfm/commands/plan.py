@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from lightning.pytorch.callbacks import WeightAveraging
@@ -17,7 +17,6 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.networks import Network
 from lightning_tfm.parallel import check_tensor_parallel
 from lightning_tfm.planning import SAMPLE, StepCost, ddp, divide, fake_processes, largest_batch, replicate, step_cost
 from lightning_tfm.strategies import Elastic
@@ -60,6 +59,8 @@ def plan(arguments: list[str]) -> int:
     module, data = cast(TaskModule, cli.model), cast(TaskDataModule, cli.datamodule)
     for number in options.devices:
         data.check_shards(number)
+    if isinstance(cli.trainer.strategy, Elastic):
+        data.check_shards(cli.trainer.strategy.num_shards)
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
@@ -130,21 +131,21 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
                 yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
-            if num_shards % number == 0:
+            if num_shards % number == 0 and accepts(data.check_shards, num_shards):
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
-        if number > 1 and divides(cast(TaskModule, cli.model).network, number):
+        if number > 1 and accepts(check_tensor_parallel, cast(TaskModule, cli.model).network, number):
             with fake_processes(number, tensor_parallel_size=number) as mesh:
                 batch = largest_batch(data)
                 yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
 
 
-def divides(network: Network, size: int) -> bool:
-    """Return whether tensor parallelism can divide a network among a number of processes."""
+def accepts(check: Callable[..., None], *arguments: Any) -> bool:
+    """Return whether a check accepts its arguments, and raises no UserError."""
     try:
-        check_tensor_parallel(network, size)
+        check(*arguments)
     except UserError:
         return False
     return True
