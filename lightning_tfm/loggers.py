@@ -262,7 +262,7 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
         """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
         if self._version is None:
             self._version = name.replace("/", "_")
-            self._is_new = not Path(self.log_dir).exists()
+        self._is_new = not Path(self.log_dir).exists()
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
 
     @rank_zero_only

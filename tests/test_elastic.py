@@ -28,6 +28,8 @@ from runs import (
     write_task,
 )
 
+CLIPPED = {"trainer.gradient_clip_val": 0.1}
+ACCUMULATED = {"trainer.accumulate_grad_batches": 2}
 VARIANTS = {
     **{model: (model, {}) for model in NETWORKS},
     "accumulated": ("gpt", {"trainer.accumulate_grad_batches": 3}),
@@ -72,14 +74,13 @@ KILLED = {
 """Moments of kills, and the most calls before one."""
 
 
-@pytest.mark.parametrize("optimizer", [{}, MUON], ids=["AdamW", "Muon"])
+@pytest.mark.parametrize("settings", [{}, AVERAGED | CLIPPED | ACCUMULATED | MUON], ids=["AdamW", "Muon"])
 @pytest.mark.parametrize("model", [*NETWORKS, "text_gpt"])
 @pytest.mark.run
-def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, optimizer, tmp_path):
-    """Kill a run of two processes, with dropout, four times at random moments, and resume it on one, two or four."""
+def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, settings, tmp_path):
+    """Kill a run of two processes, with dropout, at four moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    settings = AVERAGED | optimizer | {"trainer.accumulate_grad_batches": 2, "trainer.gradient_clip_val": 0.1}
-    settings |= {"trainer.max_steps": 120}
+    settings = settings | {"trainer.max_steps": 120}
     moments = list(KILLED)
     if model in TASKS:
         arguments = ["fit", "--config", write_task(model, tmp_path), "--data.batch_size=20"]
@@ -89,9 +90,8 @@ def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, opti
         arguments = fit(model, "--ckpt_path=last", **settings)
     child = start_elastic(2, *arguments, cwd=whole)
     assert child.wait() == 0, child.err.read_text()
-    draw = random.Random(f"{model} {optimizer}")
-    for kill in range(4):
-        moment = draw.choice(moments)
+    draw = random.Random(f"{model} {settings}")
+    for kill, moment in enumerate(draw.sample(moments, 4)):
         fault = (moment, draw.randint(1, KILLED[moment]))
         child = start_elastic(draw.choice((1, 4)) if kill % 2 else 2, *arguments, cwd=killed, fault=fault)
         child.process.join(300)

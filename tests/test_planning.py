@@ -20,7 +20,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.parallel import DATA, TENSOR
 from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, step_cost
 from lightning_tfm.tokenization import SymbolTokenizer
-from runs import CONTEXT, in_process
+from runs import CONTEXT, in_process, write_task
 
 TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
 V, D, LAYERS, B, T = 32, 64, 3, 8, 48
@@ -108,8 +108,13 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
 
 
-def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinism(monkeypatch, capsys):
-    assert in_process(monkeypatch, "plan", "copy_gpt", "--data.batch_size=2", "--data.train_size=40") == 0
+@pytest.mark.parametrize("setting", ["batch_size=2", "batch_tokens=70"])
+def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinism(
+    setting, tmp_path, monkeypatch, capsys
+):
+    task = write_task("translation_transformer", tmp_path)
+    options = ["--data.batch_tokens=null"] if setting.startswith("batch_size") else []
+    assert in_process(monkeypatch, "plan", task, *options, f"--data.{setting}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("one device")
     assert not any(line.startswith("elastic") for line in lines)

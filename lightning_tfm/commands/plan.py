@@ -59,8 +59,6 @@ def plan(arguments: list[str]) -> int:
     module, data = cast(TaskModule, cli.model), cast(TaskDataModule, cli.datamodule)
     for number in options.devices:
         data.check_shards(number)
-    if isinstance(cli.trainer.strategy, Elastic):
-        data.check_shards(cli.trainer.strategy.num_shards)
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
@@ -123,7 +121,8 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         "accumulated": trainer.accumulate_grad_batches,
         "averages": averages,
     }
-    num_shards = (trainer.strategy if isinstance(trainer.strategy, Elastic) else Elastic()).num_shards
+    is_elastic = isinstance(trainer.strategy, Elastic)
+    num_shards = (trainer.strategy if is_elastic else Elastic()).num_shards
     for number in devices:
         with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
@@ -131,7 +130,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
                 yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
-            if num_shards % number == 0 and accepts(data.check_shards, num_shards):
+            if num_shards % number == 0 and (is_elastic or accepts(largest_batch, data, number, num_shards)):
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
@@ -142,10 +141,10 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
 
 
-def accepts(check: Callable[..., None], *arguments: Any) -> bool:
-    """Return whether a check accepts its arguments, and raises no UserError."""
+def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Return whether a function raises no UserError for its arguments."""
     try:
-        check(*arguments)
+        function(*arguments)
     except UserError:
         return False
     return True

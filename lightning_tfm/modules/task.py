@@ -93,7 +93,7 @@ class TaskModule(LineModule):
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
         signum: the signal that this process has received; 0 if none. Set before each batch, by `Checkpoints`.
-        signum_of_any: the largest `signum` of all processes in the step before the last.
+        signum_of_any: the largest `signum` of all processes, one step late, since it is copied from the device.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -398,7 +398,7 @@ class TaskModule(LineModule):
             (parts, work), self.gathering = self.gathering, None
             work.wait()
             gathered = torch.stack(parts)  # (P, 2 A n + 1) of P processes
-            self._exchange_signum(gathered[:, -1].max())
+            self._read_signum(gathered[:, -1].max())
             # Processes that read the same data, with tensor parallelism, are consecutive and have the same sums.
             different = gathered[:: len(gathered) // self.sharding.world_size, :-1]  # (W, 2 A n)
             by_batch = different.unflatten(1, (self.trainer.accumulate_grad_batches, -1, 2))  # (W, A, n, 2)
@@ -407,7 +407,7 @@ class TaskModule(LineModule):
         loss, tokens = sum(others, start=first)
         return loss, tokens
 
-    def _exchange_signum(self, signum: Tensor) -> None:
+    def _read_signum(self, signum: Tensor) -> None:
         """Set `signum_of_any` to the value of the step before, and start to copy the value of this step to the CPU.
 
         Note:
@@ -583,6 +583,7 @@ class TaskModule(LineModule):
         self.is_restored = True
 
     def on_train_end(self) -> None:
+        self.arriving_signum = None
         self.check_finite()
         if self.skipped_steps:
             rank_zero_print(
