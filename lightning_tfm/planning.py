@@ -132,14 +132,27 @@ def largest_batch(data: TaskDataModule, world_size: int = 1, num_shards: int | N
         A batch; with elastic determinism, a ShardedBatch.
     """
     number = num_shards or world_size
-    data.check_shards(number)
-    data.training_batches(Sharding(0, world_size, number))  # checks the number of rows in a batch
+    check_rows(data, number)
     stream, examples = data.training_batches(Sharding()), data.datasets["train"]
     rows = max(islice(stream, SAMPLE), key=lambda rows: num_elements(examples[rows]))
     by_rank = (Sharding(rank, world_size, number).own for rank in range(world_size))
     shards = (ShardedBatch(examples[rows[shard::number]] for shard in own) for own in by_rank)
     largest = max(shards, key=num_elements)
     return largest if num_shards else largest[0]
+
+
+def check_rows(data: TaskDataModule, number: int) -> None:
+    """Check that each training batch has a row for each of a number of processes or shards.
+
+    Args:
+        data: the data module, after `setup`.
+        number: the number of processes or shards.
+
+    Raises:
+        UserError: if one has not.
+    """
+    data.check_shards(number)
+    data.training_batches(Sharding(0, number, number))  # checks batches of a number of tokens
 
 
 def num_elements(batch: Any) -> int:

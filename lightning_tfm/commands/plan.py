@@ -18,7 +18,17 @@ from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.parallel import check_tensor_parallel
-from lightning_tfm.planning import SAMPLE, StepCost, ddp, divide, fake_processes, largest_batch, replicate, step_cost
+from lightning_tfm.planning import (
+    SAMPLE,
+    StepCost,
+    check_rows,
+    ddp,
+    divide,
+    fake_processes,
+    largest_batch,
+    replicate,
+    step_cost,
+)
 from lightning_tfm.strategies import Elastic
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -58,7 +68,7 @@ def plan(arguments: list[str]) -> int:
     cli = planned(settings)
     module, data = cast(TaskModule, cli.model), cast(TaskDataModule, cli.datamodule)
     for number in options.devices:
-        data.check_shards(number)
+        check_rows(data, number)
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
@@ -130,7 +140,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
                 yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
-            if num_shards % number == 0 and (is_elastic or accepts(largest_batch, data, number, num_shards)):
+            if num_shards % number == 0 and (is_elastic or accepts(check_rows, data, num_shards)):
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
@@ -141,10 +151,10 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
 
 
-def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Return whether a function raises no UserError for its arguments."""
+def accepts(check: Callable[..., None], *arguments: Any) -> bool:
+    """Return whether a check raises no UserError for its arguments."""
     try:
-        function(*arguments)
+        check(*arguments)
     except UserError:
         return False
     return True

@@ -583,7 +583,7 @@ class TaskModule(LineModule):
         self.is_restored = True
 
     def on_train_end(self) -> None:
-        self.arriving_signum = None
+        self.arriving_signum = None  # an event cannot be copied with the module
         self.check_finite()
         if self.skipped_steps:
             rank_zero_print(
