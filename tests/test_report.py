@@ -124,7 +124,8 @@ def test_an_unfinished_run_can_be_reported(two_runs, tmp_path):
     assert report([str(young), "--output", str(tmp_path / "page.html")]) == 0
 
 
-def test_invalid_paths_are_refused(tmp_path):
+def test_invalid_paths_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the current folder may have a report.html
     with pytest.raises(UserError, match=r"RUN must be the folder of a run.*'nowhere' does not; try runs/NAME"):
         report(["nowhere"])
     (tmp_path / "config.yaml").write_text("{}")
