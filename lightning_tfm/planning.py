@@ -114,9 +114,9 @@ def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
     return parallel
 
 
-def divide(module: TaskModule, mesh: DeviceMesh) -> Step:
+def divide(module: TaskModule, mesh: DeviceMesh, activation_checkpointing: bool = False) -> Step:
     """Shard the weights with FSDP2, and divide the Transformer layers with tensor parallelism."""
-    parallelize(module.network, mesh, activation_checkpointing=False)
+    parallelize(module.network, mesh, activation_checkpointing)
     return module.training_step
 
 

@@ -20,7 +20,7 @@ from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.parallel import DATA, TENSOR
 from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, step_cost
 from lightning_tfm.tokenization import SymbolTokenizer
-from runs import CONTEXT, in_process, write_task
+from runs import CONTEXT, EXPERIMENTS, in_process, write_task
 
 TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
 V, D, LAYERS, B, T = 32, 64, 3, 8, 48
@@ -106,6 +106,21 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
     assert lines[0].startswith("GPT of 200,064 parameters")
     names = [" ".join(line.split()[: 3 if " x " in line else 2]) for line in lines[-6:]]
     assert names == ["one device", "elastic x 1", "ddp x 2", "elastic x 2", "fsdp x 2", "tensor x 2"]
+
+
+def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
+    settings = ["copy_gpt", "--devices", "2", *(f"--data.{name}_size=40" for name in ("train", "val", "test", "longer"))]
+    settings += ["--config", EXPERIMENTS / "model_parallel.yaml"]
+    strategy = "--trainer.strategy.init_args"
+    activations = {}
+    for is_recomputed in ("false", "true"):
+        options = [f"{strategy}.tensor_parallel_size=2", f"{strategy}.save_distributed_checkpoint=true"]
+        options.append(f"{strategy}.activation_checkpointing={is_recomputed}")
+        assert in_process(monkeypatch, "plan", *settings, *options) == 0
+        rows = {line[:10]: line.split() for line in capsys.readouterr().out.splitlines()[-4:]}
+        activations[is_recomputed] = {name: float(rows[name][9]) for name in ("fsdp x 2  ", "tensor x 2")}
+    for name, recomputed in activations["true"].items():
+        assert recomputed < 0.95 * activations["false"][name]
 
 
 @pytest.mark.parametrize("setting", ["batch_size=2", "batch_tokens=70"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
+from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.console import Console
@@ -29,7 +31,7 @@ from lightning_tfm.planning import (
     replicate,
     step_cost,
 )
-from lightning_tfm.strategies import Elastic
+from lightning_tfm.strategies import Elastic, ModelParallel
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -41,6 +43,13 @@ class PlanCLI(TfmCLI):
     def instantiate_model_and_trainer(self) -> None:
         with FakeTensorMode():
             super().instantiate_model_and_trainer()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Construct the Trainer for one device; the plan divides the work among others by itself."""
+        trainer = super().instantiate_trainer(**kwargs)
+        if isinstance(trainer.strategy, ModelParallel):
+            trainer.strategy.tensor_parallel_size, trainer.strategy._save_distributed_checkpoint = 1, False
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run nothing."""
@@ -132,6 +141,9 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         "averages": averages,
     }
     is_elastic = isinstance(trainer.strategy, Elastic)
+    divided = divide
+    if isinstance(trainer.strategy, ModelParallel):
+        divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
     num_shards = (trainer.strategy if is_elastic else Elastic()).num_shards
     for number in devices:
         with fake_processes(number) as mesh:
@@ -144,11 +156,11 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
-                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
+                yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
         if number > 1 and accepts(check_tensor_parallel, cast(TaskModule, cli.model).network, number):
             with fake_processes(number, tensor_parallel_size=number) as mesh:
                 batch = largest_batch(data)
-                yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divide, mesh, **settings)
+                yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
 
 
 def accepts(check: Callable[..., None], *arguments: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.trainer.states import TrainerFn
@@ -280,12 +280,20 @@ class TaskModule(LineModule):
                 f"trainer.{name}": getattr(self.trainer, name)
                 for name in (
                     "max_steps",
+                    "log_every_n_steps",
                     "val_check_interval",
                     "check_val_every_n_epoch",
                     "limit_train_batches",
                     "limit_val_batches",
                 )
             },
+            **{
+                f"checkpoint.{name}": getattr(self.trainer.checkpoint_callback, name, None)
+                for name in ("every_n_train_steps", "keep_last")
+            },
+            "trainer.callbacks": [
+                callback.state_key for callback in self.trainer.callbacks if isinstance(callback, EarlyStopping)
+            ],
             **(data.training_batches(data.sharding).settings if data else {}),
             "data.init_args.eval_batch_size": data.eval_batch_size if data else None,
             **{f"{split} data": value for split, value in (data.fingerprint if data else {}).items()},
@@ -343,6 +351,8 @@ class TaskModule(LineModule):
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
         check_callbacks(self.trainer.callbacks)
+        path = self.trainer.ckpt_path  # of a folder that all machines share
+        check_ranks({"--ckpt_path": path and Path(path).name})
         if not self.is_restored and not is_parallel(self.network):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
