@@ -8,23 +8,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import sacrebleu
 import torch
+import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
+from benchmarks.framework import EXPERIMENTS
+from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, started, timed
 from benchmarks.steps import our_step
-from datamodules import Date
+from datamodules import Date, ParallelText
 from lightning_tfm.ctranslate import convert, tokens
-from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset, pad_sequences
-from lightning_tfm.decoding import continue_text, decode
+from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset, Sharding, pad_sequences
+from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode
+from lightning_tfm.errors import UserError
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 SAMPLED = 256
 """Number of sampled tokens."""
+
+BEAMS = 5
+"""Number of beams of translations."""
+
+TRANSLATION_STEPS = 300
+"""Number of training steps of the translator."""
+
+TRANSLATION_ROWS = 128
+"""Number of sentences in a batch."""
 
 
 def build_sampler(side: str, max_length: int, whole: bool) -> Built:
@@ -201,6 +214,93 @@ def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
     return Built({"outputs": outputs, "right": right}, lambda: timed(lambda: len(decoded())))
 
 
+def translation_data() -> ParallelText:
+    """Return Multi30k with the settings of `multi30k_transformer`, whose validation split has 1,014 sentences."""
+    settings = yaml.safe_load((EXPERIMENTS / "multi30k_transformer.yaml").read_text(encoding="utf-8"))
+    data = ParallelText(**settings["data"]["init_args"] | {"test": None})
+    data.setup("fit")
+    return data
+
+
+def translation_network(data: ParallelText) -> Transformer:
+    """Return the untrained network of `multi30k_transformer`."""
+    settings = yaml.safe_load((EXPERIMENTS / "multi30k_transformer.yaml").read_text(encoding="utf-8"))
+    return Transformer.from_data(data, **settings["model"]["init_args"]["network"]["init_args"])
+
+
+def build_training(weights: str) -> Built:
+    """Build the training of a translator for a few minutes, which writes its weights to a file.
+
+    Args:
+        weights: the path of the file.
+    """
+    torch.manual_seed(0)
+    data = translation_data()
+    network, train = translation_network(data), data.datasets["train"]
+    step = our_step(network, clip=1.0, learning_rate=2e-3)
+
+    def work() -> Block:
+        for rows, _ in zip(data.training_batches(Sharding()), range(TRANSLATION_STEPS), strict=False):
+            step(train[rows])
+        torch.save(network.state_dict(), weights)
+        return Block(TRANSLATION_STEPS, 1.0)
+
+    return Built({}, work)
+
+
+def build_translations(side: str, weights: str) -> Built:
+    """Build the translation of the validation split of Multi30k by a beam search of BEAMS.
+
+    Args:
+        side: "ours" or "ctranslate2".
+        weights: the path of the weights.
+    """
+    keep_freed_memory()  # on both sides
+    data = translation_data()
+    network, dataset = translation_network(data).eval(), data.datasets["val"]
+    network.load_state_dict(torch.load(weights))
+    order = dataset.source_lengths.argsort(stable=True)
+
+    @torch.inference_mode()
+    def ours() -> list[list[int]]:
+        outputs: list[list[int]] = []
+        for rows in order.split(TRANSLATION_ROWS):
+            state = network.encode(dataset[rows].source)
+            found, _ = beam_search(network.decode_step, state, data.max_target_length, BEAMS)
+            outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
+        return outputs
+
+    engine = None
+    if side == "ctranslate2":
+        import ctranslate2
+
+        with tempfile.TemporaryDirectory() as folder:
+            convert(network, Path(folder) / "model")
+            threads = torch.get_num_threads()
+            engine = ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+    sources = [tokens(row) for row in dataset[order].source]
+
+    def theirs() -> list[list[int]]:
+        assert engine is not None
+        settings = {"beam_size": BEAMS, "patience": PATIENCE, "max_batch_size": TRANSLATION_ROWS}
+        results = engine.translate_batch(sources, max_decoding_length=data.max_target_length, **settings)
+        return [[int(token) for token in result.hypotheses[0]] for result in results]
+
+    translate = ours if engine is None else theirs
+    texts = [data.tokenizer.decode(ids) for ids in translate()]
+    references = [dataset.pairs[row].target for row in order.tolist()]
+    bleu = sacrebleu.corpus_bleu(texts, [references]).score
+    return Built({"texts": texts, "bleu": bleu}, lambda: timed(lambda: len(translate())))
+
+
+def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Check that both sides translate at least 95 % of the sentences equally, with a BLEU above 15."""
+    same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
+    assert same >= 0.95, f"only {same:.1%} of the translations are the same"
+    assert ours["bleu"] > 15, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
+    return f"{same:.1%} of the translations are the same, BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+
+
 def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
     assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
@@ -233,3 +333,19 @@ def against_ctranslate2(full: bool) -> Iterator[Row]:
             Side(build, {"side": "ours", **arguments}), Side(build, {"side": "ctranslate2", **arguments}), check
         )
         yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
+    name = f"Multi30k, 1,014 sentences, {BEAMS} beams / CTranslate2"
+    try:
+        translation_data()
+    except UserError as error:
+        yield Row(name, "sentences/s", "≥ 0.5 x", note=str(error))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {"weights": f"{folder}/weights.pt"}
+        with started(Side(build_training, arguments), warm=False) as (_, train):
+            train()
+        rounds, checked = compare(
+            *(Side(build_translations, {"side": side, **arguments}) for side in ("ours", "ctranslate2")),
+            same_translations,
+        )
+    note = f"multi30k_transformer after {TRANSLATION_STEPS} steps"
+    yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks.network import State
+from lightning_tfm.networks.network import Memory, State
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
@@ -23,16 +23,27 @@ SampleFn = Callable[[Tensor], Tensor]
 """Function from logits (B, V) to the next tokens (B)."""
 
 
-def reorder_state(state: State, rows: Tensor) -> State:
+def reorder_state(state: State, rows: Tensor, same_sources: bool = False) -> State:
     """Select rows of every tensor of a state.
 
     Args:
         state: the state.
         rows: the indices of the rows, in their new order.
+        same_sources: whether each row is replaced by a row with the same source, so that memories need not be copied.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
-    return tuple(reorder_state(part, rows) for part in state)
+    if isinstance(state, Memory):
+        return state if same_sources else Memory(reorder_state(part, rows) for part in state)
+    return tuple(reorder_state(part, rows, same_sources) for part in state)
+
+
+PATIENCE = 2
+"""Number of finished sequences with which a beam search ends, divided by the number of beams (Kasai et al. 2024).
+
+On the validation data of Multi30k, after 1,500 steps and with five beams, the BLEU is 36.18 with 1, as in fairseq and by
+default in CTranslate2, and 36.48 with 2, as if all rows were searched up to the maximum length (36.49).
+"""
 
 
 def batch_of(state: State) -> tuple[int, torch.device]:
@@ -236,10 +247,13 @@ def continue_text(
 def beam_search(
     step: Step, state: State, max_length: int, beam_size: int, length_penalty: float = 1.0, n_best: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Find the sequences with the highest scores for each row by beam search.
+    """Find sequences with high scores for each row by beam search.
 
-    The score of a sequence of n tokens, including EOS, is log p / n^length_penalty. Prefixes that are still open at
-    max_length compete with finished sequences.
+    A step extends the prefixes of a row, and keeps the beam_size most probable of those that do not end with EOS.
+    A prefix that ends with EOS is a finished sequence if fewer than beam_size of all extended prefixes are more
+    probable. The search of a row ends with PATIENCE x beam_size finished sequences, or at max_length, where open
+    prefixes compete with finished sequences. The score of a sequence of n tokens, including EOS, is
+    log p / n^length_penalty.
 
     Args:
         step: the step function.
@@ -248,48 +262,61 @@ def beam_search(
         beam_size: number of beams K per row.
         length_penalty: exponent of the length: 0 favors the most probable sequence, 1 the highest mean log probability
             per token.
-        n_best: number of sequences N per row.
+        n_best: number of sequences N per row, at most K.
 
     Returns:
         The tokens (B, N, T), each sequence as returned by `decode`, and their scores (B, N) in descending order; -inf
         if fewer than N sequences were found.
     """
     batch, device = batch_of(state)
-    rows = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
-    state = reorder_state(state, rows.expand(batch, beam_size).reshape(-1))  # (B * K rows)
-    token = torch.full((batch * beam_size,), BOS, device=device)
-    prefixes = token.new_empty(batch, beam_size, 0)
+    K, needed = beam_size, PATIENCE * beam_size
+    searched = torch.arange(batch, device=device)  # the R rows whose search has not ended
+    state = reorder_state(state, searched.repeat_interleave(K))
+    token = torch.full((batch * K,), BOS, device=device)
+    prefixes = token.new_empty(batch, K, 0)
     # Lightning changes the default dtype in half precision.
-    scores = torch.full((batch, beam_size), -math.inf, dtype=torch.float32, device=device)
+    scores = torch.full((batch, K), -math.inf, dtype=torch.float32, device=device)
     scores[:, 0] = 0  # all beams of a row are the same at first, so only one may be extended
-    best = token.new_full((batch, n_best, max_length), PAD)
-    best_scores = torch.full((batch, n_best), -math.inf, dtype=torch.float32, device=device)
-
-    def merge(candidates: Tensor, candidate_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best of the previous sequences and the candidates (B, K, n) with scores (B, K)."""
-        padded = torch.nn.functional.pad(candidates, (0, max_length - candidates.size(-1)), value=PAD)
-        scores = torch.cat((best_scores, candidate_scores), dim=1)
-        # A stable sort keeps the earlier of two sequences with equal scores.
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :n_best]
-        return torch.cat((best, padded), dim=1)[rows, order], scores[rows, order]
+    best = token.new_full((batch, needed, max_length), PAD)
+    best_scores = torch.full((batch, needed), -math.inf, dtype=torch.float32, device=device)
+    found = torch.zeros(batch, dtype=torch.long, device=device)  # number of finished sequences
 
     for length in range(1, max_length + 1):
         logits, state = step(token, state)
-        log_probs = _mask_special(logits).float().log_softmax(-1).view(batch, beam_size, -1)
-        totals = scores.unsqueeze(-1) + log_probs  # (B, K, V)
-        normalizer = length**length_penalty
-        ending = torch.cat((prefixes, prefixes.new_full((batch, beam_size, 1), EOS)), dim=-1)
-        best, best_scores = merge(ending, totals[:, :, EOS] / normalizer)
-        totals[:, :, EOS] = -math.inf
-        scores, flat = totals.flatten(1).topk(beam_size)  # (B, K), the open beams
-        beam, token = flat // log_probs.size(-1), flat % log_probs.size(-1)
-        prefixes = torch.cat((prefixes[rows, beam], token.unsqueeze(-1)), dim=-1)  # (B, K, length)
-        state = reorder_state(state, (rows * beam_size + beam).flatten())
-        token = token.flatten()
-        if length == max_length:
-            best, best_scores = merge(prefixes, scores / normalizer)
-        # Log probabilities never increase, so the score of an open prefix is at most its own at the maximum length.
-        elif (best_scores[:, -1] >= scores[:, 0] / max_length**length_penalty).all():
+        rows = torch.arange(len(searched), device=device).unsqueeze(1)  # (R, 1)
+        log_probs = _mask_special(logits).float().log_softmax(-1)
+        values, ids = log_probs.topk(min(2 * K, log_probs.size(-1)))  # (R * K, C)
+        totals = (scores.flatten().unsqueeze(1) + values).view(len(searched), -1)  # (R, K * C)
+        totals, chosen = totals.topk(min(2 * K, totals.size(1)))  # (R, 2K), since at most K of them end
+        beam = chosen // values.size(1)
+        tokens = ids.view(len(searched), -1)[rows, chosen]
+        extended = torch.cat((prefixes[rows, beam], tokens.unsqueeze(2)), dim=2)  # (R, 2K, length)
+        ends = tokens == EOS
+
+        finished = ends & totals.isfinite()
+        finished[:, K:] = False
+        place = found[searched].unsqueeze(1) + finished.cumsum(1) - 1
+        row, candidate = (finished & (place < needed)).nonzero(as_tuple=True)
+        best[searched[row], place[row, candidate], :length] = extended[row, candidate]
+        best_scores[searched[row], place[row, candidate]] = totals[row, candidate] / length**length_penalty
+        found = found.index_add(0, searched, finished.sum(1))
+
+        kept = ends.sort(dim=1, stable=True).indices[:, :K]  # the most probable prefixes that do not end
+        goes_on = (found[searched] < needed).nonzero().squeeze(1)
+        scores, prefixes = totals[rows, kept][goes_on], extended[rows, kept][goes_on]
+        token = tokens[rows, kept][goes_on].flatten()
+        origin = (rows * K + beam[rows, kept])[goes_on].flatten()
+        state = reorder_state(state, origin, same_sources=len(goes_on) == len(searched))
+        searched = searched[goes_on]
+        if not len(searched):
             break
+    else:
+        open_scores = scores / max(1, max_length) ** length_penalty
+        best_scores[searched], order = torch.cat((best_scores[searched], open_scores), dim=1).topk(needed)
+        rows = torch.arange(len(searched), device=device).unsqueeze(1)
+        best[searched] = torch.cat((best[searched], prefixes), dim=1)[rows, order]
+    # A stable sort keeps the earlier of two sequences with equal scores.
+    best_scores, order = (part[:, :n_best] for part in best_scores.sort(dim=1, descending=True, stable=True))
+    best = best[torch.arange(batch, device=device).unsqueeze(1), order]
     longest = int((best != PAD).sum(2).max()) if max_length else 0
     return best[:, :, :longest], best_scores

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_tfm.decoding import beam_search, continue_text, decode, greedy, reorder_state, sampler
+from lightning_tfm.networks.network import Memory
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 VOCAB_SIZE = 6
@@ -121,6 +122,40 @@ def test_greedy_takes_the_likeliest_symbol_until_eos():
         assert outputs[row, len(expected) :].eq(PAD).all()
 
 
+def slow_beam_search(table, max_length, beam_size, length_penalty):
+    """Return the sequences found for one row with their scores, the best first, by lists of prefixes."""
+    prefixes, finished = {(): 0.0}, {}
+    for length in range(1, max_length + 1):
+        extended = {}
+        for prefix, total in prefixes.items():
+            number = BOS
+            for token in prefix:
+                number = number * VOCAB_SIZE + token
+            log_probs = table(number).index_fill(0, torch.tensor([PAD, BOS]), -math.inf).log_softmax(-1).tolist()
+            extended |= {(*prefix, token): total + log_probs[token] for token in (EOS, *SYMBOLS)}
+        ranked = sorted(extended, key=extended.get, reverse=True)
+        for prefix in ranked[:beam_size]:
+            if prefix[-1] == EOS and len(finished) < 2 * beam_size:
+                finished[prefix] = extended[prefix] / length**length_penalty
+        if len(finished) == 2 * beam_size:
+            break
+        prefixes = {prefix: extended[prefix] for prefix in [p for p in ranked if p[-1] != EOS][:beam_size]}
+    else:
+        finished |= {prefix: total / max_length**length_penalty for prefix, total in prefixes.items()}
+    return sorted(finished.items(), key=lambda item: item[1], reverse=True)[:beam_size]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("beam_size", [2, 3, 5])
+def test_beam_search_equals_a_slow_implementation(beam_size, length_penalty):
+    tables = [random_table(seed) for seed in range(30)]
+    tokens, scores = beam_search(table_step(tables), start(30), 7, beam_size, length_penalty, n_best=beam_size)
+    for row, table in enumerate(tables):
+        expected, expected_scores = zip(*slow_beam_search(table, 7, beam_size, length_penalty), strict=True)
+        assert [without_padding(sequence) for sequence in tokens[row]] == [*expected]
+        assert scores[row].tolist() == pytest.approx(expected_scores, abs=1e-4)
+
+
 def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
     tables = [random_table(seed) for seed in range(12)]
     tokens, _ = beam_search(table_step(tables), start(12), 7, beam_size=1, length_penalty=0.0)
@@ -130,15 +165,17 @@ def test_a_beam_of_one_scores_at_least_as_high_as_greedy():
         assert score(tables[row], without_padding(tokens[row, 0]), 0.0) >= greedy_score - 1e-5
 
 
-@pytest.mark.parametrize("search", [decode, lambda *args: beam_search(*args, beam_size=2)[0][:, 0]])
-def test_decoding_stops_when_every_row_has_ended(search):
-    """Row i emits lengths[i] symbols and EOS, so the number of steps is known."""
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [(decode, [3] * 5), (lambda *args: beam_search(*args, beam_size=2)[0][:, 0], [6, 6, 6, 4, 2, 2, 2])],
+)
+def test_decoding_stops_when_every_row_has_ended(search, expected):
+    """Row i emits lengths[i] symbols and EOS. Beam search drops it after two more, in which its other beams end."""
     lengths = torch.tensor([1, 4, 0])
-    steps = 0
+    rows = []
 
     def step(token, state):
-        nonlocal steps
-        steps += 1
+        rows.append(len(token))
         (target, written) = state
         logits = torch.full((len(token), VOCAB_SIZE), -30.0)
         logits[:, 3] = 0.0
@@ -146,7 +183,7 @@ def test_decoding_stops_when_every_row_has_ended(search):
         return logits, (target, written + 1)
 
     outputs = search(step, (lengths, torch.zeros(3, dtype=torch.long)), 50)
-    assert steps == 5
+    assert rows == expected
     assert [without_padding(row) for row in outputs] == [(3, EOS), (3, 3, 3, 3, EOS), (EOS,)]
 
 
@@ -245,6 +282,16 @@ def test_decoding_does_not_depend_on_the_batch(network, batch):
         assert without_padding(output[0]) == without_padding(together[row])
         beam, _ = beam_search(network.decode_step, network.encode(alone), 8, beam_size=3)
         assert without_padding(beam[0, 0]) == without_padding(beams[row, 0])
+
+
+def test_reorder_state_keeps_the_memory_of_the_same_sources():
+    state = (torch.arange(4), Memory((torch.arange(4),)))
+    rows = torch.tensor([1, 0, 3, 2])
+    kept, copied = reorder_state(state, rows, same_sources=True), reorder_state(state, rows)
+    assert kept[0].tolist() == copied[0].tolist() == [1, 0, 3, 2]
+    assert kept[1] is state[1]
+    assert copied[1][0].tolist() == [1, 0, 3, 2]
+    assert isinstance(copied[1], Memory)
 
 
 def test_reorder_state_selects_rows_of_every_tensor():

@@ -164,7 +164,7 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
         (
             "--trainer.callbacks+={class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: "
             "val/loss}}",
-            "the same trainer.callbacks, but rank 0 has [] and rank 1 has ['EarlyStopping{",
+            "the same trainer.callbacks, but rank 0 has [] and rank 1 has [\"EarlyStopping{",
         ),
     ],
 )
@@ -181,14 +181,14 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
 def test_a_process_without_the_checkpoint_of_the_others_is_refused(tmp_path):
     """The processes of two machines resume a run, whose folder is on only one of them."""
     folders = new_folders(tmp_path, "one", "other")
-    child = run(*fit("gpt"), cwd=folders[0], fault=("after a validation", 1))
+    child = run(*fit("gpt"), cwd=folders[0], fault=("after a validation", 2))
     assert child.wait() == -9
     resumed = fit("gpt", *TWO_PROCESSES, "--ckpt_path=last")
     both = [start(*resumed, cwd=cwd, **rank) for cwd, rank in zip(folders, ranks(), strict=True)]
     assert [child.wait() for child in both] == [2, 2]
     for child in both:
         printed = child.err.read_text()
-        assert "the same --ckpt_path, but rank 0 has last.ckpt and rank 1 has None" in printed.splitlines()[-1]
+        assert "the same --ckpt_path, but rank 0 has best.ckpt and rank 1 has None" in printed.splitlines()[-1]
         assert "Traceback" not in printed
 
 

@@ -18,7 +18,7 @@ from lightning_tfm.layers import (
     MonotonicAttention,
     PointerGenerator,
 )
-from lightning_tfm.networks.network import Seq2SeqNetwork, State
+from lightning_tfm.networks.network import Memory, Seq2SeqNetwork, State
 from lightning_tfm.tokenization import PAD
 
 Recurrent = tuple[Tensor, ...]
@@ -115,7 +115,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
         else:
             previous = torch.zeros_like(memory[..., 0])  # the weights of the step before the first (B, S)
-        return recurrent, previous, keys, memory, source
+        return recurrent, previous, Memory((keys, memory, source))
 
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
         """Compute one step of the cell, (Bahdanau et al., A.2.2) for a GRU.
@@ -151,7 +151,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         if isinstance(self.attention, HardMonotonicAttention):
             return self._decode_marginal(target_in, state)
         embedded = self.dropout(self.target_embedding(target_in))  # (B, T, D)
-        recurrent, weights, keys, memory, source = state
+        recurrent, weights, (keys, memory, source) = state
         mask = source != PAD
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
@@ -174,7 +174,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         logits = self._logits(hiddens, contexts)
         if self.pointer is not None:
             logits = self.pointer(logits, torch.cat((contexts, hiddens, embedded), dim=-1), maps, source)
-        return logits, (recurrent, weights, keys, memory, source)
+        return logits, (recurrent, weights, state[2])
 
     def _decode_marginal(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the log probabilities (B, T, V) after each token of target_in (B, T), summed over all alignments.
@@ -183,7 +183,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         second result is the state after the last token.
         """
         assert isinstance(self.attention, HardMonotonicAttention)
-        recurrent, (prior, emissions), keys, memory, source = state
+        recurrent, (prior, emissions), (keys, memory, source) = state
         mask = source != PAD
         no_context = memory[:, 0, :0]
         token_gates = self.decoder_token(self.dropout(self.target_embedding(target_in)))
@@ -195,7 +195,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             logits = self._logits(recurrent[0].unsqueeze(1).expand(-1, source.size(1), -1), memory)
             emissions = logits.to(prior.dtype).log_softmax(-1)  # (B, S, V)
             steps.append((prior.unsqueeze(-1) + emissions).logsumexp(1))
-        return torch.stack(steps, dim=1), (recurrent, (prior, emissions), keys, memory, source)
+        return torch.stack(steps, dim=1), (recurrent, (prior, emissions), state[2])
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         return self._decode(target_in, self.encode(source))[0]

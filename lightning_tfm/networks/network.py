@@ -16,6 +16,10 @@ State = Tensor | tuple[Any, ...]
 """State of a decoder between two steps: a nested tuple of tensors whose first dimension is the batch."""
 
 
+class Memory(tuple[Any, ...]):
+    """Part of a `State` that depends only on the source and is the same after every step."""
+
+
 def check_max_length(max_length: int | None) -> int:
     """Check that max_length is set, and return it.
 

@@ -21,7 +21,7 @@ from lightning_tfm.layers import (
     check_num_heads,
     position_scheme,
 )
-from lightning_tfm.networks.network import DataProperties, Seq2SeqNetwork, State, check_max_length
+from lightning_tfm.networks.network import DataProperties, Memory, Seq2SeqNetwork, State, check_max_length
 from lightning_tfm.tokenization import PAD
 
 
@@ -196,14 +196,14 @@ class Transformer(Seq2SeqNetwork):
         nothing = memories[0][1][:, :, :0]  # (B, H, 0, D/H)
         # Before the first token, a monotonic cross-attention attends to no token.
         previous = tuple(torch.zeros_like(value[..., 0]) for _, value in memories) if self.is_monotonic else ()
-        return tuple((nothing, nothing) for _ in self.decoder), memories, source, previous
+        return tuple((nothing, nothing) for _ in self.decoder), Memory((memories, source)), previous
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        pasts, memories, source, previous = state
+        pasts, (memories, source), previous = state
         length = pasts[0][0].size(2) + 1
         self.check_lengths(0, length)
         positions, memory_positions = (torch.arange(size, device=token.device) for size in (length, source.size(1)))
         logits, pasts, previous = self._decode(
             token.unsqueeze(1), positions, pasts, memories, memory_positions, source, previous or [None] * len(pasts)
         )
-        return logits.squeeze(1), (pasts, memories, source, previous)
+        return logits.squeeze(1), (pasts, state[1], previous)
