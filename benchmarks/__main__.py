@@ -38,6 +38,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     decoding.key_value_cache,
     decoding.batched_dates,
     decoding.against_ctranslate2,
+    decoding.translations,
     framework.length_buckets,
     framework.trainer_overhead,
     framework.start_up,

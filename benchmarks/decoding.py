@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +19,14 @@ from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.framework import EXPERIMENTS
-from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, started, timed
+from benchmarks.measure import THREADS, Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
 from lightning_tfm.ctranslate import convert, tokens
-from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset, Sharding, pad_sequences
+from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset, pad_sequences
 from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode
 from lightning_tfm.errors import UserError
+from lightning_tfm.loading import load
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
@@ -33,7 +37,7 @@ SAMPLED = 256
 BEAMS = 5
 """Number of beams of translations."""
 
-TRANSLATION_STEPS = 300
+TRANSLATION_STEPS = 600
 """Number of training steps of the translator."""
 
 TRANSLATION_ROWS = 128
@@ -222,43 +226,36 @@ def translation_data() -> ParallelText:
     return data
 
 
-def translation_network(data: ParallelText) -> Transformer:
-    """Return the untrained network of `multi30k_transformer`."""
-    settings = yaml.safe_load((EXPERIMENTS / "multi30k_transformer.yaml").read_text(encoding="utf-8"))
-    return Transformer.from_data(data, **settings["model"]["init_args"]["network"]["init_args"])
-
-
-def build_training(weights: str) -> Built:
-    """Build the training of a translator for a few minutes, which writes its weights to a file.
+def train_translator(folder: str) -> Path:
+    """Train `multi30k_transformer` for TRANSLATION_STEPS, and return the path of its checkpoint.
 
     Args:
-        weights: the path of the file.
+        folder: the working directory.
     """
-    torch.manual_seed(0)
-    data = translation_data()
-    network, train = translation_network(data), data.datasets["train"]
-    step = our_step(network, clip=1.0, learning_rate=2e-3)
+    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "multi30k_transformer.yaml")]
+    settings = {
+        "trainer.accelerator": "cpu",
+        "trainer.max_steps": TRANSLATION_STEPS,
+        "trainer.val_check_interval": TRANSLATION_STEPS,
+        "model.init_args.lr_schedule.warmup_steps": TRANSLATION_STEPS // 3,
+        "data.init_args.test": "null",
+    }
+    command += ["--skip_test", *(f"--{name}={value}" for name, value in settings.items())]
+    environment = {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(EXPERIMENTS.parent), "WANDB_MODE": "disabled"}
+    subprocess.run(command, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
+    return next(Path(folder).glob("runs/*/*/checkpoints/last.ckpt"))
 
-    def work() -> Block:
-        for rows, _ in zip(data.training_batches(Sharding()), range(TRANSLATION_STEPS), strict=False):
-            step(train[rows])
-        torch.save(network.state_dict(), weights)
-        return Block(TRANSLATION_STEPS, 1.0)
 
-    return Built({}, work)
-
-
-def build_translations(side: str, weights: str) -> Built:
+def build_translations(side: str, checkpoint: Path) -> Built:
     """Build the translation of the validation split of Multi30k by a beam search of BEAMS.
 
     Args:
         side: "ours" or "ctranslate2".
-        weights: the path of the weights.
+        checkpoint: the path of the checkpoint of the translator.
     """
     keep_freed_memory()  # on both sides
     data = translation_data()
-    network, dataset = translation_network(data).eval(), data.datasets["val"]
-    network.load_state_dict(torch.load(weights))
+    network, dataset = load(checkpoint).network.eval(), data.datasets["val"]
     order = dataset.source_lengths.argsort(stable=True)
 
     @torch.inference_mode()
@@ -333,6 +330,10 @@ def against_ctranslate2(full: bool) -> Iterator[Row]:
             Side(build, {"side": "ours", **arguments}), Side(build, {"side": "ctranslate2", **arguments}), check
         )
         yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
+
+
+def translations(full: bool) -> Iterator[Row]:
+    """Measure beam search against CTranslate2 with the same weights, in float32, with the same number of beams."""
     name = f"Multi30k, 1,014 sentences, {BEAMS} beams / CTranslate2"
     try:
         translation_data()
@@ -340,12 +341,10 @@ def against_ctranslate2(full: bool) -> Iterator[Row]:
         yield Row(name, "sentences/s", "≥ 0.5 x", note=str(error))
         return
     with tempfile.TemporaryDirectory() as folder:
-        arguments = {"weights": f"{folder}/weights.pt"}
-        with started(Side(build_training, arguments), warm=False) as (_, train):
-            train()
+        checkpoint = train_translator(folder)
         rounds, checked = compare(
-            *(Side(build_translations, {"side": side, **arguments}) for side in ("ours", "ctranslate2")),
+            *(Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in ("ours", "ctranslate2")),
             same_translations,
         )
-    note = f"multi30k_transformer after {TRANSLATION_STEPS} steps"
+    note = f"multi30k_transformer after {TRANSLATION_STEPS} steps; both end with {PATIENCE * BEAMS} finished sequences"
     yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)

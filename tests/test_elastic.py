@@ -164,7 +164,7 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
         (
             "--trainer.callbacks+={class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: "
             "val/loss}}",
-            "the same trainer.callbacks, but rank 0 has [] and rank 1 has [\"EarlyStopping{",
+            'the same trainer.callbacks, but rank 0 has [] and rank 1 has ["EarlyStopping{',
         ),
     ],
 )

@@ -109,7 +109,12 @@ def test_the_plan_fits_80_columns(monkeypatch, capsys):
 
 
 def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
-    settings = ["copy_gpt", "--devices", "2", *(f"--data.{name}_size=40" for name in ("train", "val", "test", "longer"))]
+    settings = [
+        "copy_gpt",
+        "--devices",
+        "2",
+        *(f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")),
+    ]
     settings += ["--config", EXPERIMENTS / "model_parallel.yaml"]
     strategy = "--trainer.strategy.init_args"
     activations = {}
