@@ -240,7 +240,7 @@ def train_translator(folder: str) -> Path:
         "model.init_args.lr_schedule.warmup_steps": TRANSLATION_STEPS // 3,
         "data.init_args.test": "null",
     }
-    command += ["--skip_test", *(f"--{name}={value}" for name, value in settings.items())]
+    command += ["--skip-test", *(f"--{name}={value}" for name, value in settings.items())]
     environment = {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(EXPERIMENTS.parent), "WANDB_MODE": "disabled"}
     subprocess.run(command, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
     return next(Path(folder).glob("runs/*/*/checkpoints/last.ckpt"))
