@@ -18,6 +18,9 @@ CLOSE = 0.5
 CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 """Syntax of a class in a configuration."""
 
+DASHED = ("dry_run", "skip_test", "trust_package")
+"""Settings whose options are written with a dash, since they do not belong in a YAML file."""
+
 INSTEAD = {
     "StochasticWeightAveraging": "lightning_tfm.callbacks.WeightAveraging",
     "TensorBoardLogger": "lightning_tfm.loggers.TensorBoardLogger",
@@ -84,7 +87,8 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
         )
     if option := re.search(r"unrecognized arguments: (--)?(\S+)", reason):
         if option[1]:
-            return _unknown(option[2], accepted)
+            options = [name.replace("_", "-") if name in DASHED else name for name in accepted]
+            return _unknown(option[2].partition("=")[0], options)
         return f"an argument must be --SETTING VALUE, such as --config YAML, but is {option[2]!r}; name its setting"
     if missing := re.search(r"arguments are required: (\w+(?:[.,] ?\w+)*)", reason):
         names = re.sub(r"\b(fit|validate|test)\.", "", missing[1])

@@ -754,6 +754,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
             ["fit", "--config", COPY, "--trainer.max_step", "3"],
             "there is no setting 'trainer.max_step'; did you mean 'trainer.max_steps'?",
         ),
+        (["fit", "--config", COPY, "--skip_test"], "there is no setting 'skip_test'; did you mean 'skip-test'?"),
         (["fit", "--config", COPY, "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
         (["fit", "--trainer.max_steps=3"], "pass that with --config"),

@@ -92,7 +92,7 @@ def test_a_failed_seed_does_not_stop_the_others(tmp_path):
         (["--seeds=1..2", "--ckpt_path=x.ckpt"], "argument --ckpt_path: invalid choice: 'x.ckpt'"),
         (["--seeds=1..2", "--trainer.logger=false"], "trainer.logger must not be false with --seeds"),
         (["--seeds=1..2", "--model.network.d_model=17"], "d_model must be divisible by num_heads (2), but is 17"),
-        (["--seeds=1..2", "--trainer.max_stepz=3"], "there is no setting 'trainer.max_stepz=3'; did you mean"),
+        (["--seeds=1..2", "--trainer.max_stepz=3"], "there is no setting 'trainer.max_stepz'; did you mean"),
     ],
 )
 def test_a_mistake_is_reported_before_a_run_starts(options, message, tmp_path):
