@@ -295,7 +295,7 @@ def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
     assert same >= 0.95, f"only {same:.1%} of the translations are the same"
     assert ours["bleu"] > 30, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
-    return f"{same:.1%} of the translations are the same, BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+    return f"{100 * same:.3g} % of the translations are the same, BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
 
 
 def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -346,5 +346,5 @@ def translations(full: bool) -> Iterator[Row]:
             *(Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in ("ours", "ctranslate2")),
             same_translations,
         )
-    note = f"multi30k_transformer after {TRANSLATION_STEPS} steps; both end with {PATIENCE * BEAMS} finished sequences"
+    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; both end with {PATIENCE * BEAMS} finished sequences"
     yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)
