@@ -346,5 +346,6 @@ def translations(full: bool) -> Iterator[Row]:
             *(Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in ("ours", "ctranslate2")),
             same_translations,
         )
-    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; both end with {PATIENCE * BEAMS} finished sequences"
+    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; "
+    note += f"both end with {PATIENCE * BEAMS} finished sequences"
     yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)
