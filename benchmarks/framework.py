@@ -415,7 +415,7 @@ def same_rows(ours: dict, peer: dict) -> str:
 def processes(full: bool) -> Iterator[Row]:
     """Measure two processes against one, with one thread and the same number of rows each.
 
-    The limit are two processes that train on their own, without exchanging gradients.
+    The limit is two processes that train on their own, without exchanging gradients.
     """
     note = f"gloo, {ROWS} rows a process, date_transformer"
     for name, number, target, known in (

@@ -331,6 +331,7 @@ class TfmCLI(LightningCLI):
             checkpoint = read_index(path)
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
+            self.model.resumed_step = self.step
             if self.resumed and settings.max_steps < self.step:
                 raise UserError(
                     f"trainer.max_steps must be at least the step of the checkpoint {path!r} to resume it "

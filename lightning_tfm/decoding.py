@@ -2,7 +2,8 @@
 
 A step function takes the last tokens (B) and a state, and returns the logits (B, V) of the next tokens and the new
 state. A state is a nested tuple of tensors whose first dimension is the batch; `reorder_state` selects its rows. All
-functions decode whole batches and stop when every row has ended.
+functions decode whole batches and stop when every row has ended. Beam search removes rows that have ended, so the
+number of rows may shrink between two steps.
 """
 
 from __future__ import annotations
@@ -312,11 +313,13 @@ def beam_search(
             break
     else:
         open_scores = scores / max(1, max_length) ** length_penalty
-        best_scores[searched], order = torch.cat((best_scores[searched], open_scores), dim=1).topk(needed)
+        # A stable sort keeps the earlier of two sequences with equal scores.
+        ordered = torch.cat((best_scores[searched], open_scores), dim=1).sort(dim=1, descending=True, stable=True)
+        best_scores[searched], order = (part[:, :needed] for part in ordered)
         rows = torch.arange(len(searched), device=device).unsqueeze(1)
         best[searched] = torch.cat((best[searched], prefixes), dim=1)[rows, order]
-    # A stable sort keeps the earlier of two sequences with equal scores.
     best_scores, order = (part[:, :n_best] for part in best_scores.sort(dim=1, descending=True, stable=True))
     best = best[torch.arange(batch, device=device).unsqueeze(1), order]
+    best = best.masked_fill(best_scores.isneginf().unsqueeze(2), PAD)
     longest = int((best != PAD).sum(2).max()) if max_length else 0
     return best[:, :, :longest], best_scores

@@ -19,7 +19,7 @@ CLASS = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 """Syntax of a class in a configuration."""
 
 DASHED = ("dry_run", "skip_test", "trust_package")
-"""Settings whose options are written with a dash, since they do not belong in a YAML file."""
+"""Settings whose options are written with a dash."""
 
 INSTEAD = {
     "StochasticWeightAveraging": "lightning_tfm.callbacks.WeightAveraging",
@@ -88,7 +88,7 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
     if option := re.search(r"unrecognized arguments: (--)?(\S+)", reason):
         if option[1]:
             options = [name.replace("_", "-") if name in DASHED else name for name in accepted]
-            return _unknown(option[2].partition("=")[0], options)
+            return _unknown(option[2].partition("=")[0].removesuffix("+"), options)
         return f"an argument must be --SETTING VALUE, such as --config YAML, but is {option[2]!r}; name its setting"
     if missing := re.search(r"arguments are required: (\w+(?:[.,] ?\w+)*)", reason):
         names = re.sub(r"\b(fit|validate|test)\.", "", missing[1])

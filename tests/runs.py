@@ -282,8 +282,9 @@ def _patch(moment, call, fault="SIGKILL"):
 
     def patched(*args, **kwargs):
         nonlocal calls
-        calls += owner is not Path or Path(args[1]).suffix == ".ckpt"  # other files are renamed, too
-        fails = calls == call
+        counts = owner is not Path or Path(args[1]).suffix == ".ckpt"  # other files are renamed, too
+        calls += counts
+        fails = counts and calls == call
         if fails and not late:
             _inject(fault)
         result = original(*args, **kwargs)

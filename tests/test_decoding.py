@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.decoding import beam_search, continue_text, decode, greedy, reorder_state, sampler
+from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode, greedy, reorder_state, sampler
 from lightning_tfm.networks.network import Memory
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
@@ -102,6 +102,17 @@ def test_a_short_beam_search_finds_fewer_sequences():
     assert {without_padding(sequence) for sequence in tokens[0][found]} == {(EOS,), *((s,) for s in SYMBOLS)}
 
 
+def test_places_without_a_sequence_are_padding():
+    def step(token, state):  # only the symbol 3 is possible
+        logits = torch.full((len(token), VOCAB_SIZE), -math.inf)
+        logits[:, 3] = 0.0
+        return logits, state
+
+    tokens, scores = beam_search(step, (torch.zeros(1),), 2, beam_size=5, n_best=5)
+    assert scores[0].isfinite().tolist() == [True, False, False, False, False]
+    assert tokens[0].tolist() == [[3, 3], *[[PAD, PAD]] * 4]
+
+
 def test_beam_search_rows_are_independent():
     tables = [random_table(seed) for seed in range(6)]
     together, _ = beam_search(table_step(tables), start(6), 6, beam_size=3)
@@ -135,9 +146,9 @@ def slow_beam_search(table, max_length, beam_size, length_penalty):
             extended |= {(*prefix, token): total + log_probs[token] for token in (EOS, *SYMBOLS)}
         ranked = sorted(extended, key=extended.get, reverse=True)
         for prefix in ranked[:beam_size]:
-            if prefix[-1] == EOS and len(finished) < 2 * beam_size:
+            if prefix[-1] == EOS and len(finished) < PATIENCE * beam_size:
                 finished[prefix] = extended[prefix] / length**length_penalty
-        if len(finished) == 2 * beam_size:
+        if len(finished) == PATIENCE * beam_size:
             break
         prefixes = {prefix: extended[prefix] for prefix in [p for p in ranked if p[-1] != EOS][:beam_size]}
     else:

@@ -177,18 +177,19 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
     assert "Traceback" not in printed + both[1].err.read_text()
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "lightning_tfm.strategies.ModelParallel"])
 @pytest.mark.run
-def test_a_process_without_the_checkpoint_of_the_others_is_refused(tmp_path):
+def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp_path):
     """The processes of two machines resume a run, whose folder is on only one of them."""
     folders = new_folders(tmp_path, "one", "other")
     child = run(*fit("gpt"), cwd=folders[0], fault=("after a validation", 2))
     assert child.wait() == -9
-    resumed = fit("gpt", *TWO_PROCESSES, "--ckpt_path=last")
+    resumed = fit("gpt", *TWO_PROCESSES, f"--trainer.strategy={strategy}", "--ckpt_path=last")
     both = [start(*resumed, cwd=cwd, **rank) for cwd, rank in zip(folders, ranks(), strict=True)]
     assert [child.wait() for child in both] == [2, 2]
     for child in both:
         printed = child.err.read_text()
-        assert "the same --ckpt_path, but rank 0 has best.ckpt and rank 1 has None" in printed.splitlines()[-1]
+        assert "the same step to resume, but rank 0 has 12 and rank 1 has None" in printed.splitlines()[-1]
         assert "Traceback" not in printed
 
 

@@ -102,7 +102,7 @@ def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
         UserError: if `read` rejects a file with a valid checksum.
     """
     damaged: list[Path] = []
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):
         if not is_whole(path):
             damaged.append(path)
         elif has_training_state(read_index(path)):

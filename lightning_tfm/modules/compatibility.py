@@ -78,7 +78,7 @@ def check_ranks(facts: Mapping[str, Any]) -> None:
             if theirs.get(name) != value:
                 raise UserError(
                     f"all processes of a run must have the same {name}, but rank 0 has {value} and rank {rank} has "
-                    f"{theirs.get(name)}; start all of them with the same command and packages"
+                    f"{theirs.get(name)}; start them with the same command and packages in a folder that they share"
                 )
 
 

@@ -119,6 +119,7 @@ class TaskModule(LineModule):
         self.gathering: tuple[list[Tensor], Work] | None = None  # of the sums and the signals of all processes
         self.signum = self.signum_of_any = 0
         self.arriving_signum: tuple[Tensor, torch.Event | None] | None = None  # of the last step
+        self.resumed_step: int | None = None  # of the checkpoint from which the command resumes
         self.pending_finite_checks: list[Tensor] = []  # of each step: its loss, and the norm of each gradient
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
@@ -273,6 +274,7 @@ class TaskModule(LineModule):
         settings = {name: value for name, value in self.hparams.items() if name != "tokenizer"}
         return {
             **{f"version of {name}": version(name) for name in ("lightning_tfm", "lightning", "torch")},
+            "step to resume": self.resumed_step,
             **({"seed_everything": data.seed} if data else {}),
             **flatten(settings, "model.init_args"),
             **self.step_settings(self.trainer),
@@ -351,8 +353,6 @@ class TaskModule(LineModule):
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
         check_callbacks(self.trainer.callbacks)
-        path = self.trainer.ckpt_path  # of a folder that all machines share
-        check_ranks({"--ckpt_path": path and Path(path).name})
         if not self.is_restored and not is_parallel(self.network):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
