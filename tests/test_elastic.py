@@ -177,7 +177,7 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
     assert "Traceback" not in printed + both[1].err.read_text()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "lightning_tfm.strategies.ModelParallel"])
+@pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.strategies.ModelParallel}"])
 @pytest.mark.run
 def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp_path):
     """The processes of two machines resume a run, whose folder is on only one of them."""
