@@ -89,14 +89,31 @@ def trained(
     """
     path = EXPERIMENTS / f"{experiment}.yaml"
     steps = steps or yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"]
-    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(path)]
-    command += [
+    settings = (
         "--trainer.accelerator=cpu",
         f"--seed_everything={seed}",
         f"--trainer.max_steps={steps}",
         f"--trainer.val_check_interval={steps}",
         *settings,
-    ]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run_fit(experiment, folder, *settings)
+        summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
+        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
+        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
+        with next(Path(folder).glob("runs/*/*/metrics.csv")).open(encoding="utf-8", newline="") as file:
+            return summary, list(csv.DictReader(file))
+
+
+def run_fit(experiment: str, folder: str, *settings: str) -> None:
+    """Run `fit` on an experiment, with as many threads as the peers.
+
+    Args:
+        experiment: the name of the experiment.
+        folder: the working directory.
+        settings: further arguments of the command.
+    """
+    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(THREADS),
         "PYTHONPATH": str(EXPERIMENTS.parent),
@@ -105,13 +122,7 @@ def trained(
     mirror = os.environ.get(MIRROR)
     if mirror and Path(mirror).is_dir():  # the command runs in another folder
         environment[MIRROR] = os.path.abspath(mirror)
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
-        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
-        assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
-        with next(Path(folder).glob("runs/*/*/metrics.csv")).open(encoding="utf-8", newline="") as file:
-            return summary, list(csv.DictReader(file))
+    subprocess.run([*command, *settings], cwd=folder, env=environment, check=True, capture_output=True)
 
 
 def run(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sacrebleu
 import torch
@@ -18,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import peers
+from benchmarks.convergence import run_fit
 from benchmarks.framework import EXPERIMENTS
-from benchmarks.measure import THREADS, Built, Row, Side, compare, ratio_row, timed
+from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
 from lightning_tfm.ctranslate import convert, tokens
@@ -30,6 +28,9 @@ from lightning_tfm.loading import load
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
+
+if TYPE_CHECKING:
+    import ctranslate2
 
 SAMPLED = 256
 """Number of sampled tokens."""
@@ -198,14 +199,19 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
     )
 
 
-def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
-    """Build the same decoding with CTranslate2, which also sorts the dates by length."""
+def _translator(network: Seq2SeqNetwork) -> ctranslate2.Translator:
+    """Return a network as a translator of CTranslate2."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
         convert(network, Path(folder) / "model")
         threads = torch.get_num_threads()
-        engine = ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+        return ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+
+
+def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
+    """Build the same decoding with CTranslate2, which also sorts the dates by length."""
+    engine = _translator(network)
     sources = [tokens(row) for row in batch.source]
 
     def decoded() -> list[list[str]]:
@@ -232,7 +238,6 @@ def train_translator(folder: str) -> Path:
     Args:
         folder: the working directory.
     """
-    command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "multi30k_transformer.yaml")]
     settings = {
         "trainer.accelerator": "cpu",
         "trainer.max_steps": TRANSLATION_STEPS,
@@ -240,9 +245,7 @@ def train_translator(folder: str) -> Path:
         "model.init_args.lr_schedule.warmup_steps": TRANSLATION_STEPS // 3,
         "data.init_args.test": "null",
     }
-    command += ["--skip-test", *(f"--{name}={value}" for name, value in settings.items())]
-    environment = {"OMP_NUM_THREADS": str(THREADS), "PYTHONPATH": str(EXPERIMENTS.parent), "WANDB_MODE": "disabled"}
-    subprocess.run(command, cwd=folder, env=os.environ | environment, check=True, capture_output=True)
+    run_fit("multi30k_transformer", folder, "--skip-test", *(f"--{name}={value}" for name, value in settings.items()))
     return next(Path(folder).glob("runs/*/*/checkpoints/last.ckpt"))
 
 
@@ -267,14 +270,7 @@ def build_translations(side: str, checkpoint: Path) -> Built:
             outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
         return outputs
 
-    engine = None
-    if side == "ctranslate2":
-        import ctranslate2
-
-        with tempfile.TemporaryDirectory() as folder:
-            convert(network, Path(folder) / "model")
-            threads = torch.get_num_threads()
-            engine = ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+    engine = _translator(network) if side == "ctranslate2" else None
     sources = [tokens(row) for row in dataset[order].source]
 
     def theirs() -> list[list[int]]:
