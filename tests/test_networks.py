@@ -500,7 +500,7 @@ def test_hard_monotonic_attention_sums_over_all_alignments():
     attention = network.attention
     for source, target in (([3, 4, 5, EOS], [6, 7, EOS]), ([8, EOS], [3, 3, 3, 4, EOS]), ([EOS], [5, EOS])):
         target_in = torch.tensor([[BOS, *target[:-1]]])
-        recurrent, _, keys, memory, _ = network.encode(torch.tensor([source]))
+        recurrent, _, (keys, memory, _) = network.encode(torch.tensor([source]))
         S, moves, emissions = len(source), [], []
         for token, output in zip(target_in[0], target, strict=True):
             recurrent = network._cell(
@@ -560,7 +560,7 @@ def test_encoder_equals_a_packed_bidirectional_network(cell, batch):
         ours.source_embedding(source), lengths, batch_first=True, enforce_sorted=False
     )
     expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
-    *_, memory, _ = ours.encode(source)
+    *_, (_, memory, _) = ours.encode(source)
     torch.testing.assert_close(memory[source != PAD], expected[source != PAD])
 
 
