@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -177,6 +178,28 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
     assert "Traceback" not in printed + both[1].err.read_text()
 
 
+@pytest.mark.parametrize("package", ["lightning_tfm", "lightning", "torch"])
+@pytest.mark.run
+def test_processes_with_different_versions_are_refused(package, tmp_path):
+    (tmp_path / "older.py").write_text(
+        "from lightning import Callback\n"
+        "from lightning_tfm.modules import task\n"
+        "class Older(Callback):\n"
+        "    def __init__(self, package: str) -> None:\n"
+        "        version = task.version\n"
+        "        task.version = lambda name: '0.0.1' if name == package else version(name)\n"
+    )
+    option = f"--trainer.callbacks+={{class_path: older.Older, init_args: {{package: {package}}}}}"
+    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, "--trust-package=older", option)]
+    both = [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]
+    assert [child.wait() for child in both] == [2, 2]
+    for child in both:
+        printed = child.err.read_text()
+        expected = f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1"
+        assert expected in printed.splitlines()[-1]
+        assert "Traceback" not in printed
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.strategies.ModelParallel}"])
 @pytest.mark.run
 def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp_path):
@@ -265,6 +288,7 @@ def test_the_number_of_processes_must_divide_the_number_of_shards():
 def test_a_mistake_ends_all_processes_with_one_line(number, option, message, tmp_path):
     child = start_elastic(number, *fit("gpt", option), cwd=tmp_path)
     assert child.wait() == 2
+    assert [other.exitcode for other in child.others] == [2] * (number - 1)
     printed = child.err.read_text()
     assert f"lightning-tfm: error: {message}" in printed.splitlines()[-1]
     assert "Traceback" not in printed

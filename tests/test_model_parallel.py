@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from functools import partial
 
 import pytest
@@ -54,6 +55,7 @@ UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_step
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
 DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
+WIDE = {"model.init_args.network.init_args.d_model": 64}
 
 VARIANTS = {
     "GPT, DDP": ("gpt", "DDP", TWO_HEADS),
@@ -314,6 +316,49 @@ def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     assert names == ["best_step_12.shards", "last_step_12.shards"]
 
 
+@pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])
+@pytest.mark.run
+def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty_rank, tmp_path):
+    settings = UNDIVIDED | TWO_HEADS | WIDE | {"trainer.max_steps": 12}
+    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    fault = {"fault": ("while shards are written", 2, "the disk is full"), "faulty_rank": faulty_rank}
+    child = begin(*fit("gpt", **settings), **fault)
+    assert child.wait() == 2, child.err.read_text()
+    assert [other.exitcode for other in child.others] == [2]
+    message = child.err.read_text()
+    assert re.match(
+        r"lightning-tfm: error: the shards 'runs/.*last_step_10\.shards' cannot be written: .*File too large.*; the "
+        "checkpoint before is kept; free disk space",
+        message.splitlines()[-1],
+    )
+    assert "Traceback" not in message
+    saved = folder(tmp_path, "gpt") / "checkpoints"
+    assert read(saved / "last.ckpt")["global_step"] == 5
+    assert [path.name for path in saved.glob("last*.shards")] == ["last_step_5.shards"]
+    child = begin(*fit("gpt", "--ckpt_path=last", **settings))
+    assert child.wait() == 0, child.err.read_text()
+    assert read(saved / "last.ckpt")["global_step"] == 12
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.run
+def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed, tmp_path):
+    settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
+    begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
+    child = begin(*fit("gpt", **settings), fault=("while shards are written", 2), faulty_rank=killed)
+    child.wait()
+    codes = [process.exitcode for process in (child.process, *child.others)]
+    assert codes == ([-9, 1] if killed == 0 else [1, -9])
+    printed = (tmp_path / ("stderr_1" if killed == 0 else "stderr")).read_text()
+    assert re.match(f"lightning-tfm: error: lost rank {killed} on .*: the process was killed", printed.splitlines()[-1])
+    assert "Traceback" not in printed
+    saved = folder(tmp_path, "gpt") / "checkpoints"
+    assert read(saved / "last.ckpt")["global_step"] == 5
+    child = begin(*fit("gpt", "--ckpt_path=last", **settings))
+    assert child.wait() == 0, child.err.read_text()
+    assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
+
+
 def test_the_circuit_has_all_pairs_of_layouts():
     pairs = list(zip(CIRCUIT, CIRCUIT[1:], strict=False))
     assert len(set(pairs)) == len(pairs) == 4 * 3
@@ -382,6 +427,7 @@ def test_what_reads_all_heads_is_not_divided(network, setting):
 def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message, tmp_path):
     child = start_parallel(number, size, *fit(model), cwd=tmp_path)
     assert child.wait() == 2
+    assert [other.exitcode for other in child.others] == [2] * (number - 1)
     printed = child.err.read_text()
     assert message in printed.splitlines()[-1]
     assert "Traceback" not in printed
