@@ -68,7 +68,7 @@ def command_parser(command: str) -> ArgumentParser:
 
     with patch.object(cli.TfmCLI, "parse_arguments", stop), patch.object(signal, "signal"):
         try:
-            cli.run([])
+            cli.run([command, "--help"])
         except _ParserFoundError as found:
             return found.parser
     raise AssertionError(f"{command} has parsed no arguments")

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,6 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.networks.network import CausalNetwork, State, check_max_length
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
-
 
 LOWEST = torch.finfo(torch.bfloat16).min / 2
 """Logit bias of ids with probability 0, far below all logits but finite in float32 and bfloat16."""
@@ -97,11 +93,11 @@ class GPT(CausalNetwork):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def from_huggingface(cls, model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
+    def from_huggingface(cls, model: nn.Module, num_special: int = 0) -> GPT:
         """Return a GPT with the weights of a Hugging Face GPT-2 and the same distribution over its ids.
 
         Args:
-            model: the GPT-2.
+            model: a GPT2LMHeadModel of transformers.
             num_special: 0, or NUM_SPECIAL to insert PAD, BOS and EOS before the ids of the model; they have probability
                 0, since the model was not trained on them.
 
@@ -109,7 +105,7 @@ class GPT(CausalNetwork):
             UserError: if the model has an option that this network does not implement.
         """
         assert num_special in (0, NUM_SPECIAL)
-        config = model.config
+        config = cast(Any, model.config)
         ours = {
             "activation_function": "gelu_new",
             "n_inner": 4 * config.n_embd,
@@ -132,7 +128,7 @@ class GPT(CausalNetwork):
             activation="gelu_tanh",
             text_only=num_special > 0,
         )
-        theirs = model.transformer
+        theirs = cast(Any, model.transformer)
 
         def copy(ours: Any, their: Any, transposed: bool = False) -> None:
             ours.weight.copy_(their.weight.T if transposed else their.weight)
@@ -143,7 +139,7 @@ class GPT(CausalNetwork):
             gpt.embedding.weight[num_special:] = theirs.wte.weight
             copy(gpt.positions, theirs.wpe)
             copy(gpt.norm, theirs.ln_f)
-            for layer, block in zip(cast(Iterable[TransformerLayer], gpt.layers), cast(Any, theirs.h), strict=True):
+            for layer, block in zip(cast(Iterable[TransformerLayer], gpt.layers), theirs.h, strict=True):
                 copy(layer.add_self.norm, block.ln_1)
                 copy(layer.add_feed_forward.norm, block.ln_2)
                 # Conv1D in Hugging Face, with weights (in, out)
