@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install train test test-all coverage reproduce bench lint docs
+.PHONY: install train test test-all test-soak coverage reproduce bench lint docs
 
 install: $(INSTALLED)
 
@@ -25,12 +25,16 @@ test: install
 # in a browser, which requires chromium and chromiumdriver (Debian packages chromium and chromium-driver), and runs on
 # several machines in network namespaces, which require root on Linux and the command ip (Debian package iproute2).
 test-all: install
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -m "not soak"
+
+# Kill and resume runs for all networks and optimizers; `make test-all` does for some of them.
+test-soak: install
+	$(BIN)/python -m pytest -m soak
 
 # Measure the line coverage of all tests, including their child processes, except two tests in which coverage itself fails:
 # it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
 coverage: install
-	$(BIN)/python -m pytest -m "" --cov --cov-report=term-missing:skip-covered \
+	$(BIN)/python -m pytest -m "not soak" --cov --cov-report=term-missing:skip-covered \
 		--deselect tests/test_faults.py::test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept \
 		--deselect tests/test_resuming.py::test_two_signals_at_once_print_no_traceback
 
@@ -38,7 +42,7 @@ coverage: install
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
 
-# Run the benchmarks against peers; FULL=1 runs peers in full instead of using recorded or shortened runs.
+# Run the benchmarks against peers; FULL=1 also runs those that take long, and peers in full, not recorded or shortened.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
 

@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those named: `python -m benchmarks [NAME ...] [--full]`; see benchmarks/README.md."""
+"""Run the benchmarks, or those named: `python -m benchmarks [NAME ...] [--full]`; see benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks import convergence, decoding, framework, gpu, limits, steps
+from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
 from benchmarks.measure import ROUNDS, THREADS, Row, pinned
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.files import write_text
@@ -30,6 +30,9 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.dates_against_yoyodyne,
     convergence.copying,
     convergence.shakespeare,
+    tables.inflection,
+    tables.pronunciation,
+    tables.addresses,
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,
@@ -49,6 +52,14 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     gpu.tiny_shakespeare,
     gpu.decoding_graphs,
 )
+LONG = (
+    tables.inflection,
+    tables.pronunciation,
+    tables.addresses,
+    decoding.against_ctranslate2,
+    decoding.translations,
+)
+"""Benchmarks that take a quarter of an hour or more each, and run only if named or with `--full`."""
 
 
 def number(value: float | None) -> str:
@@ -184,9 +195,12 @@ def main() -> None:
     """Run the benchmarks and publish their results."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all, if none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument(
-        "--full", action="store_true", help="run peers in full instead of using recorded or shortened runs"
+        "--full",
+        action="store_true",
+        help="run peers in full instead of using recorded or shortened runs; if no NAME is given, also run "
+        + ", ".join(benchmark.__name__ for benchmark in LONG),
     )
     options = parser.parse_args()
     unknown = set(options.names) - set(names)
@@ -194,7 +208,8 @@ def main() -> None:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
 
     console, rows, measured_on, commit = Console(stderr=True), [], machine(), state()
-    chosen = [names[name] for name in options.names or names]
+    usual = [benchmark for benchmark in BENCHMARKS if options.full or benchmark not in LONG]
+    chosen = [names[name] for name in options.names] or usual
     begun = time.monotonic()
     description, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
     columns = SpinnerColumn(), description, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last

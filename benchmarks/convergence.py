@@ -73,7 +73,12 @@ SAME_DATA = "the same data (fingerprint)"
 
 
 def trained(
-    experiment: str, seed: int, *settings: str, steps: int | None = None, data: TaskDataModule | None = None
+    experiment: str,
+    seed: int,
+    *settings: str,
+    steps: int | None = None,
+    data: TaskDataModule | None = None,
+    threads: int = THREADS,
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Run `fit` on an experiment with a single validation at the end; return summary.json and metrics.csv.
 
@@ -83,6 +88,7 @@ def trained(
         settings: further arguments of the command.
         steps: the number of training steps; defaults to `trainer.max_steps` of the experiment.
         data: the data module of the peer; None skips the check of the data.
+        threads: the number of threads.
 
     Raises:
         AssertionError: if the run and the peer are trained on different data.
@@ -97,7 +103,7 @@ def trained(
         *settings,
     )
     with tempfile.TemporaryDirectory() as folder:
-        run_fit(experiment, folder, *settings)
+        run_fit(experiment, folder, *settings, threads=threads)
         summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
         starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
         assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
@@ -105,17 +111,18 @@ def trained(
             return summary, list(csv.DictReader(file))
 
 
-def run_fit(experiment: str, folder: str, *settings: str) -> None:
-    """Run `fit` on an experiment, with as many threads as the peers.
+def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS) -> None:
+    """Run `fit` on an experiment.
 
     Args:
         experiment: the name of the experiment.
         folder: the working directory.
         settings: further arguments of the command.
+        threads: the number of threads, by default as many as the peers have.
     """
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
     environment = os.environ | {
-        "OMP_NUM_THREADS": str(THREADS),
+        "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": str(EXPERIMENTS.parent),
         "WANDB_MODE": "offline",
     }

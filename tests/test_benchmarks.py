@@ -19,7 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
-from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps
+from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from datamodules import Text
 from lightning_tfm.layers import Dropout
@@ -550,3 +550,44 @@ assert framework.Clock.amount == 3 * 32 * 11, "three batches of 32 dates, each w
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("Jürgen Müller-Lüdenscheidt", "juergen.mueller-luedenscheidt@example.org"),
+        ("Łukasz Żak", "lukasz.zak@example.org"),
+        ("Anne-Marie O'Brien", "anne-marie.obrien@example.org"),
+        ("María del Carmen Núñez", "maria.delcarmennunez@example.org"),
+        ("Søren Åberg", "soeren.aaberg@example.org"),
+    ],
+)
+def test_an_address_is_spelled_from_a_name(name, address):
+    assert tables.email_address(name) == address
+
+
+def test_the_tables_of_addresses_have_different_names_and_are_reproducible(tmp_path):
+    sizes = (60, 20, 30)
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        tables.write_addresses(folder, sizes)
+    one, two = ([(folder / f"{split}.tsv").read_text() for split in tables.SPLITS] for folder in folders)
+    assert one == two
+    rows = [[line.split("\t") for line in text.splitlines()] for text in one]
+    assert [len(part) for part in rows] == [*sizes]
+    assert len({name for part in rows for name, _ in part}) == sum(sizes)
+    assert all(tables.email_address(name) == address for part in rows for name, address in part)
+
+
+@pytest.mark.run
+def test_a_training_on_a_table_records_its_validations(tmp_path):
+    tables.write_addresses(tmp_path, (64, 10, 10))
+    block = tables.run_ours(replace(tables.ADDRESSES, epochs=3), tmp_path, seed=1)
+    records = tables.read_record(tmp_path / "ours_1.jsonl")
+    assert len(records) == 3
+    seconds = [record["seconds"] for record in records]
+    assert 0 < seconds[0] < seconds[1] < seconds[2] <= block.seconds
+    assert 0 <= block.amount <= 1
+    assert tables.until(tmp_path / "ours_1.jsonl", 0.0) == (seconds[0], True)
+    assert tables.until(tmp_path / "ours_1.jsonl", 1.1) == (seconds[2], False)

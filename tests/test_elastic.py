@@ -76,13 +76,23 @@ KILLED = {
 """Moments of kills, and the most calls before one."""
 
 
-@pytest.mark.parametrize("settings", [{}, AVERAGED | CLIPPED | ACCUMULATED | MUON], ids=["AdamW", "Muon"])
-@pytest.mark.parametrize("model", [*NETWORKS, "text_gpt"])
+OPTIMIZERS = {"AdamW": {}, "Muon": AVERAGED | CLIPPED | ACCUMULATED | MUON}
+"""Settings of the runs that are killed, by name of the optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        pytest.param(model, optimizer, marks=pytest.mark.soak if model in ("transformer", "text_gpt") else ())
+        for model in (*NETWORKS, "text_gpt")
+        for optimizer in OPTIMIZERS
+    ],
+)
 @pytest.mark.run
-def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, settings, tmp_path):
+def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, optimizer, tmp_path):
     """Kill a run of two processes, with dropout, at four moments, and resume it on one, two or four."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    settings = settings | {"trainer.max_steps": 120}
+    settings = OPTIMIZERS[optimizer] | {"trainer.max_steps": 120}
     moments = list(KILLED)
     if model in TASKS:
         arguments = ["fit", "--config", write_task(model, tmp_path), "--data.batch_size=20"]

@@ -68,7 +68,9 @@ KILLS = [
 """The moment and the number of the call at which each successive start of one run is killed."""
 
 
-@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.parametrize(
+    "model", ["gpt", *(pytest.param(name, marks=pytest.mark.soak) for name in NETWORKS if name != "gpt")]
+)
 @pytest.mark.run
 def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
     for fault in KILLS:
