@@ -377,11 +377,12 @@ def kill_something(worker, chance):
     return worker in victims
 
 
+@pytest.mark.parametrize("number", [10, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.run
-def test_a_sweep_that_is_killed_50_times_ends_as_an_undisturbed_one(undisturbed, tmp_path):
+def test_a_repeatedly_killed_sweep_ends_as_an_undisturbed_one(number, undisturbed, tmp_path):
     chance = random.Random(1)
     child, kills = None, 0
-    while kills < 50:
+    while kills < number:
         if child is None:
             child = start("sweep", tiny(tmp_path), "--jobs", chance.choice([1, 2]), cwd=tmp_path, forks=True)
         child.process.join(chance.uniform(0.2, 3))
