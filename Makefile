@@ -45,6 +45,7 @@ reproduce: install
 # Run the benchmarks against peers; FULL=1 also runs those that take long, and peers in full, not recorded or shortened.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
+	$(BIN)/python -m benchmarks.history
 
 $(INSTALLED)-bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -82,7 +82,7 @@ def cells(row: Row) -> list[str]:
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
-PUBLISHED = ("results.json", "RESULTS.md", "results.png")
+PUBLISHED = ("results.json", "RESULTS.md", "results.png", "HISTORY.md")
 
 UNTIMED = ("tokenizers", "sacrebleu")
 """Packages that benchmarks do not use."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import matplotlib
@@ -19,9 +20,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
-from benchmarks import convergence, decoding, framework, gpu, limits, measure, peers, steps, tables
+from benchmarks import convergence, decoding, framework, gpu, history, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from datamodules import Text
+from lightning_tfm.callbacks import provenance
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 from lightning_tfm.tokenization import PAD
@@ -550,6 +552,37 @@ assert framework.Clock.amount == 3 * 32 * 11, "three batches of 32 dates, each w
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_history_shows_each_measurement_of_the_current_rows_once(tmp_path):
+    machine = {"processor": "a CPU", "cores": 2}
+    first = measure.Row(
+        "speed / peer", "s", "≥ 1 x", 4.0, 2.0, 0.5, 0.4, 0.6, False, "measured", commit="1111111"
+    ).as_dict()
+    del first["machine"]  # as in the first versions, which have one machine for all rows
+    second = first | {"ours": 2.0, "ratio": 1.0, "held": True, "commit": "2222222", "machine": "another CPU"}
+    missing = measure.Row("limit", "s", "").as_dict()
+    contents = [
+        {"machine": machine, "rows": [first, first | {"name": "an earlier name"}]},
+        {"machine": machine, "rows": [first | {"note": "explained later"}]},
+        {"rows": [second, missing]},
+    ]
+    git = partial(provenance.run_git, tmp_path, "-c", "user.name=a", "-c", "user.email=b")
+    git("init", "--quiet")
+    for content in contents:
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        git("add", "results.json")
+        git("commit", "--quiet", "--message", "results")
+    (tmp_path / "results.json").write_text(json.dumps({"rows": [second, missing]}))  # not committed
+    found = history.measurements(history.versions(tmp_path))
+    assert [(row["commit"], row["machine"]) for row in found.pop("speed / peer")] == [
+        ("1111111", "a CPU, 2 cores"),
+        ("2222222", "another CPU"),
+    ]
+    assert not found
+    *_, one, other = history.markdown(history.measurements(contents)).splitlines()
+    assert one == "| speed / peer | 1111111 | a CPU, 2 cores | 4 | 2 | s | 0.5 | 0.4 to 0.6 | ≥ 1 x | no |"
+    assert other == "|  | 2222222 | another CPU | 2 | 2 | s | 1 | 0.4 to 0.6 | ≥ 1 x | yes |"
 
 
 @pytest.mark.parametrize(
