@@ -53,8 +53,8 @@ def markdown(history: dict[str, list[Measurement]]) -> str:
     lines = [
         "# History",
         "",
-        "The measurements of each row of [RESULTS.md](RESULTS.md), from the oldest, with commit and machine. A row whose "
-        "name has changed starts anew. `python -m benchmarks.history` writes this page.",
+        "The measurements of each row of [RESULTS.md](RESULTS.md), from the oldest, with commit and machine. A row "
+        "whose name has changed starts anew. `python -m benchmarks.history` writes this page.",
         "",
         *table_lines(
             COLUMNS,
