@@ -21,17 +21,17 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
-# Run all tests, including runs in several processes, killed and resumed runs, damaged files, the tutorials, the report
+# Run all tests but those of test-soak, including runs in several processes, killed and resumed runs, damaged files, the tutorials, the report
 # in a browser, which requires chromium and chromiumdriver (Debian packages chromium and chromium-driver), and runs on
 # several machines in network namespaces, which require root on Linux and the command ip (Debian package iproute2).
 test-all: install
 	$(BIN)/python -m pytest -m "not soak"
 
-# Kill and resume runs for all networks and optimizers; `make test-all` does for some of them.
+# Run the tests with kills that test-all leaves out: of more networks and optimizers, and of a sweep that is killed 50 times.
 test-soak: install
 	$(BIN)/python -m pytest -m soak
 
-# Measure the line coverage of all tests, including their child processes, except two tests in which coverage itself fails:
+# Measure the line coverage of test-all, including their child processes, except two tests in which coverage itself fails:
 # it cannot write its data to a full disk, and a signal that interrupts it can leave its lock locked.
 coverage: install
 	$(BIN)/python -m pytest -m "not soak" --cov --cov-report=term-missing:skip-covered \
@@ -42,7 +42,8 @@ coverage: install
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
 
-# Run the benchmarks against peers; FULL=1 also runs those that take long, and peers in full, not recorded or shortened.
+# Run the benchmarks against peers. FULL=1 also runs the long ones, and runs peers in full instead of using recorded or
+# shortened runs.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
 	$(BIN)/python -m benchmarks.history

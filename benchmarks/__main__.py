@@ -1,4 +1,4 @@
-"""Run the benchmarks, or those named: `python -m benchmarks [NAME ...] [--full]`; see benchmarks/README.md."""
+"""Run the benchmarks, or only those named: `python -m benchmarks [NAME ...] [--full]`; see benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -106,10 +106,11 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"The rows of `make bench`, with torch {results['versions']['torch']}: {sum(row.held for row in targets)} of "
-        f"{len(targets)} targets met. Each row shows the machine and the commit at which it was measured. Figures are "
-        f"medians of {ROUNDS} rounds with their 90 % intervals; rows of a time to a goal show the expected time. "
-        'An empty cell under "checked" means that nothing was compared between the sides. [README.md](README.md) '
+        f"The rows of `make bench FULL=1`, with torch {results['versions']['torch']}: "
+        f"{sum(row.held for row in targets)} of {len(targets)} targets met. Each row shows the machine and the commit "
+        f"at which it was measured. Figures are medians of {ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on "
+        "tables, with their 90 % intervals; rows of a time to a goal show the expected time. An empty cell under "
+        '"checked" means that nothing was compared between the sides. [README.md](README.md) '
         "describes the method and explains each missed target.",
         "",
         "![ratios, with intervals and targets](results.png)",
@@ -195,11 +196,16 @@ def main() -> None:
     """Run the benchmarks and publish their results."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"a benchmark, of {', '.join(names)}; if none is given, all but the long ones",
+    )
     parser.add_argument(
         "--full",
         action="store_true",
-        help="run peers in full instead of using recorded or shortened runs; if no NAME is given, also run "
+        help="run peers in full instead of using recorded or shortened runs; without NAME, also run the long ones: "
         + ", ".join(benchmark.__name__ for benchmark in LONG),
     )
     options = parser.parse_args()

@@ -199,16 +199,23 @@ def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
             return
 
 
-class Watch(Callback):
-    """Callback that records yoyodyne's training seconds and last validation accuracy, and stops at an accuracy of 1."""
+class TrainingClock(Callback):
+    """Callback that measures the seconds of training, without validations."""
 
-    begun = seconds = exact_match = 0.0
+    begun = seconds = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.begun = self.begun or time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds, self.begun = self.seconds + time.perf_counter() - self.begun, 0.0
+        if self.begun:
+            self.seconds, self.begun = self.seconds + time.perf_counter() - self.begun, 0.0
+
+
+class Watch(TrainingClock):
+    """Callback that also records yoyodyne's last validation accuracy, and stops at an accuracy of 1."""
+
+    exact_match = 0.0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.exact_match = trainer.callback_metrics["val_accuracy"].item()

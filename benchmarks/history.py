@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import FOLDER, number, table_lines
+from benchmarks.__main__ import COLUMNS, FOLDER, cells, table_lines
+from benchmarks.measure import Row
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.files import write_text
-
-COLUMNS = ("benchmark", "commit", "machine", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met")
-
-Measurement = dict[str, Any]
-"""A measured row of results.json."""
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:
@@ -27,58 +23,44 @@ def versions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (*texts, (folder / "results.json").read_text(encoding="utf-8"))]
 
 
-def measurements(contents: list[dict[str, Any]]) -> dict[str, list[Measurement]]:
+def measurements(contents: list[dict[str, Any]]) -> dict[str, list[Row]]:
     """Return the measurements of each row of the last version, from the oldest, each only once.
 
     Args:
         contents: the versions of results.json, from the oldest.
     """
-    found: dict[str, dict[tuple[Any, ...], Measurement]] = {row["name"]: {} for row in contents[-1]["rows"]}
+    found: dict[str, dict[tuple[Any, ...], Row]] = {row["name"]: {} for row in contents[-1]["rows"]}
     for content in contents:
-        for row in content["rows"]:
-            if row["name"] in found and row["status"] == "measured":
-                # the texts of a row may have changed since, and the first versions name one machine for all rows
-                machine = row.get("machine") or "{processor}, {cores} cores".format_map(content["machine"])
-                figures = row.get("commit", ""), row["ours"], row["peer"]
-                found[row["name"]].setdefault(figures, row | {"machine": machine})
+        for row in (Row(**row) for row in content["rows"]):
+            if row.name in found and row.status == "measured":
+                # the first versions name one machine for all rows
+                row.machine = row.machine or "{processor}, {cores} cores".format_map(content["machine"])
+                # the texts of a row may have changed since
+                found[row.name].setdefault((row.commit, row.ours, row.peer), row)
     return {name: list(rows.values()) for name, rows in found.items() if rows}
 
 
-def markdown(history: dict[str, list[Measurement]]) -> str:
+def markdown(history: dict[str, list[Row]]) -> str:
     """Return the text of HISTORY.md.
 
     Args:
         history: the measurements of each row.
     """
+    body = []
+    for rows in history.values():
+        for place, row in enumerate(rows):
+            name, *figures = cells(row)
+            body.append(("" if place else name, row.commit, *figures))
+    name, *others = COLUMNS
     lines = [
         "# History",
         "",
-        "The measurements of each row of [RESULTS.md](RESULTS.md), from the oldest, with commit and machine. A row "
-        "whose name has changed starts anew. `python -m benchmarks.history` writes this page.",
+        "The measurements of each row of [RESULTS.md](RESULTS.md), oldest first. The history of a renamed row starts "
+        "at its renaming. `python -m benchmarks.history` writes this page.",
         "",
-        *table_lines(
-            COLUMNS,
-            [
-                cells(row, name if place == 0 else "")
-                for name, rows in history.items()
-                for place, row in enumerate(rows)
-            ],
-        ),
+        *table_lines((name, "commit", *others), body),
     ]
     return "\n".join(lines) + "\n"
-
-
-def cells(row: Measurement, name: str) -> list[str]:
-    """Return the table cells of a measurement.
-
-    Args:
-        row: the measurement.
-        name: the name of the row; empty from its second measurement on.
-    """
-    ours, peer, ratio = (number(row[key]) for key in ("ours", "peer", "ratio"))
-    around = f"{number(row['low'])} to {number(row['high']) or 'never'}"
-    met = {True: "yes", False: "no", None: ""}[row["held"]]
-    return [name, row.get("commit", ""), row["machine"], ours, peer, row["unit"], ratio, around, row["target"], met]
 
 
 if __name__ == "__main__":

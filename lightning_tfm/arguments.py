@@ -21,7 +21,7 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
     if len(arguments) == 1:
         missing = "an experiment; `lightning-tfm list` shows them" if arguments == ["fit"] else "a checkpoint"
         raise UserError(f"lightning-tfm {arguments[0]} needs the name of {missing}")
-    if not arguments or arguments[1].startswith("-"):
+    if arguments[1].startswith("-"):
         return arguments
     command, *options = arguments
     if command == "fit":

@@ -106,7 +106,7 @@ class TfmCLI(LightningCLI):
 
     Args:
         arguments: positional arguments of LightningCLI.
-        command: fit, validate or test; the only one whose parser is built, which takes 0.1 s.
+        command: the command to run: fit, validate or test. Only its parser is built; each other one would take 0.1 s.
         settings: further arguments of LightningCLI.
 
     Attributes:
@@ -129,7 +129,7 @@ class TfmCLI(LightningCLI):
                 discard_tensorboard(self.trainer.loggers)
             raise
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # not static: only the command to run
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # an instance method
         """Return the command with the arguments to skip."""
         skipped = {"weights_only"} if self.command == "fit" else {"weights_only", "verbose"}
         return {self.command: LightningCLI.subcommands()[self.command] | skipped}
@@ -454,7 +454,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     trust_packages = trusted_packages()
     if trust_packages:
         search_current_folder()
-    # It discards all records, but without a level it first creates one for each denied name, which takes 0.1 s.
+    # This logger discards all records; without a level, one would be created for each denied name, which takes 0.1 s.
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     for name in ("lightning.pytorch", "lightning.fabric"):

@@ -575,14 +575,14 @@ def test_the_history_shows_each_measurement_of_the_current_rows_once(tmp_path):
         git("commit", "--quiet", "--message", "results")
     (tmp_path / "results.json").write_text(json.dumps({"rows": [second, missing]}))  # not committed
     found = history.measurements(history.versions(tmp_path))
-    assert [(row["commit"], row["machine"]) for row in found.pop("speed / peer")] == [
+    assert [(row.commit, row.machine) for row in found.pop("speed / peer")] == [
         ("1111111", "a CPU, 2 cores"),
         ("2222222", "another CPU"),
     ]
     assert not found
     *_, one, other = history.markdown(history.measurements(contents)).splitlines()
-    assert one == "| speed / peer | 1111111 | a CPU, 2 cores | 4 | 2 | s | 0.5 | 0.4 to 0.6 | ≥ 1 x | no |"
-    assert other == "|  | 2222222 | another CPU | 2 | 2 | s | 1 | 0.4 to 0.6 | ≥ 1 x | yes |"
+    assert one == "| speed / peer | 1111111 | 4 | 2 | s | 0.5 | 0.4 to 0.6 | ≥ 1 x | no | a CPU, 2 cores |"
+    assert other == "|  | 2222222 | 2 | 2 | s | 1 | 0.4 to 0.6 | ≥ 1 x | yes | another CPU |"
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
     """SLURM itself is replaced by its environment variables, `srun` and `scontrol`; the signal is real.
 
     SIGUSR1 announces the time limit, after which the run requeues the job, and SIGTERM a preemption, after which SLURM
-    itself does.
+    itself requeues it.
     """
     alone, together, programs = new_folders(tmp_path, "alone", "together", "programs")
     for name, program in (("srun", SRUN), ("scontrol", f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol\n')):

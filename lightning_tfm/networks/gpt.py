@@ -92,12 +92,13 @@ class GPT(CausalNetwork):
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
+    # The model is not annotated with its class, since jsonargparse would import transformers to resolve it.
     @classmethod
     def from_huggingface(cls, model: nn.Module, num_special: int = 0) -> GPT:
         """Return a GPT with the weights of a Hugging Face GPT-2 and the same distribution over its ids.
 
         Args:
-            model: a GPT2LMHeadModel of transformers.
+            model: the GPT-2, a `GPT2LMHeadModel` of transformers.
             num_special: 0, or NUM_SPECIAL to insert PAD, BOS and EOS before the ids of the model; they have probability
                 0, since the model was not trained on them.
 
