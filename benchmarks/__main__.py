@@ -99,6 +99,29 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
+LIMITED = ("", ", same tensors", ", same memory settings")
+"""Ends of the names of rows with the same peer as their limit."""
+
+
+def share_of_limit(row: Row, rows: list[Row]) -> float | None:
+    """Return the ratio of a row as a share of its measured limit, or None if it has no limit.
+
+    The limit is 1 / (1 / products + 1 / calls), of the rows "limit: NAME, products" and "limit: NAME, calls", where the
+    name of the row is NAME and an end of LIMITED.
+
+    Args:
+        row: the row.
+        rows: all rows.
+    """
+    ratios = {other.name: other.ratio for other in rows}
+    for end in LIMITED:
+        name = f"limit: {row.name.removesuffix(end)}"
+        limits = [ratios.get(f"{name}, {kind}") for kind in ("products", "calls")]
+        if row.name.endswith(end) and row.ratio and all(limits):
+            return row.ratio * sum(1 / limit for limit in limits if limit)
+    return None
+
+
 def markdown(results: dict[str, Any]) -> str:
     """Return the text of RESULTS.md from the content of results.json."""
     rows = [Row(**row) for row in results["rows"]]
@@ -116,8 +139,17 @@ def markdown(results: dict[str, Any]) -> str:
         "![ratios, with intervals and targets](results.png)",
         "",
         *table_lines(
-            (*COLUMNS, "checked", "commit", "notes"),
-            [(*cells(row), row.checked, row.commit, row.note) for row in rows],
+            (*COLUMNS, "of its limit", "checked", "commit", "notes"),
+            [
+                (
+                    *cells(row),
+                    f"{share:.0%}" if (share := share_of_limit(row, rows)) else "",
+                    row.checked,
+                    row.commit,
+                    row.note,
+                )
+                for row in rows
+            ],
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -136,6 +136,15 @@ def test_repeating_a_benchmark_replaces_only_its_own_rows(tmp_path, monkeypatch)
     assert published("saving", 4.0) == [("saving 0", 4.0)], "rows of other versions are dropped"
 
 
+def test_a_ratio_is_a_share_of_its_measured_limit():
+    named = {"step / a": 1.5, "step / a, same tensors": 1.2, "step / b": 1.0, "limit: step / a, products": 3.0}
+    rows = [measure.Row(name, "s", "", ratio=ratio) for name, ratio in named.items()]
+    assert all(bench.share_of_limit(row, rows) is None for row in rows)
+    rows.append(measure.Row("limit: step / a, calls", "s", "", ratio=6.0))
+    shares = [bench.share_of_limit(row, rows) for row in rows[:3]]
+    assert shares == [pytest.approx(0.75), pytest.approx(0.6), None]  # the limit is 2
+
+
 def test_rows_show_the_machine_they_were_measured_on():
     rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
     assert all(row.machine and cells(row)[COLUMNS.index("machine")] == row.machine for row in rows)
