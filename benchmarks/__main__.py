@@ -47,6 +47,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.start_up,
     framework.processes,
     framework.elastic,
+    framework.elastic_sizes,
     framework.saving,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
@@ -58,6 +59,7 @@ LONG = (
     tables.addresses,
     decoding.against_ctranslate2,
     decoding.translations,
+    framework.elastic_sizes,
 )
 """Benchmarks that take a quarter of an hour or more each, and run only if named or with `--full`."""
 

@@ -459,32 +459,40 @@ def build_elastic(experiment: str, number: int, num_shards: int, timed: int, fol
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure what elastic determinism costs, on two processes and on one, with one thread each.
+    """Measure what elastic determinism costs, on two processes and on one, with one thread each."""
+    for experiment in ("date_transformer", "date_gpt", "copy_attention_lstm"):
+        yield elastic_row(experiment, 2, 4)
+    yield elastic_row("date_transformer", 1, 4)
 
-    Batches have the size set by the experiment: 128, 32, 16 or 4 rows.
+
+def elastic_sizes(full: bool) -> Iterator[Row]:
+    """Measure the cost of elastic determinism in batches of 32, 16 and 4 rows, and with 2 and 8 shards on a process."""
+    for experiment in ("date_attention_lstm", "copy_gpt", "copy_transformer"):
+        yield elastic_row(experiment, 2, 4, TIMED)
+    for num_shards in (2, 8):
+        yield elastic_row("date_transformer", 1, num_shards)
+
+
+def elastic_row(experiment: str, number: int, num_shards: int, timed: int = TIMED_TOGETHER) -> Row:
+    """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
+
+    Args:
+        experiment: the name of the experiment.
+        number: the number of processes.
+        num_shards: the number of shards.
+        timed: the number of timed steps.
     """
-    for experiment, number, num_shards, timed in (
-        ("date_transformer", 2, 4, TIMED_TOGETHER),
-        ("date_gpt", 2, 4, TIMED_TOGETHER),
-        ("copy_attention_lstm", 2, 4, TIMED_TOGETHER),
-        ("date_attention_lstm", 2, 4, TIMED),
-        ("copy_gpt", 2, 4, TIMED),
-        ("copy_transformer", 2, 4, TIMED),
-        ("date_transformer", 1, 2, TIMED_TOGETHER),
-        ("date_transformer", 1, 4, TIMED_TOGETHER),
-        ("date_transformer", 1, 8, TIMED_TOGETHER),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            settings = {"experiment": experiment, "number": number, "timed": timed, "folder": folder}
-            rounds, checked = compare(
-                Side(build_elastic, {**settings, "num_shards": num_shards}, threads=1, processes=number),
-                Side(build_elastic, {**settings, "num_shards": 0}, threads=1, processes=number),
-                same_rows,
-            )
-        peer, target = ("DDP", "≥ 0.77 x") if number > 1 else ("no strategy", "")
-        name = f"{experiment}, {num_shards} shards on {number} process{'es' if number > 1 else ''} / {peer}"
-        note = f"{'gloo, ' if number > 1 else ''}one thread a process"
-        yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"experiment": experiment, "number": number, "timed": timed, "folder": folder}
+        rounds, checked = compare(
+            Side(build_elastic, {**settings, "num_shards": num_shards}, threads=1, processes=number),
+            Side(build_elastic, {**settings, "num_shards": 0}, threads=1, processes=number),
+            same_rows,
+        )
+    peer, target = ("DDP", "≥ 0.77 x") if number > 1 else ("no strategy", "")
+    name = f"{experiment}, {num_shards} shards on {number} process{'es' if number > 1 else ''} / {peer}"
+    note = f"{'gloo, ' if number > 1 else ''}one thread a process"
+    return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
 
 def build_saving() -> Built:
