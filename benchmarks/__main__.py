@@ -118,9 +118,9 @@ def share_of_limit(row: Row, rows: list[Row]) -> float | None:
     ratios = {other.name: other.ratio for other in rows}
     for end in LIMITED:
         name = f"limit: {row.name.removesuffix(end)}"
-        limits = [ratios.get(f"{name}, {kind}") for kind in ("products", "calls")]
-        if row.name.endswith(end) and row.ratio and all(limits):
-            return row.ratio * sum(1 / limit for limit in limits if limit)
+        products, calls = (ratios.get(f"{name}, {kind}") for kind in ("products", "calls"))
+        if row.name.endswith(end) and row.ratio and products and calls:
+            return row.ratio * (1 / products + 1 / calls)
     return None
 
 

@@ -83,28 +83,24 @@ def network(attention: str, **settings: Any) -> tuple[str, ...]:
     )
 
 
+def downloads(folder: str, *files: tuple[str, str]) -> dict[str, Download]:
+    """Return the files of the splits.
+
+    Args:
+        folder: the address of their folder.
+        files: the path below the folder and the SHA-256 checksum of the training, validation and test table.
+    """
+    return {split: Download(f"{folder}/{path}", sha256) for split, (path, sha256) in zip(SPLITS, files, strict=True)}
+
+
 INFLECTION = Table(
     name="Livonian inflection",
-    files={
-        split: Download(
-            "https://raw.githubusercontent.com/sigmorphon2020/task0-data/0d24b945ac96e08aa5a2f0080fa4de465f91b40a/"
-            f"{path}",
-            sha256,
-        )
-        for split, path, sha256 in (
-            (
-                "train",
-                "DEVELOPMENT-LANGUAGES/uralic/liv.trn",
-                "c49f56d86fb3769570fcec61f933afaf38a45f2f0f4e0b9c344696886eb4980c",
-            ),
-            (
-                "val",
-                "DEVELOPMENT-LANGUAGES/uralic/liv.dev",
-                "9e8cdd487a5ce0f8b38654208823664d4020545f1cb961d8b2a58f9e831124cd",
-            ),
-            ("test", "GOLD-TEST/liv.tst", "4f1b56e3f73c20158c68a730dbe6f3d78ae74ef0a9836974880abe164321bb52"),
-        )
-    },
+    files=downloads(
+        "https://raw.githubusercontent.com/sigmorphon2020/task0-data/0d24b945ac96e08aa5a2f0080fa4de465f91b40a",
+        ("DEVELOPMENT-LANGUAGES/uralic/liv.trn", "c49f56d86fb3769570fcec61f933afaf38a45f2f0f4e0b9c344696886eb4980c"),
+        ("DEVELOPMENT-LANGUAGES/uralic/liv.dev", "9e8cdd487a5ce0f8b38654208823664d4020545f1cb961d8b2a58f9e831124cd"),
+        ("GOLD-TEST/liv.tst", "4f1b56e3f73c20158c68a730dbe6f3d78ae74ef0a9836974880abe164321bb52"),
+    ),
     columns={"features_col": 3},
     settings=("--data.init_args.features=3", *network("monotonic", pointer_generator=True)),
     peer="PointerGeneratorLSTMModel",
@@ -116,18 +112,12 @@ INFLECTION = Table(
 
 PRONUNCIATION = Table(
     name="French pronunciation",
-    files={
-        split: Download(
-            "https://raw.githubusercontent.com/sigmorphon/2020/3d9bb3658b6a964ccd127e2a6781665262516bf6/task1/data/"
-            f"{part}/fre_{part}.tsv",
-            sha256,
-        )
-        for split, part, sha256 in (
-            ("train", "train", "fcc1c1c19a19381105662b412e8de1a143802da40fb401dd3cc452bc935128a6"),
-            ("val", "dev", "eb2b3fb761b02591a93981c448c6c7972da0499fd0fb1d7a0b60142463f6b355"),
-            ("test", "test", "cd75ca22c697f93e23d10898a87a86e1bc08d0d4eb318946f28e085cd1aca9a8"),
-        )
-    },
+    files=downloads(
+        "https://raw.githubusercontent.com/sigmorphon/2020/3d9bb3658b6a964ccd127e2a6781665262516bf6/task1/data",
+        ("train/fre_train.tsv", "fcc1c1c19a19381105662b412e8de1a143802da40fb401dd3cc452bc935128a6"),
+        ("dev/fre_dev.tsv", "eb2b3fb761b02591a93981c448c6c7972da0499fd0fb1d7a0b60142463f6b355"),
+        ("test/fre_test.tsv", "cd75ca22c697f93e23d10898a87a86e1bc08d0d4eb318946f28e085cd1aca9a8"),
+    ),
     columns={"target_sep": " "},
     settings=("--data.init_args.target_separator= ", *network("hard_monotonic")),
     peer="SoftAttentionLSTMModel",
