@@ -47,6 +47,19 @@ def cwd(tmp_path_factory):
     return cwd
 
 
+def test_a_run_starts_without_the_launch_package(tmp_path):
+    script = """if True:
+        import inspect, sys
+        from lightning_tfm.loggers import WandbLogger
+        WandbLogger(save_dir=".", offline=True).experiment
+        import wandb
+        assert wandb.run
+        assert "wandb.sdk.launch" not in sys.modules
+        assert "def _detect_and_apply_job_inputs(self)" in inspect.getsource(wandb.sdk.wandb_run)
+    """
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
 def test_wandb_has_the_metrics_of_metrics_csv(cwd):
     (path,) = offline_files(cwd)
     theirs = {}
