@@ -84,7 +84,10 @@ def cells(row: Row) -> list[str]:
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
-PUBLISHED = ("results.json", "RESULTS.md", "results.png", "HISTORY.md")
+PUBLISHED = (
+    *("results.json", "RESULTS.md", "results.png", "HISTORY.md"),
+    *("growth.json", "GROWTH.md", "growth_time.png", "growth_memory.png"),
+)
 
 UNTIMED = ("tokenizers", "sacrebleu")
 """Packages that benchmarks do not use."""

@@ -327,6 +327,9 @@ metadata.version = version
 """Source of a sitecustomize.py that hides transformers, a peer that torchmetrics would import if it is installed."""
 
 
+IMPORTS = "import lightning.pytorch, torch, torchmetrics, wandb"
+
+
 class FirstStep(Callback):
     """Callback that writes the time of the first step to the file $FIRST_STEP and ends the process."""
 
@@ -337,9 +340,9 @@ class FirstStep(Callback):
 
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
-    command = [sys.executable, "-m", "lightning_tfm"]
-    fitting = ["fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trust-package", "benchmarks"]
-    fitting.append("--trainer.accelerator=cpu")
+    command = ["-m", "lightning_tfm"]
+    fitting = [*command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml")]
+    fitting += ["--trust-package=benchmarks", "--trainer.accelerator=cpu"]
     fitting.append("--trainer.callbacks+=benchmarks.framework.FirstStep")
 
     def seconds(*arguments: str, mode: str = "offline") -> float:
@@ -353,13 +356,13 @@ def start_up(full: bool) -> Iterator[Row]:
                 "WANDB_MODE": mode,
             }
             begun = time.time()
-            subprocess.run([*command, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+            subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
             return (float(first.read_text(encoding="utf-8")) if first.exists() else time.time()) - begun
 
     few = [*fitting, "--data.init_args.train_size=1000"]
     for name, target, arguments, mode, note in (
-        ("lightning-tfm --help", "≤ 4 s", ["--help"], "offline", ""),
-        ("lightning-tfm fit --help", "", ["fit", "--help"], "offline", ""),
+        ("lightning-tfm --help", "≤ 4 s", [*command, "--help"], "offline", ""),
+        ("lightning-tfm fit --help", "", [*command, "fit", "--help"], "offline", ""),
         (
             "lightning-tfm fit until its first step",
             "≤ 8 s",
@@ -375,6 +378,7 @@ def start_up(full: bool) -> Iterator[Row]:
             "disabled",
             "remaining: imports and the Trainer",
         ),
+        ("limit: imports", "", ["-c", IMPORTS], "offline", IMPORTS),
     ):
         seconds(*arguments, mode=mode)  # fills the disk cache
         values = [seconds(*arguments, mode=mode) for _ in range(ROUNDS)]
@@ -506,13 +510,18 @@ def build_saving() -> Built:
 
     def work() -> Block:
         with tempfile.TemporaryDirectory() as folder:
-            ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
-            before, begun = resident("VmRSS"), time.perf_counter()
+            before, begun = reset_peak(), time.perf_counter()
             trainer.save_checkpoint(Path(folder) / "saved.ckpt")
             return Block((resident("VmHWM") - before) / state, time.perf_counter() - begun)
 
     return Built({"state": state}, work)
+
+
+def reset_peak() -> int:
+    """Reset the peak memory of this process, on Linux, and return its current memory in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
+    return resident("VmRSS")
 
 
 def resident(name: str) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
-from benchmarks import convergence, decoding, framework, gpu, history, limits, measure, peers, steps, tables
+from benchmarks import convergence, decoding, framework, gpu, growth, history, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from datamodules import Text
 from lightning_tfm.callbacks import provenance
@@ -633,3 +633,62 @@ def test_a_training_on_a_table_records_its_validations(tmp_path):
     assert 0 <= block.amount <= 1
     assert tables.until(tmp_path / "ours_1.jsonl", 0.0) == (seconds[0], True)
     assert tables.until(tmp_path / "ours_1.jsonl", 1.1) == (seconds[2], False)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_an_exponent_is_fitted_to_the_largest_values(power):
+    values = [1, 10, 20, 40]
+    costs = [1e6, *(3 * value**power for value in values[1:])]
+    assert growth.exponent(values, costs) == pytest.approx(power, abs=1e-9)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("family", growth.PEERS)
+def test_blocks_measure_the_steps_of_all_sizes(family, is_ours, monkeypatch):
+    monkeypatch.setattr(growth, "SECONDS", 0.0)  # one step in a block
+    sizes = [growth.Size(width=16, length=5, batch=3, vocabulary=20), growth.Size(width=64, vocabulary=50_000)]
+    work = growth.build_steps(family, is_ours, sizes).work
+    blocks = [[work() for _ in range(1 + 2 * growth.ROUNDS)] for _ in sizes]
+    assert [block.amount for _, *timed in blocks for block in timed] == 2 * 2 * growth.ROUNDS * [1]
+    assert 0 <= blocks[0][0].amount < blocks[1][0].amount
+    assert blocks[1][0].amount > 4 * 50_000 * 64 * 4, "the weights, gradients and moments of the embeddings"
+    with pytest.raises(StopIteration):
+        work()
+
+
+def test_measured_curves_replace_only_themselves(tmp_path):
+    def curves(seconds, families):
+        points = [
+            growth.Point(
+                family, axis, value, seconds * value, 2.0 * value, 1e6 * value, 2e6 * value, "a machine", "abc"
+            )
+            for family in families
+            for axis, values in growth.AXES.items()
+            for value in values
+        ]
+        return [*points, *(growth.Point("data", "pairs", n, 1.0, 1.0, 1.0, 1.0) for n in growth.PAIRS)]
+
+    growth.publish(curves(1.0, growth.PEERS), tmp_path)
+    growth.publish(curves(3.0, ["GPT"])[: -len(growth.PAIRS)], tmp_path)
+    points = [growth.Point(**point) for point in json.loads((tmp_path / "growth.json").read_text(encoding="utf-8"))]
+    assert points == [
+        *curves(1.0, ["Transformer"])[: -len(growth.PAIRS)],
+        *curves(3.0, ["GPT"])[: -len(growth.PAIRS)],
+        *curves(1.0, ["attention LSTM"]),
+    ]
+    text = (tmp_path / "GROWTH.md").read_text(encoding="utf-8")
+    assert text.count("| GPT | width |") == 1 + len(growth.AXES["width"])
+    assert "| data | pairs | 10,000 to 1,000,000 | 1 | 0.00 |" in text
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("growth.json", "GROWTH.md", "growth_time.png", "growth_memory.png")
+    }
+
+
+def test_published_growth_matches_the_measurements():
+    points = [growth.Point(**point) for point in json.loads((FOLDER / "growth.json").read_text(encoding="utf-8"))]
+    assert (FOLDER / "GROWTH.md").read_text(encoding="utf-8") == growth.markdown(points)
+    for (family, axis), curve in growth.by_curve(points).items():
+        values = [point.value for point in curve]
+        for cost in ("ours", "our_memory"):
+            power = growth.exponent(values, [getattr(point, cost) for point in curve])
+            assert power <= growth.BOUNDS[axis] + 0.1, f"{cost} of {family} grows with {axis} by {power:.2f}"

@@ -1,0 +1,413 @@
+"""Growth of time and memory with the size of the model and of the data: `python -m benchmarks.growth` writes GROWTH.md.
+
+Each side runs in its own process, in turn with the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks import peers, tables
+from benchmarks.__main__ import FOLDER, machine, number, state, table_lines
+from benchmarks.framework import EXPERIMENTS, WITHOUT_PEER, reset_peak, resident
+from benchmarks.measure import THREADS, Block, Built, Side, pinned, started
+from benchmarks.steps import nano_step, our_step, plain_step, repeated
+from lightning_tfm.data import Batch
+from lightning_tfm.files import write_text
+from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.tokenization import NUM_SPECIAL
+
+ROUNDS = 3
+"""Number of rounds of each point, each in the order ours, peer, peer, ours."""
+
+SECONDS = 0.3
+"""Approximate time of a block of steps, unless a single step takes longer."""
+
+FITTED = 3
+"""Number of largest values through which an exponent is fitted."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a model and of its batch.
+
+    Attributes:
+        width: the width of the model.
+        length: the number of tokens of each source and target.
+        batch: the number of rows.
+        vocabulary: the number of ids.
+    """
+
+    width: int = 128
+    length: int = 32
+    batch: int = 4
+    vocabulary: int = 100
+
+
+AXES: dict[str, tuple[int, ...]] = {
+    "width": (64, 128, 256, 512, 1024),
+    "length": (16, 64, 256, 512, 1024, 2048),
+    "batch": (1, 4, 16, 64, 256, 512),
+    "vocabulary": (100, 1_000, 10_000, 100_000),
+}
+"""Values of each attribute of Size, with the others at their defaults."""
+
+LONGEST = {"attention LSTM": 512}
+"""Maximum length of models that need too much memory beyond it: the tutorial keeps all its keys at each step."""
+
+PAIRS = (1_000, 10_000, 100_000, 1_000_000)
+"""Numbers of training pairs."""
+
+BOUNDS = {"width": 2, "length": 2, "batch": 1, "vocabulary": 1, "pairs": 1}
+"""Largest exponent of the mathematics: matrices have D^2 weights, and attention has T^2 scores."""
+
+
+class LongerTutorial(peers.TutorialDateLSTM):
+    """Model of the date tutorial for targets of any length."""
+
+    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+        return super().forward(source, target_in.size(1))
+
+
+def our_network(family: str, size: Size) -> nn.Module:
+    """Return our network."""
+    if family == "attention LSTM":
+        return AttentionLSTM(size.vocabulary, size.width)
+    shape = {"vocab_size": size.vocabulary, "d_model": size.width, "num_heads": 4, "max_length": size.length}
+    if family == "GPT":
+        return GPT(**shape, num_layers=4, bias=False)
+    return Transformer(**shape, num_layers=2, d_ff=4 * size.width, dropout=0.0, norm="pre")
+
+
+def peer_step(family: str, size: Size) -> Callable[[Batch], None]:
+    """Return a training step of the peer."""
+    if family == "attention LSTM":
+        return plain_step(LongerTutorial(size.vocabulary, size.width, dropout=0.0))
+    shape = {"vocab_size": size.vocabulary, "d_model": size.width, "num_heads": 4, "max_length": size.length}
+    if family == "GPT":
+        return nano_step(peers.NanoGPT(**shape, num_layers=4, bias=False))
+    return plain_step(peers.TorchTransformer(**shape, num_layers=2, dropout=0.0))
+
+
+PEERS = {"Transformer": "nn.Transformer", "GPT": "nanoGPT's formulation", "attention LSTM": "the date tutorial"}
+"""Peer of each family."""
+
+
+def build_steps(family: str, is_ours: bool, sizes: list[Size]) -> Built:
+    """Build the training steps of one side at several sizes, which the blocks measure one after the other.
+
+    The first block of a size returns the peak memory in bytes, and the others, two in each round, the number of steps.
+
+    Args:
+        family: a key of PEERS.
+        is_ours: whether the side is ours, which keeps freed memory.
+        sizes: the sizes of the model and of its batch.
+    """
+    if is_ours:
+        keep_freed_memory()
+
+    def blocks() -> Iterator[Block]:
+        for size in sizes:
+            gc.collect()
+            before = reset_peak()
+            torch.manual_seed(0)
+            source, target_in, target_out = torch.randint(NUM_SPECIAL, size.vocabulary, (3, size.batch, size.length))
+            source = source[:, :0] if family == "GPT" else source
+            batch = Batch(source, target_in, target_out, torch.arange(size.batch))
+            step = our_step(our_network(family, size)) if is_ours else peer_step(family, size)
+            step(batch)
+            begun = time.perf_counter()
+            step(batch)
+            seconds = time.perf_counter() - begun
+            yield Block(resident("VmHWM") - before, seconds)
+            work = repeated(step, [batch], [1], max(1, round(SECONDS / seconds)))
+            for _ in range(2 * ROUNDS):
+                yield work()
+            del step, work
+
+    return Built({}, partial(next, blocks()))
+
+
+@dataclass(frozen=True)
+class Point:
+    """Time and memory of both sides at one value.
+
+    Attributes:
+        family: the family of the model, or "data".
+        axis: what grows, a key of BOUNDS.
+        value: its value.
+        ours, peer: seconds: of a step, or until the first step of a training.
+        our_memory, peer_memory: peak memory in bytes, of training steps without the imports, or of the whole process.
+        machine, commit: where and at which commit it was measured.
+    """
+
+    family: str
+    axis: str
+    value: int
+    ours: float
+    peer: float
+    our_memory: float
+    peer_memory: float
+    machine: str = ""
+    commit: str = ""
+
+
+def step_points(family: str) -> Iterator[Point]:
+    """Measure the training step of a family over all axes."""
+    values = [
+        (axis, value)
+        for axis, values in AXES.items()
+        for value in values
+        if axis != "length" or value <= LONGEST.get(family, value)
+    ]
+    sizes = [replace(Size(), **{axis: value}) for axis, value in values]
+    with ExitStack() as stack:
+        (_, ours), (_, peer) = (
+            stack.enter_context(
+                started(Side(build_steps, {"family": family, "is_ours": is_ours, "sizes": sizes}), warm=False)
+            )
+            for is_ours in (True, False)
+        )
+        for axis, value in values:
+            memory = ours().amount, peer().amount
+            seconds = []
+            for _ in range(ROUNDS):
+                blocks = [ours(), peer(), peer(), ours()]
+                pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
+                seconds.append([sum(b.seconds for b in pair) / sum(b.amount for b in pair) for pair in pairs])
+            yield Point(family, axis, value, *(median(side) for side in zip(*seconds, strict=True)), *memory)
+
+
+def write_pairs(folder: Path, sizes: dict[str, int]) -> None:
+    """Write tables of random words and the same words in capitals.
+
+    Args:
+        folder: the folder of the tables.
+        sizes: the number of pairs in each split.
+    """
+    draw = random.Random(0)
+    for split, size in sizes.items():
+        with (folder / f"{split}.tsv").open("w", encoding="utf-8") as file:
+            for _ in range(size):
+                word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(6, 12)))
+                file.write(f"{word}\t{word.upper()}\n")
+
+
+def train_yoyodyne(folder: str) -> None:
+    """Train yoyodyne on tables until FirstStep ends the process."""
+    from lightning import Trainer
+
+    from benchmarks.framework import BARE, FirstStep
+
+    table = replace(tables.ADDRESSES, width=32)
+    with tempfile.TemporaryDirectory() as checkpoints:
+        module, model = tables.yoyodyne_model(table, Path(folder), checkpoints)
+        Trainer(accelerator="cpu", num_sanity_val_steps=0, callbacks=[FirstStep()], **BARE).fit(model, module)
+
+
+def first_step(folder: Path, *command: str) -> tuple[float, float]:
+    """Run a training until its first step; return the seconds, and its peak memory in bytes.
+
+    Args:
+        folder: the working directory.
+        command: arguments of Python.
+    """
+    first = folder / "first"
+    (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
+    environment = os.environ | {
+        "FIRST_STEP": str(first),
+        "OMP_NUM_THREADS": str(THREADS),
+        "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
+        "WANDB_MODE": "disabled",
+    }
+    begun = time.time()
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
+    assert process.returncode == 0, f"{command} failed with exit status {process.returncode}"
+    return float(first.read_text(encoding="utf-8")) - begun, 1024 * usage.ru_maxrss  # in KiB on Linux
+
+
+def data_points() -> Iterator[Point]:
+    """Measure the start of training on tables of different sizes, against yoyodyne."""
+    for pairs in PAIRS:
+        with tempfile.TemporaryDirectory() as path:
+            folder = Path(path)
+            write_pairs(folder, {"train": pairs, "val": 100})
+            ours = first_step(
+                folder,
+                *("-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "tsv_transformer.yaml")),
+                *("--data.init_args.train=train.tsv", "--data.init_args.val=val.tsv", "--data.init_args.test=null"),
+                *("--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.framework.FirstStep"),
+                "--trainer.accelerator=cpu",
+            )
+            peer = first_step(folder, "-c", "from benchmarks import growth; growth.train_yoyodyne('.')")
+        yield Point("data", "pairs", pairs, ours[0], peer[0], ours[1], peer[1])
+
+
+def exponent(values: list[int], costs: list[float]) -> float:
+    """Return the exponent p of costs ~ value^p, fitted by least squares of the logarithms of the FITTED last points."""
+    return float(np.polyfit(np.log(values[-FITTED:]), np.log(costs[-FITTED:]), 1)[0])
+
+
+def by_curve(points: list[Point]) -> dict[tuple[str, str], list[Point]]:
+    """Return the points of each curve, by family and axis."""
+    curves: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        curves.setdefault((point.family, point.axis), []).append(point)
+    return curves
+
+
+QUANTITIES = {"ours": 1000.0, "peer": 1000.0, "our_memory": 2.0**-20, "peer_memory": 2.0**-20}
+"""Measured attributes of Point, with the factors that convert them to ms and MiB."""
+
+
+def markdown(points: list[Point]) -> str:
+    """Return the text of GROWTH.md."""
+    base, fits, body = Size(), [], []
+    for (family, axis), curve in by_curve(points).items():
+        values = [point.value for point in curve]
+        powers = [f"{exponent(values, [getattr(point, name) for point in curve]):.2f}" for name in QUANTITIES]
+        fits.append((family, axis, f"{values[-FITTED]:,} to {values[-1]:,}", str(BOUNDS[axis]), *powers))
+        for point in curve:
+            figures = (number(factor * getattr(point, name)) for name, factor in QUANTITIES.items())
+            body.append((family, axis, f"{point.value:,}", *figures, point.machine, point.commit))
+    lines = [
+        "# Growth",
+        "",
+        "How the time and the memory of a training step grow with the width, the length, the batch and the vocabulary, "
+        "and those of the start of a training with the number of pairs. `python -m benchmarks.growth` measures all "
+        f"points, each as a median of {ROUNDS} rounds with {THREADS} threads; those of data are single runs. Apart "
+        f"from what grows, the width is {base.width}, sources and targets have {base.length} tokens, a batch has "
+        f"{base.batch} rows, and the vocabulary {base.vocabulary} ids.",
+        "",
+        f"The peers are {', '.join(f'{peer} ({family})' for family, peer in PEERS.items())} and yoyodyne (data). Each "
+        "side steps as it trains, ours with kept memory. The memory is the peak of a step, without the imports, and on "
+        "data the peak of the whole process. Data are tables of words of 6 to 12 letters; the time of a start includes "
+        "imports.",
+        "",
+        "![time](growth_time.png)",
+        "",
+        "![memory](growth_memory.png)",
+        "",
+        f"An exponent is the slope through the last {FITTED} points on logarithmic axes. It is at most that of the "
+        "mathematics, 2 for the number of weights by width and of scores by length, and 1 otherwise; caches and "
+        "varying speed of the machine add or remove a little.",
+        "",
+        *table_lines(
+            ("model", "of", "fitted", "at most", "time, ours", "time, peer", "memory, ours", "memory, peer"), fits
+        ),
+        "",
+        *table_lines(
+            (
+                *("model", "of", "value", "ours, ms", "peer, ms", "ours, MiB", "peer, MiB"),
+                *("machine", "commit"),
+            ),
+            body,
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(points: list[Point], quantity: str, path: Path) -> None:
+    """Plot all curves of a quantity, on logarithmic axes.
+
+    Args:
+        points: the points.
+        quantity: "time" or "memory".
+        path: the file of the picture.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    names = {"time": ("ours", "peer"), "memory": ("our_memory", "peer_memory")}[quantity]
+    curves, (ours_color, peer_color, *_) = by_curve(points), PALETTE
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 6.6), layout="constrained")
+        grid = figure.subplots(len(PEERS), len(AXES), squeeze=False)
+        for row, family in enumerate(PEERS):
+            for column, axis in enumerate(AXES):
+                axes, curve = grid[row, column], curves[family, axis]
+                values = [point.value for point in curve]
+                for name, color, marker in zip(names, (ours_color, peer_color), "os", strict=True):
+                    costs = [QUANTITIES[name] * getattr(point, name) for point in curve]
+                    label = "ours" if name.startswith("our") else PEERS[family]
+                    axes.plot(values, costs, marker=marker, markersize=3.5, color=color, label=label)
+                axes.set_xscale("log")
+                axes.set_yscale("log")
+                axes.minorticks_off()
+                if row == len(PEERS) - 1:
+                    axes.set_xlabel(axis)
+                if column == 0:
+                    axes.set_ylabel(f"{family}\n{'ms a step' if quantity == 'time' else 'MiB'}")
+                    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+def publish(points: list[Point], folder: Path = FOLDER) -> None:
+    """Replace the curves of the points in growth.json, and regenerate GROWTH.md and its pictures.
+
+    Args:
+        points: whole curves.
+        folder: the folder of growth.json.
+    """
+    path = folder / "growth.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    curves = by_curve([Point(**point) for point in earlier]) | by_curve(points)
+    order = [(family, axis) for family in PEERS for axis in AXES] + [("data", "pairs")]
+    kept = [point for key in order for point in curves.get(key, ())]
+    rounded = [asdict(point) | {name: float(f"{getattr(point, name):.4g}") for name in QUANTITIES} for point in kept]
+    write_text(path, json.dumps(rounded, indent=1) + "\n")
+    write_text(folder / "GROWTH.md", markdown(kept))
+    if all(key in curves for key in order[:-1]):
+        for quantity in ("time", "memory"):
+            plot(kept, quantity, folder / f"growth_{quantity}.png")
+
+
+def main() -> None:
+    """Measure all curves, or those of the named families, and publish them."""
+    names = (*PEERS, "data")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"curves, of {', '.join(names)}; by default, all")
+    chosen = parser.parse_args().names or names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
+    if sys.platform != "linux":
+        parser.error("peak memory is measured on Linux only")
+    measured_on, commit = machine(), state()
+    for name in chosen:
+        points = []
+        with pinned():
+            for point in data_points() if name == "data" else step_points(name):
+                points.append(replace(point, machine=measured_on, commit=commit))
+                print(
+                    f"{point.family}, {point.axis} {point.value:,}: {point.ours:.4g} and {point.peer:.4g} s", flush=True
+                )
+        publish(points)
+
+
+if __name__ == "__main__":
+    main()
