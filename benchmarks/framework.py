@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -29,6 +28,8 @@ from benchmarks.measure import (
     absolute_row,
     compare,
     ratio_row,
+    reset_peak,
+    resident,
     started,
 )
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
@@ -328,22 +329,15 @@ metadata.version = version
 
 
 IMPORTS = "import lightning.pytorch, torch, torchmetrics, wandb"
-
-
-class FirstStep(Callback):
-    """Callback that writes the time of the first step to the file $FIRST_STEP and ends the process."""
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        Path(os.environ["FIRST_STEP"]).write_text(str(time.time()), encoding="utf-8")
-        os._exit(0)
+"""Imports of a run other than those of this project."""
 
 
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
     command = ["-m", "lightning_tfm"]
-    fitting = [*command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml")]
-    fitting += ["--trust-package=benchmarks", "--trainer.accelerator=cpu"]
-    fitting.append("--trainer.callbacks+=benchmarks.framework.FirstStep")
+    fitting = [*command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"]
+    fitting.append("--trust-package=benchmarks")
+    fitting.append("--trainer.callbacks+=benchmarks.first_step.FirstStep")
 
     def seconds(*arguments: str, mode: str = "offline") -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -357,7 +351,7 @@ def start_up(full: bool) -> Iterator[Row]:
             }
             begun = time.time()
             subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
-            return (float(first.read_text(encoding="utf-8")) if first.exists() else time.time()) - begun
+            return (float(first.read_text(encoding="utf-8").split()[0]) if first.exists() else time.time()) - begun
 
     few = [*fitting, "--data.init_args.train_size=1000"]
     for name, target, arguments, mode, note in (
@@ -378,7 +372,7 @@ def start_up(full: bool) -> Iterator[Row]:
             "disabled",
             "remaining: imports and the Trainer",
         ),
-        ("limit: imports", "", ["-c", IMPORTS], "offline", IMPORTS),
+        ("limit: imports", "", ["-c", IMPORTS], "offline", "torch, Lightning, torchmetrics and W&B alone"),
     ):
         seconds(*arguments, mode=mode)  # fills the disk cache
         values = [seconds(*arguments, mode=mode) for _ in range(ROUNDS)]
@@ -502,7 +496,8 @@ def elastic_row(experiment: str, number: int, num_shards: int, timed: int = TIME
 def build_saving() -> Built:
     """Build checkpoint saves of a large model; the amount is the extra memory over the size of the training state."""
     size = "--model.init_args.network.init_args"
-    fit("copy_transformer", f"{size}.d_model=768", f"{size}.d_ff=3072", "--checkpoint.every_n_train_steps=1000")
+    sizes = f"{size}.d_model=768", f"{size}.d_ff=3072", f"{size}.num_layers=2"
+    fit("copy_transformer", *sizes, "--checkpoint.every_n_train_steps=1000")
     trainer = Clock.trainer
     tensors = [*trainer.lightning_module.parameters()]
     tensors += [value for state in trainer.optimizers[0].state.values() for value in state.values()]
@@ -515,23 +510,6 @@ def build_saving() -> Built:
             return Block((resident("VmHWM") - before) / state, time.perf_counter() - begun)
 
     return Built({"state": state}, work)
-
-
-def reset_peak() -> int:
-    """Reset the peak memory of this process, on Linux, and return its current memory in bytes."""
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
-    return resident("VmRSS")
-
-
-def resident(name: str) -> int:
-    """Return the memory of this process in bytes.
-
-    Args:
-        name: "VmRSS" for the current memory, "VmHWM" for the peak since the last reset.
-    """
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def saving(full: bool) -> Iterator[Row]:

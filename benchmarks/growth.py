@@ -1,7 +1,4 @@
-"""Growth of time and memory with the size of the model and of the data: `python -m benchmarks.growth` writes GROWTH.md.
-
-Each side runs in its own process, in turn with the other.
-"""
+"""Growth of time and memory with the size of models and data: `python -m benchmarks.growth` writes GROWTH.md."""
 
 from __future__ import annotations
 
@@ -21,16 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks import peers, tables
+from benchmarks import peers
 from benchmarks.__main__ import FOLDER, machine, number, state, table_lines
-from benchmarks.framework import EXPERIMENTS, WITHOUT_PEER, reset_peak, resident
-from benchmarks.measure import THREADS, Block, Built, Side, pinned, started
-from benchmarks.steps import nano_step, our_step, plain_step, repeated
+from benchmarks.framework import EXPERIMENTS, WITHOUT_PEER
+from benchmarks.measure import THREADS, Block, Built, Side, pinned, reset_peak, resident, started
+from benchmarks.steps import nano_step, our_step, parameters_of, plain_step, repeated
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.memory import keep_freed_memory
@@ -80,7 +78,7 @@ PAIRS = (1_000, 10_000, 100_000, 1_000_000)
 """Numbers of training pairs."""
 
 BOUNDS = {"width": 2, "length": 2, "batch": 1, "vocabulary": 1, "pairs": 1}
-"""Largest exponent of the mathematics: matrices have D^2 weights, and attention has T^2 scores."""
+"""Largest expected exponent by axis: matrices have D^2 weights by width D, and attention T^2 scores by length T."""
 
 
 class LongerTutorial(peers.TutorialDateLSTM):
@@ -90,28 +88,47 @@ class LongerTutorial(peers.TutorialDateLSTM):
         return super().forward(source, target_in.size(1))
 
 
-def our_network(family: str, size: Size) -> nn.Module:
-    """Return our network."""
+def network_of(family: str, is_ours: bool, size: Size) -> nn.Module:
+    """Return the network of one side.
+
+    Args:
+        family: a key of PEERS.
+        is_ours: whether the side is ours.
+        size: the size of the network.
+    """
     if family == "attention LSTM":
-        return AttentionLSTM(size.vocabulary, size.width)
+        network = AttentionLSTM if is_ours else LongerTutorial
+        return network(size.vocabulary, size.width, dropout=0.0)
     shape = {"vocab_size": size.vocabulary, "d_model": size.width, "num_heads": 4, "max_length": size.length}
     if family == "GPT":
-        return GPT(**shape, num_layers=4, bias=False)
-    return Transformer(**shape, num_layers=2, d_ff=4 * size.width, dropout=0.0, norm="pre")
+        return (GPT if is_ours else peers.NanoGPT)(**shape, num_layers=4, bias=False)
+    if is_ours:
+        return Transformer(**shape, num_layers=2, d_ff=4 * size.width, dropout=0.0, norm="pre")
+    return peers.TorchTransformer(**shape, num_layers=2, dropout=0.0)
 
 
-def peer_step(family: str, size: Size) -> Callable[[Batch], None]:
-    """Return a training step of the peer."""
-    if family == "attention LSTM":
-        return plain_step(LongerTutorial(size.vocabulary, size.width, dropout=0.0))
-    shape = {"vocab_size": size.vocabulary, "d_model": size.width, "num_heads": 4, "max_length": size.length}
-    if family == "GPT":
-        return nano_step(peers.NanoGPT(**shape, num_layers=4, bias=False))
-    return plain_step(peers.TorchTransformer(**shape, num_layers=2, dropout=0.0))
+def step_of(family: str, is_ours: bool, network: Any) -> Callable[[Batch], None]:
+    """Return a training step of one side.
+
+    Args:
+        family: a key of PEERS.
+        is_ours: whether the side is ours.
+        network: the network.
+    """
+    if is_ours:
+        return our_step(network, clip=1.0 if family == "GPT" else None)  # as nanoGPT
+    return nano_step(network) if family == "GPT" else plain_step(network)
 
 
 PEERS = {"Transformer": "nn.Transformer", "GPT": "nanoGPT's formulation", "attention LSTM": "the date tutorial"}
 """Peer of each family."""
+
+
+def batch_of(family: str, size: Size) -> Batch:
+    """Return a batch of random tokens without padding; the source is empty for GPT."""
+    source, target_in, target_out = torch.randint(NUM_SPECIAL, size.vocabulary, (3, size.batch, size.length))
+    source = source[:, :0] if family == "GPT" else source
+    return Batch(source, target_in, target_out, torch.arange(size.batch))
 
 
 def build_steps(family: str, is_ours: bool, sizes: list[Size]) -> Built:
@@ -128,14 +145,13 @@ def build_steps(family: str, is_ours: bool, sizes: list[Size]) -> Built:
         keep_freed_memory()
 
     def blocks() -> Iterator[Block]:
+        step_of(family, is_ours, network_of(family, is_ours, Size()))(batch_of(family, Size()))  # loads libraries
         for size in sizes:
             gc.collect()
             before = reset_peak()
             torch.manual_seed(0)
-            source, target_in, target_out = torch.randint(NUM_SPECIAL, size.vocabulary, (3, size.batch, size.length))
-            source = source[:, :0] if family == "GPT" else source
-            batch = Batch(source, target_in, target_out, torch.arange(size.batch))
-            step = our_step(our_network(family, size)) if is_ours else peer_step(family, size)
+            batch = batch_of(family, size)
+            step = step_of(family, is_ours, network_of(family, is_ours, size))
             step(batch)
             begun = time.perf_counter()
             step(batch)
@@ -157,8 +173,9 @@ class Point:
         family: the family of the model, or "data".
         axis: what grows, a key of BOUNDS.
         value: its value.
-        ours, peer: seconds: of a step, or until the first step of a training.
-        our_memory, peer_memory: peak memory in bytes, of training steps without the imports, or of the whole process.
+        ours, peer: the seconds of a step, or until the first step of a run.
+        our_memory, peer_memory: the peak memory in bytes of steps, minus that before the model is built, or of the
+            whole process.
         machine, commit: where and at which commit it was measured.
     """
 
@@ -214,24 +231,12 @@ def write_pairs(folder: Path, sizes: dict[str, int]) -> None:
                 file.write(f"{word}\t{word.upper()}\n")
 
 
-def train_yoyodyne(folder: str) -> None:
-    """Train yoyodyne on tables until FirstStep ends the process."""
-    from lightning import Trainer
-
-    from benchmarks.framework import BARE, FirstStep
-
-    table = replace(tables.ADDRESSES, width=32)
-    with tempfile.TemporaryDirectory() as checkpoints:
-        module, model = tables.yoyodyne_model(table, Path(folder), checkpoints)
-        Trainer(accelerator="cpu", num_sanity_val_steps=0, callbacks=[FirstStep()], **BARE).fit(model, module)
-
-
-def first_step(folder: Path, *command: str) -> tuple[float, float]:
-    """Run a training until its first step; return the seconds, and its peak memory in bytes.
+def first_step(folder: Path, *arguments: str) -> tuple[float, float]:
+    """Run a training until its first step; return the seconds, and the peak memory of its process in bytes.
 
     Args:
         folder: the working directory.
-        command: arguments of Python.
+        arguments: arguments of Python; the training has the callback `FirstStep`.
     """
     first = folder / "first"
     (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
@@ -242,30 +247,28 @@ def first_step(folder: Path, *command: str) -> tuple[float, float]:
         "WANDB_MODE": "disabled",
     }
     begun = time.time()
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
-    assert process.returncode == 0, f"{command} failed with exit status {process.returncode}"
-    return float(first.read_text(encoding="utf-8")) - begun, 1024 * usage.ru_maxrss  # in KiB on Linux
+    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+    end, peak = first.read_text(encoding="utf-8").split()
+    return float(end) - begun, float(peak)
+
+
+OUR_START = (
+    *("-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "tsv_transformer.yaml")),
+    *("--data.init_args.train=train.tsv", "--data.init_args.val=val.tsv", "--trainer.accelerator=cpu"),
+    *("--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"),
+)
+PEER_START = ("-c", "from benchmarks.first_step import train_yoyodyne; train_yoyodyne('.')")
 
 
 def data_points() -> Iterator[Point]:
-    """Measure the start of training on tables of different sizes, against yoyodyne."""
-    for pairs in PAIRS:
+    """Measure the start of a run on tables of different sizes, against yoyodyne."""
+    for place, pairs in enumerate((PAIRS[0], *PAIRS)):
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path)
             write_pairs(folder, {"train": pairs, "val": 100})
-            ours = first_step(
-                folder,
-                *("-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "tsv_transformer.yaml")),
-                *("--data.init_args.train=train.tsv", "--data.init_args.val=val.tsv", "--data.init_args.test=null"),
-                *("--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.framework.FirstStep"),
-                "--trainer.accelerator=cpu",
-            )
-            peer = first_step(folder, "-c", "from benchmarks import growth; growth.train_yoyodyne('.')")
-        yield Point("data", "pairs", pairs, ours[0], peer[0], ours[1], peer[1])
+            (ours, our_memory), (peer, peer_memory) = first_step(folder, *OUR_START), first_step(folder, *PEER_START)
+        if place:  # the first run only fills the disk cache
+            yield Point("data", "pairs", pairs, ours, peer, our_memory, peer_memory)
 
 
 def exponent(values: list[int], costs: list[float]) -> float:
@@ -285,46 +288,62 @@ QUANTITIES = {"ours": 1000.0, "peer": 1000.0, "our_memory": 2.0**-20, "peer_memo
 """Measured attributes of Point, with the factors that convert them to ms and MiB."""
 
 
+def sizes_of(point: Point) -> list[str]:
+    """Return the number of parameters of each side at a point; empty for data."""
+    if point.family == "data":
+        return ["", ""]
+    size = replace(Size(), **{point.axis: point.value})
+    with torch.device("meta"):
+        return [f"{parameters_of(network_of(point.family, is_ours, size)):,}" for is_ours in (True, False)]
+
+
 def markdown(points: list[Point]) -> str:
     """Return the text of GROWTH.md."""
     base, fits, body = Size(), [], []
     for (family, axis), curve in by_curve(points).items():
         values = [point.value for point in curve]
-        powers = [f"{exponent(values, [getattr(point, name) for point in curve]):.2f}" for name in QUANTITIES]
-        fits.append((family, axis, f"{values[-FITTED]:,} to {values[-1]:,}", str(BOUNDS[axis]), *powers))
+        powers = [exponent(values, [getattr(point, name) for point in curve]) for name in QUANTITIES]
+        bounds = f"{values[-FITTED]:,} to {values[-1]:,}", str(BOUNDS[axis])
+        fits.append((family, axis, *bounds, *(f"{power:.2f}" for power in powers)))
         for point in curve:
-            figures = (number(factor * getattr(point, name)) for name, factor in QUANTITIES.items())
-            body.append((family, axis, f"{point.value:,}", *figures, point.machine, point.commit))
+            figures = [number(factor * getattr(point, name)) for name, factor in QUANTITIES.items()]
+            body.append((family, axis, f"{point.value:,}", *figures, *sizes_of(point), point.machine, point.commit))
+    models = ", ".join(f"{peer} ({family})" for family, peer in PEERS.items())
     lines = [
         "# Growth",
         "",
-        "How the time and the memory of a training step grow with the width, the length, the batch and the vocabulary, "
-        "and those of the start of a training with the number of pairs. `python -m benchmarks.growth` measures all "
-        f"points, each as a median of {ROUNDS} rounds with {THREADS} threads; those of data are single runs. Apart "
-        f"from what grows, the width is {base.width}, sources and targets have {base.length} tokens, a batch has "
-        f"{base.batch} rows, and the vocabulary {base.vocabulary} ids.",
+        "This page shows how the time and the peak memory of a training step grow with the width, the length, the "
+        "batch and the vocabulary, and how those of the start of a run grow with the number of training pairs. "
+        f"`python -m benchmarks.growth` measures them. Times of steps are medians of {ROUNDS} rounds with {THREADS} "
+        "threads, ours and the peer's in turn; memory and starts are single measurements.",
         "",
-        f"The peers are {', '.join(f'{peer} ({family})' for family, peer in PEERS.items())} and yoyodyne (data). Each "
-        "side steps as it trains, ours with kept memory. The memory is the peak of a step, without the imports, and on "
-        "data the peak of the whole process. Data are tables of words of 6 to 12 letters; the time of a start includes "
-        "imports.",
+        f"Apart from what grows, the width is {base.width}, sources and targets have {base.length} tokens, a batch has "
+        f"{base.batch} rows, and the vocabulary has {base.vocabulary} ids. The peers are {models} and yoyodyne (data). "
+        "Ours keeps freed memory; the date tutorial has the fused Adam of our benchmarks, without clipping. The "
+        "attention LSTM and the date tutorial have different numbers of parameters, and stop at a length of "
+        f"{LONGEST['attention LSTM']}, since the tutorial keeps a copy of all keys for each step of the decoder. The "
+        "memory of a step is the peak of two steps, minus the memory before the model is built.",
         "",
-        "![time](growth_time.png)",
+        "On data, `fit` starts `tsv_transformer` without W&B, and yoyodyne a pointer-generator LSTM of width 32, both "
+        "with batches of 64, on tables of words of 6 to 12 letters and the same words in capitals. The time includes "
+        "the imports, and the memory is the peak of the process, without yoyodyne's worker.",
         "",
-        "![memory](growth_memory.png)",
+        "![Time of a step by size](growth_time.png)",
         "",
-        f"An exponent is the slope through the last {FITTED} points on logarithmic axes. It is at most that of the "
-        "mathematics, 2 for the number of weights by width and of scores by length, and 1 otherwise; caches and "
-        "varying speed of the machine add or remove a little.",
+        "![Peak memory of a step by size](growth_memory.png)",
+        "",
+        f"An exponent is the slope through the last {FITTED} points of a curve on logarithmic axes. The column "
+        '"at most" is its largest expected value: 2 by width (weights) and by length (attention scores), otherwise 1. '
+        "Tests check ours, with a tolerance of 0.1 for caches and the varying speed of the machine.",
         "",
         *table_lines(
-            ("model", "of", "fitted", "at most", "time, ours", "time, peer", "memory, ours", "memory, peer"), fits
+            ("model", "by", "fitted", "at most", "time, ours", "time, peer", "memory, ours", "memory, peer"), fits
         ),
         "",
         *table_lines(
             (
-                *("model", "of", "value", "ours, ms", "peer, ms", "ours, MiB", "peer, MiB"),
-                *("machine", "commit"),
+                *("model", "by", "value", "ours, ms", "peer, ms", "ours, MiB", "peer, MiB"),
+                *("ours, parameters", "peer, parameters", "machine", "commit"),
             ),
             body,
         ),
@@ -367,6 +386,11 @@ def plot(points: list[Point], quantity: str, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def rounded(point: Point) -> Point:
+    """Return a point whose measured values have four significant digits."""
+    return replace(point, **{name: float(f"{getattr(point, name):.4g}") for name in QUANTITIES})
+
+
 def publish(points: list[Point], folder: Path = FOLDER) -> None:
     """Replace the curves of the points in growth.json, and regenerate GROWTH.md and its pictures.
 
@@ -378,9 +402,8 @@ def publish(points: list[Point], folder: Path = FOLDER) -> None:
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     curves = by_curve([Point(**point) for point in earlier]) | by_curve(points)
     order = [(family, axis) for family in PEERS for axis in AXES] + [("data", "pairs")]
-    kept = [point for key in order for point in curves.get(key, ())]
-    rounded = [asdict(point) | {name: float(f"{getattr(point, name):.4g}") for name in QUANTITIES} for point in kept]
-    write_text(path, json.dumps(rounded, indent=1) + "\n")
+    kept = [rounded(point) for key in order for point in curves.get(key, ())]
+    write_text(path, json.dumps([asdict(point) for point in kept], indent=1) + "\n")
     write_text(folder / "GROWTH.md", markdown(kept))
     if all(key in curves for key in order[:-1]):
         for quantity in ("time", "memory"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -310,3 +311,40 @@ class TutorialDateLSTM(nn.Module):
             last = self.output(hidden)
             outputs.append(last)
         return torch.cat(outputs, dim=1)
+
+
+def yoyodyne_model(
+    name: str,
+    files: dict[str, str],
+    model_dir: str,
+    width: int,
+    learning_rate: float,
+    batch_size: int,
+    **columns: Any,
+) -> tuple[Any, Any]:
+    """Return yoyodyne's data module for tables, and its model for them with Adam at a constant learning rate.
+
+    Args:
+        name: the class of the model.
+        files: the path of the table of each split, "train", "val" and "test".
+        model_dir: the folder of yoyodyne's index.
+        width: the width of the embeddings and of the hidden states.
+        learning_rate: the learning rate.
+        batch_size: the number of rows in a batch.
+        columns: arguments of the data module that describe the columns.
+    """
+    from yoyodyne import data, models
+    from yoyodyne.models import modules
+
+    module = data.DataModule(model_dir=model_dir, batch_size=batch_size, **files, **columns)
+    features = modules.LinearEncoder(embedding_size=width, output_size=2 * width)
+    model = getattr(models, name)(
+        source_encoder=modules.LSTMEncoder(embedding_size=width, hidden_size=width),
+        features_encoder=module.has_features and features,
+        embedding_size=width,
+        decoder_hidden_size=width,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),
+        target_vocab_size=module.target_vocab_size,
+        vocab_size=module.vocab_size,
+    )
+    return module, model

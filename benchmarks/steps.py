@@ -441,5 +441,5 @@ def lstm_steps(full: bool) -> Iterator[Row]:
         rounds,
         checked=checked,
         note="each as it trains, in a bare loop, including data loading: ours keeps freed memory, has rows of "
-        "like length in a batch and the fused optimizer; ours writes EOS too",
+        "similar length in a batch and the fused optimizer; ours writes EOS too",
     )

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from benchmarks.convergence import TrainingClock, trained
 from benchmarks.framework import BARE
 from benchmarks.measure import Block, Built, Row, Side, in_turn, ratio_row, started, until_row
+from benchmarks.peers import yoyodyne_model
 from benchmarks.steps import parameters_of
 from lightning_tfm.data import Download, resolve_path
 from lightning_tfm.errors import UserError
@@ -250,32 +251,6 @@ def run_ours(table: Table, folder: Path, seed: int) -> Block:
     return Block(summary["test"]["exact_match"], summary["train_seconds"])
 
 
-def yoyodyne_model(table: Table, folder: Path, model_dir: str) -> tuple[Any, Any]:
-    """Return yoyodyne's data module and model.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits.
-        model_dir: the folder of yoyodyne's index.
-    """
-    from yoyodyne import data, models
-    from yoyodyne.models import modules
-
-    files = {split: str(path) for split in SPLITS if (path := folder / f"{split}.tsv").exists()}
-    module = data.DataModule(model_dir=model_dir, batch_size=BATCH_SIZE, **files, **table.columns)
-    features = modules.LinearEncoder(embedding_size=table.width, output_size=2 * table.width)
-    model = getattr(models, table.peer)(
-        source_encoder=modules.LSTMEncoder(embedding_size=table.width, hidden_size=table.width),
-        features_encoder=module.has_features and features,
-        embedding_size=table.width,
-        decoder_hidden_size=table.width,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=table.learning_rate),
-        target_vocab_size=module.target_vocab_size,
-        vocab_size=module.vocab_size,
-    )
-    return module, model
-
-
 def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
     """Train yoyodyne's model, and return its exact match on the test table and its training seconds.
 
@@ -287,7 +262,10 @@ def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
     seed_everything(seed)
     record = folder / f"peer_{seed}.jsonl"
     with tempfile.TemporaryDirectory() as checkpoints:
-        module, model = yoyodyne_model(table, folder, checkpoints)
+        files = {split: str(folder / f"{split}.tsv") for split in SPLITS}
+        module, model = yoyodyne_model(
+            table.peer, files, checkpoints, table.width, table.learning_rate, BATCH_SIZE, **table.columns
+        )
         best = ModelCheckpoint(checkpoints, monitor="val_accuracy", mode="max")
         trainer = Trainer(
             accelerator="cpu",
