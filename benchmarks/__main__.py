@@ -85,8 +85,14 @@ def cells(row: Row) -> list[str]:
 
 
 PUBLISHED = (
-    *("results.json", "RESULTS.md", "results.png", "HISTORY.md"),
-    *("growth.json", "GROWTH.md", "growth_time.png", "growth_memory.png"),
+    "results.json",
+    "RESULTS.md",
+    "results.png",
+    "HISTORY.md",
+    "growth.json",
+    "GROWTH.md",
+    "growth_time.png",
+    "growth_memory.png",
 )
 
 UNTIMED = ("tokenizers", "sacrebleu")

@@ -63,7 +63,7 @@ SEEDS = range(11, 11 + ROUNDS)
 """Default seeds, disjoint from seeds 1 to 5, with which settings were chosen."""
 
 COPY_SEEDS = range(21, 21 + ROUNDS)
-"""Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its numbers of steps were chosen."""
+"""Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its number of steps was chosen."""
 
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""

@@ -366,7 +366,7 @@ def plot(points: list[Point], quantity: str, path: Path) -> None:
     curves, (ours_color, peer_color, *_) = by_curve(points), PALETTE
     with rc_context(STYLE):
         figure = Figure(figsize=(9, 6.6), layout="constrained")
-        grid = figure.subplots(len(PEERS), len(AXES), squeeze=False)
+        grid = figure.subplots(len(PEERS), len(AXES), sharey="row")
         for row, family in enumerate(PEERS):
             for column, axis in enumerate(AXES):
                 axes, curve = grid[row, column], curves[family, axis]
@@ -377,7 +377,10 @@ def plot(points: list[Point], quantity: str, path: Path) -> None:
                     axes.plot(values, costs, marker=marker, markersize=3.5, color=color, label=label)
                 axes.set_xscale("log")
                 axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:,.0f}")
                 axes.minorticks_off()
+                axes.set_xticks(ticks := AXES[axis][::2], [f"{tick:,}" for tick in ticks])
+                axes.grid(axis="y", linewidth=0.4, alpha=0.5)
                 if row == len(PEERS) - 1:
                     axes.set_xlabel(axis)
                 if column == 0:

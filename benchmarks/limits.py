@@ -101,7 +101,7 @@ class WithoutAttention(AttentionLSTM):
         self.decoder = nn.LSTM(d_model, d_model, batch_first=True)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        *_, memory, _ = self.encode(source)  # (B, S, 2D)
+        _, _, (_, memory, _) = self.encode(source)  # (B, S, 2D)
         hiddens, _ = self.decoder(self.dropout(self.target_embedding(target_in)))  # (B, T, D)
         return self._logits(hiddens, memory[:, :1].expand(-1, hiddens.size(1), -1))
 

@@ -71,11 +71,11 @@ class Tsv(PairDataModule):
             ]
             for split, rows in tables.items()
         }
-        symbols = [
+        symbols = (  # not a list, which would take much memory
             symbol
             for pair in self.splits["train"]
             for symbol in splitter.split(pair.source) + splitter.split_target(pair.target)
-        ]
+        )
         super().__init__(
             SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], *separators),
             max_source_length=max_source_length,

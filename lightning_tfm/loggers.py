@@ -6,8 +6,8 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -73,8 +73,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                         silent=offline,
                         console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
                     )
-                    _skip_launch_inputs()
-                    return super().experiment
+                    with _without_launch_inputs():
+                        return super().experiment
                 except Exception as error:  # W&B can raise any exception, and training must continue
                     _warn(f"failed to start: {error}")
             self._experiment = _DummyExperiment()
@@ -320,15 +320,23 @@ def _is_reachable(address: str) -> bool:
     return bool(statuses) and statuses[0] < 500
 
 
-def _skip_launch_inputs() -> None:
-    """Keep W&B from importing its launch package, which takes a tenth of the start, unless it is imported already.
+@contextmanager
+def _without_launch_inputs() -> Iterator[None]:
+    """Keep W&B from importing its launch package at the start of a run, unless it is imported already.
 
-    At the start of a run, W&B imports it to apply inputs that only this package can have staged.
+    W&B imports this package, which takes about a second, to apply inputs that only the package itself can have staged.
     """
     import wandb
 
-    if "wandb.sdk.launch" not in sys.modules:
-        setattr(wandb.Run, "_detect_and_apply_job_inputs", lambda run: None)  # noqa: B010  # mypy rejects an assignment
+    if "wandb.sdk.launch" in sys.modules:
+        yield
+        return
+    run: Any = wandb.Run
+    apply, run._detect_and_apply_job_inputs = run._detect_and_apply_job_inputs, lambda self: None
+    try:
+        yield
+    finally:
+        run._detect_and_apply_job_inputs = apply
 
 
 def _warn(text: str) -> None:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, growth, history, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
-from datamodules import Text
+from datamodules import Date, Text
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
@@ -327,6 +327,13 @@ def test_limits_are_measured_on_the_trained_model(model, batch_size):
     assert products.facts["parameters"] == steps.parameters_of(whole)
     assert calls.facts["parameters"] < steps.parameters_of(whole) / 50
     assert products.work().amount == calls.work().amount > 0
+
+
+def test_the_limit_of_the_attention_lstm_trains_without_attention(monkeypatch):
+    data = Date(train_size=64, val_size=1, test_size=1, batch_size=32, seed=0)
+    data.setup("fit")
+    monkeypatch.setattr(steps, "date_data", lambda: data)
+    assert limits.build_lstm_limit("without attention").work().amount == 40 * 32
 
 
 def test_matrix_products_are_those_of_every_linear_layer():

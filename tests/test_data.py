@@ -18,7 +18,7 @@ import torch
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, normalize_text, stable_hash
+from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, normalize_text, pairs, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, tokenizer_from_dict
@@ -121,7 +121,9 @@ def test_targets_are_shifted_once_and_batches_padded_on_the_right(make_data):
             assert ((padded != PAD).long().diff(dim=1) <= 0).all()
 
 
-def test_batches_contain_the_pairs(make_data):
+@pytest.mark.parametrize("part", [7, pairs.PART])
+def test_batches_contain_the_pairs_in_whatever_parts_they_are_encoded(make_data, part, monkeypatch):
+    monkeypatch.setattr(pairs, "PART", part)
     data = make_data()
     data.setup("fit")
     (loader, *_) = data.test_dataloader()

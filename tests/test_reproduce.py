@@ -322,7 +322,7 @@ def test_corpora_are_tested_on_another_split_than_they_are_validated_on(experime
 
 
 CLAIM_SEEDS = {"copy_gpt": range(71, 76), "copy_transformer": range(41, 46)}
-"""Seeds of claims other than 11 to 15, with which earlier settings were measured or the number of steps was chosen."""
+"""Seeds of claims other than 11 to 15, with which earlier settings were measured or chosen."""
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)

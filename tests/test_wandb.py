@@ -47,15 +47,19 @@ def cwd(tmp_path_factory):
     return cwd
 
 
-def test_a_run_starts_without_the_launch_package(tmp_path):
+def test_a_run_starts_without_the_launch_package_unless_it_is_imported(tmp_path):
     script = """if True:
-        import inspect, sys
+        import sys
         from lightning_tfm.loggers import WandbLogger
         WandbLogger(save_dir=".", offline=True).experiment
         import wandb
         assert wandb.run
         assert "wandb.sdk.launch" not in sys.modules
-        assert "def _detect_and_apply_job_inputs(self)" in inspect.getsource(wandb.sdk.wandb_run)
+        wandb.finish()
+        applied, wandb.Run._detect_and_apply_job_inputs = [], lambda run: applied.append(run)
+        import wandb.sdk.launch
+        WandbLogger(save_dir=".", offline=True).experiment
+        assert applied == [wandb.run]
     """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lightning_tfm.data.batch import Batch, pad_sequences
@@ -22,7 +23,10 @@ from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.memory import total_memory
 from lightning_tfm.progress import progress_bar
-from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
+
+PART = 10_000
+"""Number of pairs that are encoded at a time."""
 
 SAMPLE = 20_000
 """Number of pairs from which the maximum size of a split is estimated."""
@@ -48,11 +52,15 @@ class PairDataset(Dataset[Batch]):
     """Dataset of encoded pairs: `dataset[rows]` is a Batch."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
+        def sources(pairs: Sequence[Pair]) -> list[Ids]:
+            return [[*ids, EOS] for ids in tokenizer.encode_all([pair.source for pair in pairs])]
+
+        def targets(pairs: Sequence[Pair]) -> list[Ids]:
+            return [[BOS, *ids, EOS] for ids in tokenizer.encode_all_targets([pair.target for pair in pairs])]
+
         self.pairs = pairs
-        sources = tokenizer.encode_all([pair.source for pair in pairs])
-        targets = tokenizer.encode_all_targets([pair.target for pair in pairs])
-        self.sources, self.source_lengths = pad_sequences([[*ids, EOS] for ids in sources])
-        self.targets, self.target_lengths = pad_sequences([[BOS, *ids, EOS] for ids in targets])
+        self.sources, self.source_lengths = _encode(pairs, sources)
+        self.targets, self.target_lengths = _encode(pairs, targets)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -66,10 +74,29 @@ class PairDataset(Dataset[Batch]):
         return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        source = self.sources[rows, : self.source_lengths[rows].max()]
-        target = self.targets[rows, : self.target_lengths[rows].max()]
+        source = self.sources[rows, : self.source_lengths[rows].max()].long()
+        target = self.targets[rows, : self.target_lengths[rows].max()].long()
         target_in = target[:, :-1]
         return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
+
+
+def _encode(pairs: Sequence[Pair], encode: Callable[[Sequence[Pair]], list[Ids]]) -> tuple[Tensor, Tensor]:
+    """Encode pairs PART at a time, since lists of ids take many times the memory of a tensor.
+
+    Args:
+        pairs: the pairs.
+        encode: a function that encodes one side of several pairs.
+
+    Returns:
+        The ids (N, longest) as int32, and the lengths (N), see `pad_sequences`.
+    """
+    parts, lengths = [], []
+    for begin in range(0, len(pairs), PART):
+        ids, lengths_of_part = pad_sequences(encode(pairs[begin : begin + PART]))
+        parts.append(ids.int())
+        lengths.append(lengths_of_part)
+    longest = max(part.size(1) for part in parts)
+    return torch.cat([F.pad(part, (0, longest - part.size(1)), value=PAD) for part in parts]), torch.cat(lengths)
 
 
 class PairDataModule(TaskDataModule, ABC):
