@@ -256,8 +256,8 @@ class GeneratedDataModule(PairDataModule):
                     f"{most:,}, but is {size:,}; try {most:,}"
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
-        each += 8 * (self.max_source_length + self.max_target_length)  # encoded
-        each *= 2  # measured: the peak while the pairs are encoded
+        each += 4 * (self.max_source_length + self.max_target_length)  # encoded
+        each *= 1.2  # measured: the peak while the pairs are encoded
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
                 f"{self.size_setting(split)} must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need "
