@@ -247,7 +247,7 @@ def first_step(folder: Path, *arguments: str) -> tuple[float, float]:
         "WANDB_MODE": "disabled",
     }
     begun = time.time()
-    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     end, peak = first.read_text(encoding="utf-8").split()
     return float(end) - begun, float(peak)
 
@@ -315,18 +315,18 @@ def markdown(points: list[Point]) -> str:
         "This page shows how the time and the peak memory of a training step grow with the width, the length, the "
         "batch and the vocabulary, and how those of the start of a run grow with the number of training pairs. "
         f"`python -m benchmarks.growth` measures them. Times of steps are medians of {ROUNDS} rounds with {THREADS} "
-        "threads, ours and the peer's in turn; memory and starts are single measurements.",
+        "threads, alternately of ours and the peer; memory and starts are single measurements.",
         "",
         f"Apart from what grows, the width is {base.width}, sources and targets have {base.length} tokens, a batch has "
         f"{base.batch} rows, and the vocabulary has {base.vocabulary} ids. The peers are {models} and yoyodyne (data). "
         "Ours keeps freed memory; the date tutorial has the fused Adam of our benchmarks, without clipping. The "
-        "attention LSTM and the date tutorial have different numbers of parameters, and stop at a length of "
+        "attention LSTM and the date tutorial have different numbers of parameters, and are measured up to a length of "
         f"{LONGEST['attention LSTM']}, since the tutorial keeps a copy of all keys for each step of the decoder. The "
         "memory of a step is the peak of two steps, minus the memory before the model is built.",
         "",
-        "On data, `fit` starts `tsv_transformer` without W&B, and yoyodyne a pointer-generator LSTM of width 32, both "
+        "For data, `fit` starts `tsv_transformer` without W&B, and yoyodyne a pointer-generator LSTM of width 32, both "
         "with batches of 64, on tables of words of 6 to 12 letters and the same words in capitals. The time includes "
-        "the imports, and the memory is the peak of the process, without yoyodyne's worker.",
+        "the imports, and the memory is the peak of the process, excluding yoyodyne's worker process. The models differ, so only the growth with the pairs is comparable.",
         "",
         "![Time of a step by size](growth_time.png)",
         "",

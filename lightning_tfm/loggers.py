@@ -328,10 +328,10 @@ def _without_launch_inputs() -> Iterator[None]:
     """
     import wandb
 
-    if "wandb.sdk.launch" in sys.modules:
+    run: Any = wandb.Run
+    if "wandb.sdk.launch" in sys.modules or not hasattr(run, "_detect_and_apply_job_inputs"):  # a private method
         yield
         return
-    run: Any = wandb.Run
     apply, run._detect_and_apply_job_inputs = run._detect_and_apply_job_inputs, lambda self: None
     try:
         yield

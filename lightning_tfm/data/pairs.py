@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from lightning_tfm.data.batch import Batch, pad_sequences
@@ -95,8 +94,10 @@ def _encode(pairs: Sequence[Pair], encode: Callable[[Sequence[Pair]], list[Ids]]
         ids, lengths_of_part = pad_sequences(encode(pairs[begin : begin + PART]))
         parts.append(ids.int())
         lengths.append(lengths_of_part)
-    longest = max(part.size(1) for part in parts)
-    return torch.cat([F.pad(part, (0, longest - part.size(1)), value=PAD) for part in parts]), torch.cat(lengths)
+    ids = torch.full((len(pairs), max(part.size(1) for part in parts)), PAD, dtype=torch.int32)
+    for rows, part in zip(ids.split(PART), parts, strict=True):
+        rows[:, : part.size(1)] = part
+    return ids, torch.cat(lengths)
 
 
 class PairDataModule(TaskDataModule, ABC):
@@ -256,7 +257,7 @@ class GeneratedDataModule(PairDataModule):
                     f"{most:,}, but is {size:,}; try {most:,}"
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
-        each += 4 * (self.max_source_length + self.max_target_length)  # encoded
+        each += 8 * (self.max_source_length + self.max_target_length)  # encoded, in parts and as a whole
         each *= 1.2  # measured: the peak while the pairs are encoded
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
