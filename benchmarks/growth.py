@@ -326,7 +326,8 @@ def markdown(points: list[Point]) -> str:
         "",
         "For data, `fit` starts `tsv_transformer` without W&B, and yoyodyne a pointer-generator LSTM of width 32, both "
         "with batches of 64, on tables of words of 6 to 12 letters and the same words in capitals. The time includes "
-        "the imports, and the memory is the peak of the process, excluding yoyodyne's worker process. The models differ, so only the growth with the pairs is comparable.",
+        "the imports, and the memory is the peak of the process, excluding yoyodyne's worker process. The "
+        "models differ, so only the growth with the pairs is comparable.",
         "",
         "![Time of a step by size](growth_time.png)",
         "",
