@@ -21,8 +21,9 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.framework import BARE, EXPERIMENTS
+from benchmarks.framework import EXPERIMENTS
 from benchmarks.measure import (
+    BARE,
     ROUNDS,
     THREADS,
     Block,

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from benchmarks.measure import resident
+from benchmarks.measure import BARE, resident
 
 
 class FirstStep(Callback):
@@ -34,12 +34,4 @@ def train_yoyodyne(folder: str) -> None:
     files = {split: f"{folder}/{split}.tsv" for split in ("train", "val")}
     with tempfile.TemporaryDirectory() as model_dir:
         data, model = yoyodyne_model("PointerGeneratorLSTMModel", files, model_dir, 32, 1e-3, batch_size=64)
-        Trainer(
-            accelerator="cpu",
-            num_sanity_val_steps=0,
-            callbacks=[FirstStep()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(model, data)
+        Trainer(accelerator="cpu", num_sanity_val_steps=0, callbacks=[FirstStep()], **BARE).fit(model, data)

@@ -47,9 +47,6 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 ROWS = 128
 """Batch size per process in `processes`, as in its experiment."""
 
-BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-"""Trainer arguments that disable everything but training."""
-
 WARM, TIMED = 20, 200
 """Number of warm-up steps and of timed steps, which include one checkpoint."""
 
@@ -332,6 +329,32 @@ IMPORTS = "import lightning.pytorch, torch, torchmetrics, wandb"
 """Imports of a run other than those of this project."""
 
 
+def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
+    """Run Python to its end or, with the callback `FirstStep`, until the first step of a training.
+
+    Args:
+        folder: the working directory.
+        arguments: arguments of Python.
+        mode: the mode of W&B.
+
+    Returns:
+        The seconds, and the peak memory of the process in bytes, which only `FirstStep` measures, otherwise 0.
+    """
+    first = folder / "first"
+    (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
+    environment = os.environ | {
+        "FIRST_STEP": str(first),
+        "OMP_NUM_THREADS": str(THREADS),
+        "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
+        "WANDB_MODE": mode,
+    }
+    begun = time.time()
+    child = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    end, peak = first.read_text(encoding="utf-8").split() if first.exists() else (time.time(), 0)
+    assert child.returncode == 0, child.stderr
+    return float(end) - begun, float(peak)
+
+
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
     command = ["-m", "lightning_tfm"]
@@ -339,19 +362,9 @@ def start_up(full: bool) -> Iterator[Row]:
     fitting.append("--trust-package=benchmarks")
     fitting.append("--trainer.callbacks+=benchmarks.first_step.FirstStep")
 
-    def seconds(*arguments: str, mode: str = "offline") -> float:
+    def seconds(*arguments: str, mode: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            first = Path(folder) / "first"
-            (Path(folder) / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
-            environment = os.environ | {
-                "FIRST_STEP": str(first),
-                "OMP_NUM_THREADS": str(THREADS),
-                "PYTHONPATH": os.pathsep.join((folder, str(EXPERIMENTS.parent))),
-                "WANDB_MODE": mode,
-            }
-            begun = time.time()
-            subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, capture_output=True)
-            return (float(first.read_text(encoding="utf-8").split()[0]) if first.exists() else time.time()) - begun
+            return run_start(Path(folder), *arguments, mode=mode)[0]
 
     few = [*fitting, "--data.init_args.train_size=1000"]
     for name, target, arguments, mode, note in (

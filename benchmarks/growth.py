@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import random
 import string
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +24,8 @@ from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.__main__ import FOLDER, machine, number, state, table_lines
-from benchmarks.framework import EXPERIMENTS, WITHOUT_PEER
-from benchmarks.measure import THREADS, Block, Built, Side, pinned, reset_peak, resident, started
+from benchmarks.framework import EXPERIMENTS, run_start
+from benchmarks.measure import THREADS, Block, Built, Side, one_round, pinned, reset_peak, resident, started
 from benchmarks.steps import nano_step, our_step, parameters_of, plain_step, repeated
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
@@ -208,12 +206,8 @@ def step_points(family: str) -> Iterator[Point]:
         )
         for axis, value in values:
             memory = ours().amount, peer().amount
-            seconds = []
-            for _ in range(ROUNDS):
-                blocks = [ours(), peer(), peer(), ours()]
-                pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
-                seconds.append([sum(b.seconds for b in pair) / sum(b.amount for b in pair) for pair in pairs])
-            yield Point(family, axis, value, *(median(side) for side in zip(*seconds, strict=True)), *memory)
+            rates = zip(*(one_round(ours, peer) for _ in range(ROUNDS)), strict=True)
+            yield Point(family, axis, value, *(1 / median(side) for side in rates), *memory)
 
 
 def write_pairs(folder: Path, sizes: dict[str, int]) -> None:
@@ -231,27 +225,6 @@ def write_pairs(folder: Path, sizes: dict[str, int]) -> None:
                 file.write(f"{word}\t{word.upper()}\n")
 
 
-def first_step(folder: Path, *arguments: str) -> tuple[float, float]:
-    """Run a training until its first step; return the seconds, and the peak memory of its process in bytes.
-
-    Args:
-        folder: the working directory.
-        arguments: arguments of Python; the training has the callback `FirstStep`.
-    """
-    first = folder / "first"
-    (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
-    environment = os.environ | {
-        "FIRST_STEP": str(first),
-        "OMP_NUM_THREADS": str(THREADS),
-        "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
-        "WANDB_MODE": "disabled",
-    }
-    begun = time.time()
-    subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    end, peak = first.read_text(encoding="utf-8").split()
-    return float(end) - begun, float(peak)
-
-
 OUR_START = (
     *("-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / "tsv_transformer.yaml")),
     *("--data.init_args.train=train.tsv", "--data.init_args.val=val.tsv", "--trainer.accelerator=cpu"),
@@ -266,7 +239,8 @@ def data_points() -> Iterator[Point]:
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path)
             write_pairs(folder, {"train": pairs, "val": 100})
-            (ours, our_memory), (peer, peer_memory) = first_step(folder, *OUR_START), first_step(folder, *PEER_START)
+            ours, our_memory = run_start(folder, *OUR_START, mode="disabled")
+            peer, peer_memory = run_start(folder, *PEER_START, mode="disabled")
         if place:  # the first run only fills the disk cache
             yield Point("data", "pairs", pairs, ours, peer, our_memory, peer_memory)
 

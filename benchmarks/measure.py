@@ -26,6 +26,9 @@ ROUNDS = 8
 
 THREADS = 2
 
+BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+"""Trainer arguments that disable everything but training."""
+
 
 class Block(NamedTuple):
     """A measured unit of work.
@@ -345,12 +348,16 @@ def compare(
     with ExitStack() as stack:
         (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
         checked = same(our_facts, peer_facts)
-        rates = []
-        for _ in range(rounds):
-            blocks = [our_work(), peer_work(), peer_work(), our_work()]
-            pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
-            rates.append(tuple(sum(b.amount for b in pair) / sum(b.seconds for b in pair) for pair in pairs))
+        rates = [one_round(our_work, peer_work) for _ in range(rounds)]
     return rates, checked
+
+
+def one_round(ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[float, float]:
+    """Run the work of both sides in the order ours, peer, peer, ours, and return their rates."""
+    blocks = [ours(), peer(), peer(), ours()]
+    pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
+    our_rate, peer_rate = (sum(b.amount for b in pair) / sum(b.seconds for b in pair) for pair in pairs)
+    return our_rate, peer_rate
 
 
 def reset_peak() -> int:

@@ -19,8 +19,7 @@ from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmarks.convergence import TrainingClock, trained
-from benchmarks.framework import BARE
-from benchmarks.measure import Block, Built, Row, Side, in_turn, ratio_row, started, until_row
+from benchmarks.measure import BARE, Block, Built, Row, Side, in_turn, ratio_row, started, until_row
 from benchmarks.peers import yoyodyne_model
 from benchmarks.steps import parameters_of
 from lightning_tfm.data import Download, resolve_path
