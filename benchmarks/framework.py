@@ -349,7 +349,9 @@ def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
         "WANDB_MODE": mode,
     }
     begun = time.time()
-    child = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
     end, peak = first.read_text(encoding="utf-8").split() if first.exists() else (time.time(), 0)
     assert child.returncode == 0, child.stderr
     return float(end) - begun, float(peak)
