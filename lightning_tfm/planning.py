@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.plugins import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -116,7 +116,8 @@ def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
 
 def divide(module: TaskModule, mesh: DeviceMesh, activation_checkpointing: bool = False) -> Step:
     """Shard the weights with FSDP2, and divide the Transformer layers with tensor parallelism."""
-    parallelize(module.network, mesh, activation_checkpointing)
+    with unset_fake_temporarily():  # the weights stay fake, but the mesh reads tensors of its own
+        parallelize(module.network, mesh, activation_checkpointing)
     return module.training_step
 
 

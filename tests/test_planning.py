@@ -80,6 +80,18 @@ def test_state_and_traffic_are_those_of_the_strategy(number):
     assert sharded.flops == copied.flops
 
 
+def test_fsdp2_and_tensor_parallelism_together_share_the_divided_weights():
+    with fake_processes(2, tensor_parallel_size=2) as mesh:
+        tensor = step_cost(make, texts(), divide, mesh)
+    with fake_processes(4, tensor_parallel_size=2) as mesh:
+        both = step_cost(make, texts(), divide, mesh)
+    norms = 4 * 2 * LAYERS * D  # bytes; on each device
+    layers = (4 * num_parameters(make().network.layers) - norms) / 2 + norms
+    assert both.weights == both.gradients == tensor.weights / 2
+    assert both.flops == tensor.flops
+    assert both.sent == tensor.sent + 0.5 * (2 * tensor.weights + layers)
+
+
 def test_accumulated_batches_are_communicated_once():
     with fake_processes(2) as mesh:
         one, three = (step_cost(make, texts(), ddp, mesh, accumulated=number) for number in (1, 3))
@@ -126,6 +138,19 @@ def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
         activations[is_recomputed] = {name: float(rows[name][9]) for name in ("fsdp x 2  ", "tensor x 2")}
     for name, recomputed in activations["true"].items():
         assert recomputed < 0.95 * activations["false"][name]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_plan_of_fsdp2_and_tensor_parallelism_uses_the_number_of_the_settings(size, monkeypatch, capsys):
+    sizes = [f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")]
+    settings = ["--config", EXPERIMENTS / "model_parallel.yaml"]
+    settings += [f"--trainer.strategy.init_args.tensor_parallel_size={size}"]
+    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "8", *sizes, *settings) == 0
+    (shown,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp x 8"))
+    with fake_processes(8, size) as mesh:
+        cli = planned(["copy_gpt", *sizes, *map(str, settings)])
+        cost = step_cost(cli.make_module, largest_batch(cli.datamodule, 8 // size), divide, mesh)
+    assert float(shown[3]) == pytest.approx(cost.weights / 2**10, rel=0.01)
 
 
 @pytest.mark.parametrize("setting", ["batch_size=2", "batch_tokens=70"])
@@ -197,15 +222,15 @@ def measure_experiment(settings, results):
     results.put((cost.memory, peak(profiler)))
 
 
-def measure_strategy(rank, strategy, tensor_parallel_size, rendezvous, results):
-    """Send the planned and the measured peak of two steps with a strategy on two processes."""
+def measure_strategy(rank, strategy, number, tensor_parallel_size, rendezvous, results):
+    """Send the planned and the measured peak of three steps with a strategy on several processes."""
     torch.set_num_threads(1)
     deep = partial(make, num_layers=6)  # the buffers that gloo has not freed yet are a small part then
     if rank == 0:
-        with fake_processes(2, tensor_parallel_size) as mesh:
+        with fake_processes(number, tensor_parallel_size) as mesh:
             cost = step_cost(deep, texts(64), strategy, mesh)
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    shape = (2 // tensor_parallel_size, tensor_parallel_size)
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=number)
+    shape = (number // tensor_parallel_size, tensor_parallel_size)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=(DATA, TENSOR))
     with recorded() as profiler:
         module = deep()
@@ -253,10 +278,12 @@ def test_the_peak_of_an_experiment_is_planned_within_10_percent(settings):
 
 
 @pytest.mark.run
-@pytest.mark.parametrize(("strategy", "tensor_parallel_size"), [(ddp, 1), (divide, 1), (divide, 2)])
-def test_the_peak_of_two_processes_is_planned_within_10_percent(strategy, tensor_parallel_size, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "number", "tensor_parallel_size"), [(ddp, 2, 1), (divide, 2, 1), (divide, 2, 2), (divide, 4, 2)]
+)
+def test_the_peak_of_several_processes_is_planned_within_10_percent(strategy, number, tensor_parallel_size, tmp_path):
     results = CONTEXT.SimpleQueue()
     rendezvous = Path(tmp_path, "rendezvous")
-    arguments = [(rank, strategy, tensor_parallel_size, rendezvous, results) for rank in range(2)]
+    arguments = [(rank, strategy, number, tensor_parallel_size, rendezvous, results) for rank in range(number)]
     expected, found = outcome(results, *(CONTEXT.Process(target=measure_strategy, args=each) for each in arguments))
     assert expected == pytest.approx(found, rel=0.1)

@@ -38,7 +38,14 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 class PlanCLI(TfmCLI):
-    """TfmCLI that parses the settings of `fit` and constructs the module on fake tensors, but runs nothing."""
+    """TfmCLI that parses the settings of `fit` and constructs the module on fake tensors, but runs nothing.
+
+    Attributes:
+        tensor_parallel_size: the number of devices that divide the Transformer layers where both FSDP2 and tensor
+            parallelism are planned.
+    """
+
+    tensor_parallel_size = 2
 
     def instantiate_model_and_trainer(self) -> None:
         with FakeTensorMode():
@@ -48,6 +55,8 @@ class PlanCLI(TfmCLI):
         """Construct the Trainer for one device; the plan divides the work among others by itself."""
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer.strategy, ModelParallel):
+            if trainer.strategy.tensor_parallel_size > 1:
+                self.tensor_parallel_size = trainer.strategy.tensor_parallel_size
             trainer.strategy.tensor_parallel_size, trainer.strategy._save_distributed_checkpoint = 1, False
         return trainer
 
@@ -133,7 +142,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         cli: the settings and the data.
         devices: the numbers of devices.
     """
-    data, trainer = cast(TaskDataModule, cli.datamodule), cli.trainer
+    data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
     averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,
@@ -145,6 +154,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     if isinstance(trainer.strategy, ModelParallel):
         divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
     num_shards = (trainer.strategy if is_elastic else Elastic()).num_shards
+    size = cli.tensor_parallel_size
     for number in devices:
         with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
@@ -157,10 +167,14 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
-        if number > 1 and accepts(check_tensor_parallel, cast(TaskModule, cli.model).network, number):
+        if number > 1 and accepts(check_tensor_parallel, network, number):
             with fake_processes(number, tensor_parallel_size=number) as mesh:
                 batch = largest_batch(data)
                 yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
+        if number > size and number % size == 0 and accepts(check_tensor_parallel, network, size):
+            with fake_processes(number, tensor_parallel_size=size) as mesh:
+                batch = largest_batch(data, number // size)
+                yield f"fsdp+tp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
 
 
 def accepts(check: Callable[..., None], *arguments: Any) -> bool:
