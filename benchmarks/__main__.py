@@ -42,6 +42,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     decoding.batched_dates,
     decoding.against_ctranslate2,
     decoding.translations,
+    decoding.int8,
     framework.length_buckets,
     framework.trainer_overhead,
     framework.start_up,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from lightning_tfm.ctranslate import convert, tokens
 from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset, pad_sequences
 from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode
 from lightning_tfm.errors import UserError
+from lightning_tfm.layers import quantize
 from lightning_tfm.loading import load
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 SAMPLED = 256
 """Number of sampled tokens."""
+
+GENERATED = 64
+"""Number of tokens that are generated with 8-bit weights."""
 
 BEAMS = 5
 """Number of beams of translations."""
@@ -169,11 +173,13 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
     """Build greedy decoding of dates.
 
     Args:
-        side: "ours", in batches of 500, "one by one" or "ctranslate2".
+        side: "ours", in batches of 500, "int8", the same with 8-bit weights, "one by one" or "ctranslate2".
         dates: the number of dates that the peer decodes.
         kind: the kind of the network, see `date_network`.
     """
     network, test, length = date_network(kind)
+    if side == "int8":
+        quantize(network)
     order = test.source_lengths.argsort(stable=True)
     sample = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
     if side == "ctranslate2":
@@ -187,9 +193,10 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
             padded.append(F.pad(ids, (0, length - ids.size(1)), value=PAD))
         return torch.cat(padded)
 
-    batches = order.split(500) if side == "ours" else sample.split(1)
+    in_batches = side in ("ours", "int8")
+    batches = order.split(500) if in_batches else sample.split(1)
     outputs = decoded(batches)
-    if side == "ours":
+    if in_batches:
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         outputs = outputs[place[sample]]
     right = (outputs == test[sample].target_out).all(1).float().mean().item()
@@ -253,12 +260,14 @@ def build_translations(side: str, checkpoint: Path) -> Built:
     """Build the translation of the validation split of Multi30k by a beam search of BEAMS.
 
     Args:
-        side: "ours" or "ctranslate2".
+        side: "ours", "int8", with 8-bit weights, or "ctranslate2".
         checkpoint: the path of the checkpoint of the translator.
     """
     keep_freed_memory()  # on both sides
     data = translation_data()
     network, dataset = load(checkpoint).network.eval(), data.datasets["val"]
+    if side == "int8":
+        quantize(network)
     order = dataset.source_lengths.argsort(stable=True)
 
     @torch.inference_mode()
@@ -291,6 +300,12 @@ def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
     assert same >= 0.95, f"only {same:.1%} of the translations are the same"
     assert ours["bleu"] > 30, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
+    return quality_of_translations(ours, peer)
+
+
+def quality_of_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Return the share of equal translations and the BLEU of both sides."""
+    same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
     return f"{100 * same:.3g} % of the translations are the same, BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
 
 
@@ -299,6 +314,11 @@ def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
     assert ours["right"] > 0.9, f"only {ours['right']} of the outputs are correct"
     return f"the same outputs for {len(ours['outputs']):,} dates"
+
+
+def quality_of_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Return the exact match of both sides."""
+    return f"exact match {ours['right']:.4f} and {peer['right']:.4f} on {len(ours['outputs']):,} dates"
 
 
 def batched_dates(full: bool) -> Iterator[Row]:
@@ -328,6 +348,44 @@ def against_ctranslate2(full: bool) -> Iterator[Row]:
         yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
 
 
+def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
+    """Build greedy decoding of a sequence of GENERATED tokens with a GPT of random weights.
+
+    Args:
+        side: "int8", with 8-bit weights, or "float32".
+        size: the size of the vocabulary, the width, and the numbers of heads and layers.
+    """
+    keep_freed_memory()  # on both sides
+    torch.manual_seed(0)
+    network = GPT(*size, max_length=2 * GENERATED).eval()
+    if side == "int8":
+        quantize(network)
+    text = torch.randint(3, size[0], (1, GENERATED))
+
+    @torch.inference_mode()
+    def generated() -> int:
+        return continue_text(network.encode, network.decode_step, text, GENERATED, 2 * GENERATED).size(1)
+
+    generated()
+    return Built({}, lambda: timed(generated))
+
+
+def int8(full: bool) -> Iterator[Row]:
+    """Measure greedy decoding with 8-bit weights against float32; see `translations` for beam search."""
+    dates = {"dates": 10_000, "kind": "transformer"}
+    small, large = {"size": (65, 384, 6, 6)}, {"size": (50_257, 768, 12, 12)}
+    kinds: tuple[tuple[str, str, Callable[..., Built], str, dict[str, Any], Callable[..., str]], ...] = (
+        (f"GPT 6 x 384, {GENERATED} tokens", "tokens/s", build_generation, "float32", small, lambda *_: ""),
+        (f"GPT-2 124M, {GENERATED} tokens", "tokens/s", build_generation, "float32", large, lambda *_: ""),
+        ("10,000 dates, Transformer 2 x 64", "dates/s", build_date_outputs, "ours", dates, quality_of_outputs),
+    )
+    for name, unit, build, peer, arguments, check in kinds:
+        note = "random weights" if build is build_generation else ""
+        sides = (Side(build, {"side": side, **arguments}) for side in ("int8", peer))
+        rounds, checked = compare(*sides, check)
+        yield ratio_row(f"{name}, int8 / float32", unit, "", rounds, checked=checked, note=note)
+
+
 def translations(full: bool) -> Iterator[Row]:
     """Measure beam search against CTranslate2 with the same weights, in float32, with the same number of beams."""
     name = f"Multi30k, 1,014 sentences, {BEAMS} beams / CTranslate2"
@@ -336,12 +394,18 @@ def translations(full: bool) -> Iterator[Row]:
     except UserError as error:
         yield Row(name, "sentences/s", "≥ 0.5 x", note=str(error))
         return
+    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; "
+    note += f"both end with {PATIENCE * BEAMS} finished sequences"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = train_translator(folder)
         rounds, checked = compare(
             *(Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in ("ours", "ctranslate2")),
             same_translations,
         )
-    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; "
-    note += f"both end with {PATIENCE * BEAMS} finished sequences"
-    yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)
+        yield ratio_row(name, "sentences/s", "≥ 0.5 x", rounds, checked=checked, note=note)
+        rounds, checked = compare(
+            *(Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in ("int8", "ours")),
+            quality_of_translations,
+        )
+    name = f"Multi30k, 1,014 sentences, {BEAMS} beams, int8 / float32"
+    yield ratio_row(name, "sentences/s", "", rounds, checked=checked, note=note)

@@ -66,6 +66,20 @@ def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
                 assert output.log_probability == pytest.approx(expected, abs=1e-3)
 
 
+def test_8_bit_weights_give_nearly_the_same_scores(checkpoint, sources, monkeypatch, capsys):
+    def column(number, *command):
+        assert in_process(monkeypatch, *command) == 0
+        return [line.split("\t")[number] for line in capsys.readouterr().out.splitlines()]
+
+    lines = [f"{source}\t{source}" for source in sources]
+    expected, found = (
+        torch.tensor([*map(float, column(0, "score", checkpoint, *lines, *options))]) for options in ([], ["--int8"])
+    )
+    assert not found.equal(expected)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    assert len(column(0, "generate", checkpoint, *sources, "--scores", "--int8")) == len(sources)
+
+
 def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkeypatch):
     """Different tokens may have the same text."""
     module = load(checkpoint)

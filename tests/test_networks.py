@@ -23,6 +23,7 @@ from lightning_tfm.layers import (
     CoupledPositions,
     CrossAttention,
     Dropout,
+    Int8Linear,
     Linear,
     LocationAwareAttention,
     MonotonicAttention,
@@ -37,6 +38,7 @@ from lightning_tfm.layers import (
     attention_maps,
     causal_mask,
     monotonic_weights,
+    quantize,
 )
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
@@ -237,6 +239,36 @@ def test_linear_equals_torch_for_any_number_of_rows(shape, d_in, d_out, bias, cu
         strict=True,
     ):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 3), (4, 0)])
+def test_an_int8_linear_layer_is_exact_up_to_its_rounding(shape, bias):
+    layer, x = Linear(64, 32, bias=bias), torch.randn(*shape, 64)
+    x_level = (x.max() - x.min()) / 127 if x.numel() else torch.tensor(0.0)  # 7 bits, with a rounded zero point
+    half_level = layer.weight.abs().amax(1) / 127 / 2
+    bound = x_level * layer.weight.abs().sum(1) + half_level * (x.abs().sum(-1, keepdim=True) + 64 * x_level)
+    assert ((Int8Linear(layer)(x) - layer(x)).abs() <= 1.01 * bound).all()
+
+
+def test_an_int8_linear_layer_can_have_zero_weights():
+    layer = Linear(3, 2)
+    with torch.no_grad():
+        layer.weight[0] = 0.0
+    assert Int8Linear(layer)(torch.ones(1, 3))[0, 0] == layer.bias[0]
+
+
+def test_a_quantized_network_computes_nearly_the_same(network, batch):
+    network.eval()
+    expected = network(*batch)
+    quantize(network)
+    assert not any(isinstance(module, Linear) for module in network.modules())
+    assert (network(*batch) - expected).norm() <= 0.05 * expected.norm()
+
+
+def test_a_network_without_linear_layers_is_not_quantized():
+    with pytest.raises(UserError, match="--int8 must not be set for NaiveBayes, which has no linear layers"):
+        quantize(NaiveBayes(VOCAB_SIZE, 8, 2))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch reads them itself

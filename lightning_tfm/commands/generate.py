@@ -11,11 +11,10 @@ from dataclasses import fields
 import torch
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.commands.lines import LineOutput, read_chunks
+from lightning_tfm.commands.lines import LineOutput, load_module, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.loading import load
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.lines import clean_line
 from lightning_tfm.modules.prediction import LinePrediction
@@ -41,15 +40,13 @@ def generate(arguments: list[str]) -> int:
     """
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
-    module = load(options.checkpoint, options.trust_package)
+    module = load_module(options)
     if options.show_attention and "alignments" not in module.decoding_options:
         raise UserError(
             f"--show-attention must not be set for a {type(module).__name__}, whose outputs are not aligned with "
             "the input; leave it out, and see the attention with lightning-tfm report RUN --input TEXT"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module.to(device)
-    generator = torch.Generator(device).manual_seed(decoding.seed)
+    generator = torch.Generator(module.device).manual_seed(decoding.seed)
     with ExitStack() as files:
         chunks = read_chunks(options, files, module.outputs_are_long)
         output = files.enter_context(LineOutput(options, generator))

@@ -1,4 +1,4 @@
-"""Line-by-line input and output of `generate` and `score`."""
+"""Model, line-by-line input and output of `generate` and `score`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,31 @@ from tqdm import tqdm
 from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import write_text
+from lightning_tfm.layers import quantize
+from lightning_tfm.loading import load
+from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.lines import BATCH_SIZE
 from lightning_tfm.progress import progress_bar
 
 CHUNK_SIZE = 4 * BATCH_SIZE
 """Number of lines of a file that are sorted by length and written together."""
+
+
+def load_module(options: Namespace) -> TaskModule:
+    """Load the model of a command: on the GPU, if there is one, or on the CPU.
+
+    Args:
+        options: the options `checkpoint`, `trust_package` and `int8`.
+
+    Raises:
+        UserError: if the checkpoint cannot be loaded, or its network has no layers for `int8`.
+    """
+    module = load(options.checkpoint, options.trust_package)
+    if options.int8:
+        quantize(module.network)
+    elif torch.cuda.is_available():
+        module.to("cuda")
+    return module
 
 
 def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:

@@ -26,7 +26,7 @@ class CommandParser(ArgumentParser):
         self.add_argument("--trust-package", type=package_names, default=[], metavar="NAME[,NAME]", help=TRUST_HELP)
 
     def add_lines(self, help: str) -> None:
-        """Add the arguments of a command that processes lines: TEXT, `--input` and `--output`."""
+        """Add the arguments of a command that processes lines: TEXT, `--input`, `--output` and `--int8`."""
         self.add_argument("texts", metavar="TEXT", nargs="*", default=[], help=help)
         self.add_argument("--input", type=Path, metavar="FILE", help="read the texts from a file, one per line")
         self.add_argument(
@@ -34,6 +34,9 @@ class CommandParser(ArgumentParser):
             type=Path,
             metavar="FILE",
             help="write the output to a file; an interrupted command continues it if run again",
+        )
+        self.add_argument(
+            "--int8", action="store_true", help="compute linear layers with 8-bit weights, on the CPU; less exact"
         )
 
     def error(self, message: str) -> NoReturn:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import torch
-
-from lightning_tfm.commands.lines import LineOutput, read_chunks
+from lightning_tfm.commands.lines import LineOutput, load_module, read_chunks
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.loading import load
 
 
 def score(arguments: list[str]) -> int:
@@ -21,8 +18,7 @@ def score(arguments: list[str]) -> int:
         The exit status: 1 if a line could not be scored, 0 otherwise.
     """
     options = make_parser().parse_intermixed_args(arguments)
-    module = load(options.checkpoint, options.trust_package)
-    module.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    module = load_module(options)
     with ExitStack() as files:
         chunks = read_chunks(options, files, one_by_one=False)
         output = files.enter_context(LineOutput(options))

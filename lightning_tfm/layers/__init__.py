@@ -18,7 +18,7 @@ from lightning_tfm.layers.attention import (
     scaled_dot_product_weights,
     split_heads,
 )
-from lightning_tfm.layers.cpu import LSTM, Dropout, Linear
+from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, quantize
 from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
@@ -48,6 +48,7 @@ __all__ = [
     "FeedForward",
     "FreqsCis",
     "HardMonotonicAttention",
+    "Int8Linear",
     "KVCache",
     "LearnedPositions",
     "Linear",
@@ -69,6 +70,7 @@ __all__ = [
     "check_num_heads",
     "monotonic_weights",
     "position_scheme",
+    "quantize",
     "scaled_dot_product_weights",
     "split_heads",
 ]

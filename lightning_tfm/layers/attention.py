@@ -517,7 +517,7 @@ class HardMonotonicAttention(AdditiveScores):
 
     def start(self, mask: Tensor) -> Tensor:
         """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
-        never = torch.full(mask.shape, self.NEVER, dtype=self.energy.weight.dtype, device=mask.device)
+        never = torch.full(mask.shape, self.NEVER, device=mask.device)
         return F.pad(never[:, 1:], (1, 0))
 
     def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:

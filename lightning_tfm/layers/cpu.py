@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lightning_tfm.errors import UserError
 
 
 def _reads_in_one_thread() -> bool:
@@ -41,6 +44,60 @@ class Linear(nn.Linear):
         column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
+
+
+class Int8Linear(nn.Module):
+    """Linear layer with weights of 8-bit integers, for inference on a CPU (Jacob et al. 2018, 2).
+
+    The weights of each output have a scale of their own. The inputs are quantized in each call, with one scale for all
+    of them.
+
+    Args:
+        layer: the layer whose weights are quantized.
+
+    Note:
+        The inputs are quantized to 7 bits, since sums of products of 8-bit integers overflow on CPUs without VNNI.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = layer.weight.detach().float()
+        scales = weight.abs().amax(1).clamp_min(torch.finfo().tiny) / 127
+        zeros = torch.zeros_like(scales, dtype=torch.int64)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*quantized tensor creation functions")  # deprecated without a successor
+            quantized = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
+        return y
+
+
+def quantize(network: nn.Module) -> None:
+    """Replace all `Linear` layers of a network by `Int8Linear`, in place.
+
+    Args:
+        network: the network, on the CPU.
+
+    Raises:
+        UserError: if the network has none.
+    """
+    layers = [
+        (parent, name, child)
+        for parent in network.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, Linear)
+    ]
+    if not layers:
+        raise UserError(
+            f"--int8 must not be set for {type(network).__name__}, which has no linear layers that can be quantized; "
+            "leave it out"
+        )
+    for parent, name, layer in layers:
+        setattr(parent, name, Int8Linear(layer))
 
 
 class LSTM(nn.LSTM):
