@@ -547,6 +547,10 @@ def test_gpu_rows_are_marked_unmeasured_without_a_gpu(monkeypatch):
         (framework.same_rows, {"parameters": 1, "rows": 128}, {"rows": 64}),
         (decoding.same_tokens, {"tokens": torch.arange(20)}, {"tokens": torch.arange(20).flip(0)}),
         (decoding.same_outputs, {"outputs": torch.ones(2), "right": 1.0}, {"outputs": torch.zeros(2)}),
+        (decoding.same_translations, {"texts": ["a", "b"], "bleu": 40.0}, {"texts": ["a", "c"]}),
+        (decoding.near_outputs, {"outputs": torch.ones(2), "right": 0.9}, {"right": 0.95}),
+        (decoding.near_translations, {"texts": ["a", "b"], "bleu": 40.0}, {"bleu": 42.0}),
+        (decoding.near_logits, {"logits": torch.ones(2)}, {"logits": torch.tensor([1.0, 1.2])}),
         (gpu.same_training, {"parameters": 1, "losses": [1.0]}, {"losses": [1.1]}),
     ],
 )

@@ -67,17 +67,31 @@ def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
 
 
 def test_8_bit_weights_give_nearly_the_same_scores(checkpoint, sources, monkeypatch, capsys):
-    def column(number, *command):
+    def columns(*command):
         assert in_process(monkeypatch, *command) == 0
-        return [line.split("\t")[number] for line in capsys.readouterr().out.splitlines()]
+        return zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)
 
     lines = [f"{source}\t{source}" for source in sources]
     expected, found = (
-        torch.tensor([*map(float, column(0, "score", checkpoint, *lines, *options))]) for options in ([], ["--int8"])
+        torch.tensor([float(score) for score in next(columns("score", checkpoint, *lines, *options))])
+        for options in ([], ["--int8"])
     )
     assert not found.equal(expected)
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
-    assert len(column(0, "generate", checkpoint, *sources, "--scores", "--int8")) == len(sources)
+    generated = ("generate", checkpoint, *sources, "--scores")
+    (texts, scores, _), (ours, our_scores, _) = columns(*generated), columns(*generated, "--int8")
+    same = [index for index, (text, other) in enumerate(zip(texts, ours, strict=True)) if text == other]
+    assert len(same) >= 2
+    for index in same:
+        assert float(our_scores[index]) == pytest.approx(float(scores[index]), rel=0.05, abs=0.05)
+
+
+@pytest.mark.parametrize("task", ["text_gpt", "text_linear_transformer", "reviews_classifier"])
+def test_8_bit_weights_serve_every_task_on_the_cpu(task, tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--int8") == 0
+    assert capsys.readouterr().out.strip()
 
 
 def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkeypatch):

@@ -13,12 +13,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_tfm.commands.plan import costs, planned
+from lightning_tfm.commands.plan import _cells, costs, planned
 from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.modules import LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.parallel import DATA, TENSOR
-from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, step_cost
+from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, replicate, step_cost
 from lightning_tfm.tokenization import SymbolTokenizer
 from runs import CONTEXT, EXPERIMENTS, in_process, write_task
 
@@ -99,13 +99,15 @@ def test_accumulated_batches_are_communicated_once():
     assert three.sent == one.sent
 
 
-def test_weights_are_not_allocated():
+@pytest.mark.parametrize(("strategy", "number", "size"), [(replicate, 1, 1), (divide, 4, 2)])
+def test_weights_are_not_allocated(strategy, number, size):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cost = step_cost(lambda: make(d_model=8192), texts())
+    with fake_processes(number, size) as mesh:
+        cost = step_cost(lambda: make(d_model=8192), texts(), strategy, mesh)
     allocated = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (
         1 if sys.platform == "darwin" else 1024
     )
-    assert cost.memory > 30e9
+    assert number * cost.memory > 30e9
     assert allocated < 1e9
 
 
@@ -150,7 +152,16 @@ def test_a_plan_of_fsdp2_and_tensor_parallelism_uses_the_number_of_the_settings(
     with fake_processes(8, size) as mesh:
         cli = planned(["copy_gpt", *sizes, *map(str, settings)])
         cost = step_cost(cli.make_module, largest_batch(cli.datamodule, 8 // size), divide, mesh)
-    assert float(shown[3]) == pytest.approx(cost.weights / 2**10, rel=0.01)
+    assert " ".join(shown[3:]) == " ".join(_cells(cost))
+
+
+def test_fsdp2_and_tensor_parallelism_are_planned_where_they_divide_the_devices(monkeypatch, capsys):
+    sizes = [f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")]
+    alibi = ["--model.network.positions=alibi", "--model.network.max_length=282"]  # its biases cannot be divided
+    for settings in ([], alibi):
+        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "2", "3", "4", *sizes, *settings) == 0
+        rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp")]
+        assert rows == ([] if settings else ["4"])
 
 
 @pytest.mark.parametrize("setting", ["batch_size=2", "batch_tokens=70"])

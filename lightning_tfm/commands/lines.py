@@ -1,4 +1,4 @@
-"""Model, line-by-line input and output of `generate` and `score`."""
+"""Loading of the model, and line-by-line input and output, of `generate` and `score`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CHUNK_SIZE = 4 * BATCH_SIZE
 
 
 def load_module(options: Namespace) -> TaskModule:
-    """Load the model of a command: on the GPU, if there is one, or on the CPU.
+    """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one.
 
     Args:
         options: the options `checkpoint`, `trust_package` and `int8`.
 
     Raises:
-        UserError: if the checkpoint cannot be loaded, or its network has no layers for `int8`.
+        UserError: if the checkpoint cannot be loaded, or its network cannot be quantized.
     """
     module = load(options.checkpoint, options.trust_package)
     if options.int8:

@@ -36,7 +36,7 @@ class CommandParser(ArgumentParser):
             help="write the output to a file; an interrupted command continues it if run again",
         )
         self.add_argument(
-            "--int8", action="store_true", help="compute linear layers with 8-bit weights, on the CPU; less exact"
+            "--int8", action="store_true", help="use 8-bit weights, on the CPU; faster there, but less exact"
         )
 
     def error(self, message: str) -> NoReturn:

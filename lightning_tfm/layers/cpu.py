@@ -1,4 +1,4 @@
-"""Linear layers, LSTMs and dropout for CPUs: fast paths, and precisions that torch lacks."""
+"""Linear layers, LSTMs and dropout for CPUs: fast paths, 8-bit weights, and precisions that torch lacks."""
 
 from __future__ import annotations
 
@@ -47,43 +47,46 @@ class Linear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with weights of 8-bit integers, for inference on a CPU (Jacob et al. 2018, 2).
+    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization.
 
-    The weights of each output have a scale of their own. The inputs are quantized in each call, with one scale for all
-    of them.
+    Weights and inputs are quantized by the affine scheme of Jacob et al. (2018, 2.1). The weights of each output have a
+    scale of their own. The scale of the inputs is computed in each call.
 
     Args:
-        layer: the layer whose weights are quantized.
+        layer: the layer whose weights are quantized, in float32 on the CPU.
 
     Note:
-        The inputs are quantized to 7 bits, since sums of products of 8-bit integers overflow on CPUs without VNNI.
+        All inputs of a call have one scale, so a result depends slightly on the other rows, on padding and, in a
+        forward pass over all steps, on later tokens. On x86, inputs have 7 bits, since the 16-bit sums of two products
+        of 8-bit integers saturate on CPUs without VNNI.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        weight = layer.weight.detach().float()
-        scales = weight.abs().amax(1).clamp_min(torch.finfo().tiny) / 127
+        self.out_features = layer.out_features
+        weight = layer.weight.detach()
+        scales = weight.abs().amax(1) / 127
+        scales = scales.masked_fill(scales == 0, 1.0)  # rows of zeros
         zeros = torch.zeros_like(scales, dtype=torch.int64)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*quantized tensor creation functions")  # deprecated without a successor
             quantized = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
-        bias = None if layer.bias is None else layer.bias.detach().float()
-        self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs (..., out_features) of the inputs (..., in_features), both in float32."""
         y: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
         return y
 
 
 def quantize(network: nn.Module) -> None:
-    """Replace all `Linear` layers of a network by `Int8Linear`, in place.
+    """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
     Args:
-        network: the network, on the CPU.
+        network: the network, in float32 on the CPU and in evaluation mode.
 
     Raises:
-        UserError: if the network has none.
+        UserError: if the network has no such layers.
     """
     layers = [
         (parent, name, child)
@@ -93,8 +96,8 @@ def quantize(network: nn.Module) -> None:
     ]
     if not layers:
         raise UserError(
-            f"--int8 must not be set for {type(network).__name__}, which has no linear layers that can be quantized; "
-            "leave it out"
+            f"--int8 must not be set for {type(network).__name__}, which has no lightning_tfm.layers.Linear; leave it "
+            "out, or use this class in the network"
         )
     for parent, name, layer in layers:
         setattr(parent, name, Int8Linear(layer))
