@@ -297,22 +297,24 @@ def build_translations(side: str, checkpoint: Path) -> Built:
 
 def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     """Check that both sides translate at least 95 % of the sentences equally, with a BLEU above 30."""
-    same = _share_of_same(ours["texts"], peer["texts"])
+    same, description = _compared(ours, peer)
     assert same >= 0.95, f"only {same:.1%} of the translations are the same"
     assert ours["bleu"] > 30, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
-    return f"{100 * same:.3g} % of the translations are the same, BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+    return description
 
 
 def near_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     """Check that our BLEU is at most 1 below that of the peer."""
-    same, scores = _share_of_same(ours["texts"], peer["texts"]), f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
-    assert ours["bleu"] > peer["bleu"] - 1, scores
-    return f"{100 * same:.3g} % of the translations are the same, {scores}"
+    _, description = _compared(ours, peer)
+    assert ours["bleu"] > peer["bleu"] - 1, description
+    return description
 
 
-def _share_of_same(ours: list[str], peer: list[str]) -> float:
-    """Return the fraction of texts that are the same on both sides."""
-    return sum(map(str.__eq__, ours, peer)) / len(ours)
+def _compared(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, str]:
+    """Return the fraction of translations that are the same on both sides, and a description with the BLEU of both."""
+    same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
+    scores = f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+    return same, f"{100 * same:.3g} % of the translations are the same, {scores}"
 
 
 def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -366,7 +368,7 @@ def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
     """Build greedy decoding of a sequence of GENERATED tokens with a GPT of random weights.
 
     Args:
-        side: "int8", with 8-bit weights, or "float32".
+        side: "ours", in float32, or "int8", with 8-bit weights.
         size: the size of the vocabulary, the width, and the numbers of heads and layers.
     """
     keep_freed_memory()  # on both sides
@@ -390,15 +392,13 @@ def int8(full: bool) -> Iterator[Row]:
     """Measure greedy decoding with 8-bit weights against float32; see `translations` for beam search."""
     dates = {"dates": 10_000, "kind": "transformer"}
     small, large = {"size": (65, 384, 6, 6)}, {"size": (50_257, 768, 12, 12)}
-    kinds: tuple[tuple[str, str, Callable[..., Built], str, dict[str, Any], Callable[..., str]], ...] = (
-        (f"GPT 6 x 384, {GENERATED} tokens", "tokens/s", build_generation, "float32", small, near_logits),
-        (f"GPT-2 124M, {GENERATED} tokens", "tokens/s", build_generation, "float32", large, near_logits),
-        ("10,000 dates, Transformer 2 x 64", "dates/s", build_date_outputs, "ours", dates, near_outputs),
+    kinds: tuple[tuple[str, str, Callable[..., Built], dict[str, Any], Callable[..., str], str], ...] = (
+        (f"GPT 6 x 384, {GENERATED} tokens", "tokens/s", build_generation, small, near_logits, "random weights"),
+        (f"GPT-2 124M, {GENERATED} tokens", "tokens/s", build_generation, large, near_logits, "random weights"),
+        ("10,000 dates, Transformer 2 x 64", "dates/s", build_date_outputs, dates, near_outputs, ""),
     )
-    for name, unit, build, peer, arguments, check in kinds:
-        note = "random weights" if build is build_generation else ""
-        sides = (Side(build, {"side": side, **arguments}) for side in ("int8", peer))
-        rounds, checked = compare(*sides, check)
+    for name, unit, build, arguments, check, note in kinds:
+        rounds, checked = compare(*(Side(build, {"side": side, **arguments}) for side in ("int8", "ours")), check)
         yield ratio_row(f"{name}, int8 / float32", unit, "", rounds, checked=checked, note=note)
 
 

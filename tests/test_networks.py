@@ -90,14 +90,18 @@ def test_logits_depend_on_their_own_source_only(network, batch):
     assert difference[1:].eq(0).all()
 
 
-def test_decode_step_equals_forward(network, batch):
-    source, target_in = batch
+def step_by_step(network, source, target_in):
+    """Return the logits (B, T, V) of `decode_step` for each token."""
     state = network.encode(source)
     steps = []
     for token in target_in.unbind(1):
         logits, state = network.decode_step(token, state)
         steps.append(logits)
-    torch.testing.assert_close(torch.stack(steps, dim=1), network(source, target_in), atol=1e-5, rtol=1e-4)
+    return torch.stack(steps, dim=1)
+
+
+def test_decode_step_equals_forward(network, batch):
+    torch.testing.assert_close(step_by_step(network, *batch), network(*batch), atol=1e-5, rtol=1e-4)
 
 
 def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
@@ -269,12 +273,8 @@ def test_a_quantized_network_computes_nearly_the_same(network, batch):
     quantize(network)
     assert not any(isinstance(module, Linear) for module in network.modules())
     assert (network(*batch) - expected).norm() <= 0.05 * expected.norm()
-    state, steps = network.encode(batch[0]), []
-    for token in batch[1].unbind(1):
-        logits, state = network.decode_step(token, state)
-        steps.append(logits)
     real = batch[1] != PAD
-    error = (torch.stack(steps, dim=1) - expected)[real].norm()
+    error = (step_by_step(network, *batch) - expected)[real].norm()
     assert error <= 0.05 * expected[real].norm()
 
 

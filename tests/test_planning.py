@@ -24,6 +24,7 @@ from runs import CONTEXT, EXPERIMENTS, in_process, write_task
 
 TOKENIZER = SymbolTokenizer("abcdefghijklmnopqrstuvwxyz012")
 V, D, LAYERS, B, T = 32, 64, 3, 8, 48
+SMALL = [f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")]
 
 
 def make(**settings):
@@ -127,7 +128,7 @@ def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
         "copy_gpt",
         "--devices",
         "2",
-        *(f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")),
+        *SMALL,
     ]
     settings += ["--config", EXPERIMENTS / "model_parallel.yaml"]
     strategy = "--trainer.strategy.init_args"
@@ -144,22 +145,20 @@ def test_a_plan_uses_the_settings_of_model_parallelism(monkeypatch, capsys):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_plan_of_fsdp2_and_tensor_parallelism_uses_the_number_of_the_settings(size, monkeypatch, capsys):
-    sizes = [f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")]
     settings = ["--config", EXPERIMENTS / "model_parallel.yaml"]
     settings += [f"--trainer.strategy.init_args.tensor_parallel_size={size}"]
-    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "8", *sizes, *settings) == 0
+    assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "8", *SMALL, *settings) == 0
     (shown,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp x 8"))
     with fake_processes(8, size) as mesh:
-        cli = planned(["copy_gpt", *sizes, *map(str, settings)])
+        cli = planned(["copy_gpt", *SMALL, *map(str, settings)])
         cost = step_cost(cli.make_module, largest_batch(cli.datamodule, 8 // size), divide, mesh)
     assert " ".join(shown[3:]) == " ".join(_cells(cost))
 
 
 def test_fsdp2_and_tensor_parallelism_are_planned_where_they_divide_the_devices(monkeypatch, capsys):
-    sizes = [f"--data.{name}_size=40" for name in ("train", "val", "test", "longer")]
     alibi = ["--model.network.positions=alibi", "--model.network.max_length=282"]  # its biases cannot be divided
     for settings in ([], alibi):
-        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "2", "3", "4", *sizes, *settings) == 0
+        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "2", "3", "4", *SMALL, *settings) == 0
         rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("fsdp+tp")]
         assert rows == ([] if settings else ["4"])
 

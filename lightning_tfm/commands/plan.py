@@ -154,7 +154,6 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     if isinstance(trainer.strategy, ModelParallel):
         divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
     num_shards = (trainer.strategy if is_elastic else Elastic()).num_shards
-    size = cli.tensor_parallel_size
     for number in devices:
         with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
@@ -167,14 +166,14 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
-        if number > 1 and accepts(check_tensor_parallel, network, number):
-            with fake_processes(number, tensor_parallel_size=number) as mesh:
-                batch = largest_batch(data)
-                yield f"tensor x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
-        if number > size and number % size == 0 and accepts(check_tensor_parallel, network, size):
-            with fake_processes(number, tensor_parallel_size=size) as mesh:
-                batch = largest_batch(data, number // size)
-                yield f"fsdp+tp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
+        sizes = {"tensor": number} | (
+            {"fsdp+tp": cli.tensor_parallel_size} if cli.tensor_parallel_size < number else {}
+        )
+        for name, size in sizes.items():
+            if number > 1 and number % size == 0 and accepts(check_tensor_parallel, network, size):
+                with fake_processes(number, size) as mesh:
+                    batch = largest_batch(data, number // size)
+                    yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
 
 
 def accepts(check: Callable[..., None], *arguments: Any) -> bool:
