@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -80,7 +80,7 @@ def cells(row: Row) -> list[str]:
         f"{number(value)} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
     )
-    around = f"{number(row.low)} to {number(row.high) or 'never'}"
+    around = f"{number(row.low)} to {number(row.high) or 'never'}" if row.low is not None else ""
     verdict = {True: "yes", False: "no", None: ""}[row.held]
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
@@ -96,8 +96,6 @@ PUBLISHED = (
     "growth_memory.png",
 )
 
-UNTIMED = ("tokenizers", "sacrebleu")
-"""Packages that benchmarks do not use."""
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
 
 
@@ -141,23 +139,23 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"The rows of `make bench FULL=1`, with torch {results['versions']['torch']}: "
-        f"{sum(row.held for row in targets)} of {len(targets)} targets met. Each row shows the machine and the commit "
-        f"at which it was measured. Figures are medians of {ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on "
-        "tables, with their 90 % intervals; rows of a time to a goal show the expected time. An empty cell under "
-        '"checked" means that nothing was compared between the sides. [README.md](README.md) '
-        "describes the method and explains each missed target.",
+        f"The rows of `make bench FULL=1`: {sum(row.held for row in targets)} of {len(targets)} targets met. Each row "
+        "shows the machine, the commit and the version of torch with which it was measured. Figures are medians of "
+        f"{ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their 90 % intervals; rows of a time to a "
+        'goal show the expected time. An empty cell under "checked" means that nothing was compared between the sides. '
+        "[README.md](README.md) describes the method and explains each missed target.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
         *table_lines(
-            (*COLUMNS, "of its limit", "checked", "commit", "notes"),
+            (*COLUMNS, "of its limit", "checked", "commit", "torch", "notes"),
             [
                 (
                     *cells(row),
                     f"{share:.0%}" if (share := share_of_limit(row, rows)) else "",
                     row.checked,
                     row.commit,
+                    row.torch,
                     row.note,
                 )
                 for row in rows
@@ -207,26 +205,26 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
         folder: the folder of results.json.
 
     Note:
-        The rows of other benchmarks are kept unless they were measured with different package versions.
+        The rows of other benchmarks are kept. So are measured rows if this machine could measure none of them.
     """
-    versions = {name: number for name, number in provenance.versions().items() if name not in UNTIMED}
-    versions |= {peer: version(peer) for peer in ("transformers", "yoyodyne")}
     path = folder / "results.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"versions": versions, "rows": []}
-    kept = [Row(**row) for row in earlier["rows"]] if earlier["versions"] == versions else []
+    earlier = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
+    if not any(row.status == "measured" for row in rows):
+        rows = [row for row in earlier if row.benchmark == rows[0].benchmark] or rows
+    kept = [row for row in earlier if row.benchmark != rows[0].benchmark]
     names = [benchmark.__name__ for benchmark in BENCHMARKS]
-    by_name = {name: [row for row in kept if row.benchmark == name] for name in names} | {rows[0].benchmark: rows}
-    rows = [row for measured in by_name.values() for row in measured]
-    results = {"versions": versions, "rows": [row.as_dict() for row in rows]}
+    rows = sorted((*kept, *rows), key=lambda row: names.index(row.benchmark))
+    results = {"rows": [row.as_dict() for row in rows]}
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "RESULTS.md", markdown(results))
     plot(rows, folder / "results.png")
 
 
 def machine() -> str:
-    """Describe the machine: the processor, the number of cores, and the GPUs if any."""
+    """Describe the machine: the processor, its instruction set, the number of cores, and the GPUs if any."""
     hardware = provenance.hardware()
-    return ", ".join([f"{hardware['processor']}, {hardware['cores']} cores", *hardware["gpus"]])
+    processor = f"{hardware['processor']} with {hardware['instruction set']}"
+    return ", ".join([processor, f"{hardware['cores']} cores", *hardware["gpus"]])
 
 
 def state() -> str:
@@ -273,7 +271,8 @@ def main() -> None:
                 for row in benchmark(options.full):
                     if row.status == "measured" and not is_pinned:
                         row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
-                    measured.append(replace(row, benchmark=benchmark.__name__, machine=measured_on, commit=commit))
+                    origin = {"machine": measured_on, "commit": commit, "torch": torch.__version__}
+                    measured.append(replace(row, benchmark=benchmark.__name__, **origin))
                     console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
                     speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
                     value = number(row.ours if row.ratio is None else row.ratio)

@@ -53,6 +53,16 @@ WARM, TIMED = 20, 200
 TIMED_TOGETHER = 50
 """Number of timed steps of runs on several processes."""
 
+ELASTIC = {
+    "date_transformer": TIMED_TOGETHER,
+    "date_gpt": TIMED_TOGETHER,
+    "copy_attention_lstm": TIMED_TOGETHER,
+    "date_attention_lstm": TIMED,
+    "copy_gpt": TIMED,
+    "copy_transformer": TIMED,
+}
+"""Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch."""
+
 LOGGED = 50
 """Step whose loss must be the same on both sides: the first logged step."""
 
@@ -472,19 +482,17 @@ def build_elastic(experiment: str, number: int, num_shards: int, timed: int, fol
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure what elastic determinism costs, on two processes and on one, with one thread each."""
-    for experiment in ("date_transformer", "date_gpt", "copy_attention_lstm"):
-        yield elastic_row(experiment, 2, 4)
-    yield elastic_row("date_transformer", 1, 4)
+    """Measure what elastic determinism costs with two shards, on two processes and on one, with one thread each."""
+    for experiment, timed in ELASTIC.items():
+        yield elastic_row(experiment, 2, 2, timed)
+    yield elastic_row("date_transformer", 1, 2)
 
 
 def elastic_sizes(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism in batches of 32, 16 and 4 rows, and with other numbers of shards."""
-    for experiment in ("date_attention_lstm", "copy_gpt", "copy_transformer"):
-        yield elastic_row(experiment, 2, 4, TIMED)
-    for experiment in ("date_attention_lstm", "copy_transformer"):  # whose steps cost the most with 4 shards
-        yield elastic_row(experiment, 2, 2, TIMED)
-    for num_shards in (2, 8):
+    """Measure the cost of elastic determinism with more shards than processes."""
+    for experiment, timed in ELASTIC.items():
+        yield elastic_row(experiment, 2, 4, timed)
+    for num_shards in (4, 8):
         yield elastic_row("date_transformer", 1, num_shards)
 
 

@@ -94,6 +94,7 @@ class Row:
         benchmark: the name of the benchmark.
         machine: the machine of the measurement.
         commit: the commit of the measurement, followed by + if files differed from it.
+        torch: the version of torch; those of other packages are in constraints.txt of the commit.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Row:
     benchmark: str = ""
     machine: str = ""
     commit: str = ""
+    torch: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for results.json, with floats rounded to four significant digits, or None if not finite."""

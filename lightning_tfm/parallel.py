@@ -98,6 +98,20 @@ def check_activation_checkpointing(network: Network) -> None:
         )
 
 
+def broadcast_weights(module: nn.Module, device: torch.device) -> None:
+    """Give all processes the weights and buffers of the first.
+
+    Args:
+        module: the module; it stays where it is.
+        device: the device of this process, to which each tensor is copied in turn, since NCCL only reads GPU memory.
+    """
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            value = tensor.to(device)
+            torch.distributed.broadcast(value, src=0)
+            tensor.copy_(value)
+
+
 def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bool) -> None:
     """Divide a network over a mesh, in place.
 

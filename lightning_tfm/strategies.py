@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
@@ -21,7 +20,7 @@ from lightning_tfm.checkpoint import read_index
 from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
 from lightning_tfm.data import ShardedBatch, Sharding
 from lightning_tfm.errors import UserError
-from lightning_tfm.parallel import Layout
+from lightning_tfm.parallel import Layout, broadcast_weights
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -52,7 +51,7 @@ class Elastic(DDPStrategy):
         would give different bits.
     """
 
-    def __init__(self, num_shards: int = 4, num_threads: int = 1, process_group_backend: str | None = None) -> None:
+    def __init__(self, num_shards: int = 2, num_threads: int = 1, process_group_backend: str | None = None) -> None:
         if num_shards < 1 or num_shards & (num_shards - 1):
             lower = 1 << max(0, num_shards.bit_length() - 1)
             raise UserError(f"num_shards must be a power of two, but is {num_shards}; try {lower}")
@@ -71,7 +70,7 @@ class Elastic(DDPStrategy):
             divisors = [str(2**power) for power in range(self.num_shards.bit_length())]
             raise UserError(
                 f"trainer.devices times trainer.num_nodes must divide num_shards ({self.num_shards}), but is "
-                f"{world_size}; try one of {', '.join(divisors)}"
+                f"{world_size}; try one of {', '.join(divisors)}, or increase num_shards"
             )
 
     def setup_environment(self) -> None:
@@ -81,7 +80,7 @@ class Elastic(DDPStrategy):
     def configure_ddp(self) -> None:
         """Give all processes the weights of the first, as DDP does; this strategy reduces the gradients itself."""
         assert self.model is not None
-        _sync_module_states(self.model)
+        broadcast_weights(self.model, self.root_device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of the first shard; `backward` computes the others, to keep one graph in memory at a time."""

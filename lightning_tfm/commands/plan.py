@@ -153,7 +153,6 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     divided = divide
     if isinstance(trainer.strategy, ModelParallel):
         divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
-    num_shards = (trainer.strategy if is_elastic else Elastic()).num_shards
     for number in devices:
         with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
@@ -161,7 +160,9 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
                 yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
-            if num_shards % number == 0 and (is_elastic or accepts(check_rows, data, num_shards)):
+            num_shards = trainer.strategy.num_shards if is_elastic else max(Elastic().num_shards, number)
+            is_possible = is_elastic or (accepts(Elastic, num_shards) and accepts(check_rows, data, num_shards))
+            if num_shards % number == 0 and is_possible:
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
             if number > 1:
@@ -176,7 +177,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                     yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
 
 
-def accepts(check: Callable[..., None], *arguments: Any) -> bool:
+def accepts(check: Callable[..., object], *arguments: Any) -> bool:
     """Return whether a check raises no UserError for its arguments."""
     try:
         check(*arguments)

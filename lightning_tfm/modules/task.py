@@ -16,7 +16,6 @@ from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from lightning_tfm.modules.prediction import AttentionExample, Prediction, short
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.parallel import (
+    broadcast_weights,
     check_activation_checkpointing,
     check_tensor_parallel,
     data_group,
@@ -332,7 +332,7 @@ class TaskModule(LineModule):
         if isinstance(strategy, ModelParallel) and not is_parallel(self.network):
             if self.trainer.state.fn == TrainerFn.FITTING:
                 self.load_pretrained()  # which a divided network cannot; a checkpoint overwrites the weights
-            _sync_module_states(self)  # as DDP does
+            broadcast_weights(self, strategy.root_device)  # as DDP does
             parallelize(self.network, strategy.device_mesh, strategy.activation_checkpointing)
 
     def new_optimizer(self, precision: str) -> Optimizer:
