@@ -60,6 +60,7 @@ LONG = (
     tables.addresses,
     decoding.against_ctranslate2,
     decoding.translations,
+    framework.elastic,
     framework.elastic_sizes,
 )
 """Benchmarks that take a quarter of an hour or more each, and run only if named or with `--full`."""
@@ -77,7 +78,7 @@ def cells(row: Row) -> list[str]:
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, "", row.machine]
     ours, peer = (
-        f"{number(value)} ({note})" if note else number(value)
+        f"{number(value) or 'never'} ({note})" if note else number(value)
         for value, note in ((row.ours, row.reached), (row.peer, row.extrapolated))
     )
     around = f"{number(row.low)} to {number(row.high) or 'never'}" if row.low is not None else ""
@@ -140,7 +141,7 @@ def markdown(results: dict[str, Any]) -> str:
         "# Results",
         "",
         f"The rows of `make bench FULL=1`: {sum(row.held for row in targets)} of {len(targets)} targets met. Each row "
-        "shows the machine, the commit and the version of torch with which it was measured. Figures are medians of "
+        "shows its machine, its commit and its version of torch. Figures are medians of "
         f"{ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their 90 % intervals; rows of a time to a "
         'goal show the expected time. An empty cell under "checked" means that nothing was compared between the sides. '
         "[README.md](README.md) describes the method and explains each missed target.",
@@ -205,14 +206,14 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
         folder: the folder of results.json.
 
     Note:
-        The rows of other benchmarks are kept. So are measured rows if this machine could measure none of them.
+        The rows of other benchmarks are kept, and so are measured rows that this machine could not measure.
     """
     path = folder / "results.json"
     earlier = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
-    if not any(row.status == "measured" for row in rows):
-        rows = [row for row in earlier if row.benchmark == rows[0].benchmark] or rows
-    kept = [row for row in earlier if row.benchmark != rows[0].benchmark]
+    measured = {row.name: row for row in earlier if row.status == "measured"}
+    rows = [row if row.status == "measured" else measured.get(row.name, row) for row in rows]
     names = [benchmark.__name__ for benchmark in BENCHMARKS]
+    kept = [row for row in earlier if row.benchmark in names and row.benchmark != rows[0].benchmark]
     rows = sorted((*kept, *rows), key=lambda row: names.index(row.benchmark))
     results = {"rows": [row.as_dict() for row in rows]}
     write_text(path, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
@@ -223,7 +224,9 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
 def machine() -> str:
     """Describe the machine: the processor, its instruction set, the number of cores, and the GPUs if any."""
     hardware = provenance.hardware()
-    processor = f"{hardware['processor']} with {hardware['instruction set']}"
+    processor, instructions = hardware["processor"], hardware["instruction set"]
+    if instructions.startswith("AVX"):
+        processor += f" with {instructions}"
     return ", ".join([processor, f"{hardware['cores']} cores", *hardware["gpus"]])
 
 
@@ -271,7 +274,7 @@ def main() -> None:
                 for row in benchmark(options.full):
                     if row.status == "measured" and not is_pinned:
                         row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
-                    origin = {"machine": measured_on, "commit": commit, "torch": torch.__version__}
+                    origin = {"machine": measured_on, "commit": commit, "torch": str(torch.__version__)}
                     measured.append(replace(row, benchmark=benchmark.__name__, **origin))
                     console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
                     speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)

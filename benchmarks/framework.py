@@ -61,7 +61,7 @@ ELASTIC = {
     "copy_gpt": TIMED,
     "copy_transformer": TIMED,
 }
-"""Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch."""
+"""Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
 LOGGED = 50
 """Step whose loss must be the same on both sides: the first logged step."""

@@ -50,7 +50,7 @@ def markdown(history: dict[str, list[Row]]) -> str:
     for rows in history.values():
         for place, row in enumerate(rows):
             name, *figures = cells(row)
-            body.append(("" if place else name, row.commit, *figures))
+            body.append(("" if place else name, row.commit, row.torch, *figures))
     name, *others = COLUMNS
     lines = [
         "# History",
@@ -58,7 +58,7 @@ def markdown(history: dict[str, list[Row]]) -> str:
         "The measurements of each row of [RESULTS.md](RESULTS.md), oldest first. The history of a renamed row starts "
         "at its renaming. `python -m benchmarks.history` writes this page.",
         "",
-        *table_lines((name, "commit", *others), body),
+        *table_lines((name, "commit", "torch", *others), body),
     ]
     return "\n".join(lines) + "\n"
 

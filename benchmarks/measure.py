@@ -94,7 +94,7 @@ class Row:
         benchmark: the name of the benchmark.
         machine: the machine of the measurement.
         commit: the commit of the measurement, followed by + if files differed from it.
-        torch: the version of torch; those of other packages are in constraints.txt of the commit.
+        torch: the version of torch.
     """
 
     name: str

@@ -463,7 +463,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # torch 2.13 has deprecated what FSDP2 calls; its successor does not exist in torch 2.9
     warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
-    # Lightning creates DDP on a CUDA stream of its own, whose gradients wait for the stream of the step
+    # Lightning constructs DDP on a side stream; autograd synchronizes it with the stream of the backward pass
     warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
     # Data are in memory, so workers do not help; runs may be short.
     warnings.filterwarnings("ignore", ".*does not have many workers")

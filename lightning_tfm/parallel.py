@@ -99,17 +99,19 @@ def check_activation_checkpointing(network: Network) -> None:
 
 
 def broadcast_weights(module: nn.Module, device: torch.device) -> None:
-    """Give all processes the weights and buffers of the first.
+    """Broadcast the weights of rank 0 to all processes, in place.
+
+    Buffers are not broadcast: they are the same in all processes.
 
     Args:
-        module: the module; it stays where it is.
-        device: the device of this process, to which each tensor is copied in turn, since NCCL only reads GPU memory.
+        module: the module, which stays on its device.
+        device: the device of this process. NCCL only supports tensors on GPUs, so each weight is copied there in turn.
     """
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            value = tensor.to(device)
-            torch.distributed.broadcast(value, src=0)
-            tensor.copy_(value)
+    for parameter in module.parameters():
+        weight = parameter.detach()
+        value = weight.to(device).contiguous()
+        torch.distributed.broadcast(value, src=0)
+        weight.copy_(value)
 
 
 def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bool) -> None:

@@ -67,10 +67,13 @@ class Elastic(DDPStrategy):
             UserError: if the number of shards is not a multiple of the number of processes.
         """
         if self.num_shards % world_size:
-            divisors = [str(2**power) for power in range(self.num_shards.bit_length())]
+            *divisors, last = (str(2**power) for power in range(self.num_shards.bit_length()))
+            mend = f"try {', '.join(divisors)} or {last}" if divisors else f"try {last}"
+            if not world_size & (world_size - 1):
+                mend += f", or set num_shards to {world_size}"
             raise UserError(
                 f"trainer.devices times trainer.num_nodes must divide num_shards ({self.num_shards}), but is "
-                f"{world_size}; try one of {', '.join(divisors)}, or increase num_shards"
+                f"{world_size}; {mend}"
             )
 
     def setup_environment(self) -> None:

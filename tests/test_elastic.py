@@ -8,11 +8,13 @@ from importlib.metadata import version
 
 import pytest
 import torch
+import yaml
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.strategies import Elastic, add_to_tree
 from runs import (
     AVERAGED,
+    EXPERIMENTS,
     MUON,
     NETWORKS,
     TASKS,
@@ -279,11 +281,16 @@ def test_the_number_of_processes_must_divide_the_number_of_shards():
     strategy = Elastic(num_shards=8)
     for world_size in (1, 2, 4, 8):
         strategy.check_processes(world_size)
-    for world_size in (3, 16):
-        with pytest.raises(
-            UserError, match=rf"must divide num_shards \(8\), but is {world_size}; try one of 1, 2, 4, 8"
-        ):
+    for world_size, mend in ((3, "try 1, 2, 4 or 8"), (16, "try 1, 2, 4 or 8, or set num_shards to 16")):
+        with pytest.raises(UserError) as error:
             strategy.check_processes(world_size)
+        problem = f"trainer.devices times trainer.num_nodes must divide num_shards (8), but is {world_size}"
+        assert str(error.value) == f"{problem}; {mend}"
+
+
+def test_the_overlay_has_the_default_number_of_shards():
+    overlay = yaml.safe_load((EXPERIMENTS / "elastic.yaml").read_text())["trainer"]["strategy"]
+    assert overlay["init_args"]["num_shards"] == Elastic().num_shards
 
 
 @pytest.mark.run

@@ -13,8 +13,9 @@ import torch
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
-from lightning_tfm.parallel import check_activation_checkpointing, check_tensor_parallel
+from lightning_tfm.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
 from runs import (
+    CONTEXT,
     AVERAGED,
     EXPERIMENTS,
     MUON,
@@ -122,6 +123,31 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
             torch.float32
         }
     assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
+
+
+def random_network(seed):
+    torch.manual_seed(seed)
+    return GPT(16, d_model=8, num_heads=2, num_layers=1, max_length=8)
+
+
+def broadcast(rank, rendezvous, results):
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
+    network = random_network(rank)
+    broadcast_weights(network, torch.device("cpu"))
+    results.put({name: weight.tolist() for name, weight in network.named_parameters()})
+    torch.distributed.destroy_process_group()
+
+
+def test_all_processes_start_from_the_weights_of_the_first(tmp_path):
+    results = CONTEXT.SimpleQueue()
+    processes = [CONTEXT.Process(target=broadcast, args=(rank, tmp_path / "rendezvous", results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    expected = {name: weight.tolist() for name, weight in random_network(0).named_parameters()}
+    assert found == [expected, expected]
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,14 @@ def test_fsdp2_and_tensor_parallelism_are_planned_where_they_divide_the_devices(
         assert rows == ([] if settings else ["4"])
 
 
-@pytest.mark.parametrize("setting", ["batch_size=2", "batch_tokens=70"])
+def test_elastic_determinism_is_planned_with_one_shard_per_device_or_those_of_the_overlay(monkeypatch, capsys):
+    for settings, planned_for in (([], ["8"]), (["--config", EXPERIMENTS / "elastic.yaml"], [])):
+        assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "3", "8", *SMALL, *settings) == 0
+        rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("elastic")]
+        assert rows == planned_for
+
+
+@pytest.mark.parametrize("setting", ["batch_size=1", "batch_tokens=70"])
 def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinism(
     setting, tmp_path, monkeypatch, capsys
 ):
@@ -186,8 +193,8 @@ def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinis
             "at least the number of processes or shards (65), but is 16",
         ),
         (
-            ["copy_gpt", "--config", "elastic", "--data.batch_size", "2"],
-            "at least the number of processes or shards (4), but is 2",
+            ["copy_gpt", "--config", "elastic", "--data.batch_size", "1"],
+            "at least the number of processes or shards (2), but is 1",
         ),
         (["tsv_transformer"], "train.tsv"),
         (["copy_gpt", "--model.network.d_modell", "3"], "d_modell"),
