@@ -15,8 +15,8 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
 from runs import (
-    CONTEXT,
     AVERAGED,
+    CONTEXT,
     EXPERIMENTS,
     MUON,
     TASKS,
