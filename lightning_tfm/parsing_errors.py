@@ -68,7 +68,9 @@ def format_error(error: BaseException, accepted: Iterable[str] = ()) -> str:
 
     noise = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value")
     lines = (line.strip(" -") for line in str(error).splitlines())
-    text = " ".join(line for line in lines if line and not line.startswith(noise))
+    reasons = [line for line in lines if line and not line.startswith(noise)]
+    # The parser also tries whether a class is a name, such as a strategy.
+    text = " ".join([line for line in reasons if not line.startswith("Expected a <class 'str'>")] or reasons)
     settings = list(dict.fromkeys(re.findall(r'Parser key "([^"]+)":', text)))
     classes = re.findall(r"Problem with given class_path '([^']+)':", text)
     reason = re.sub(r"Parser key \"[^\"]+\":|Problem with given class_path '[^']+':", "", text).strip()

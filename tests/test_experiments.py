@@ -765,6 +765,10 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["test", "--config", COPY], "--ckpt_path must name the checkpoint to test"),
         (["fit", "--trainer.max_steps=3"], "pass that with --config"),
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
+        (
+            ["fit", "--config", COPY, "--config", "elastic", "--trainer.strategy.num_shards", "3"],
+            "error: num_shards must be a power of two, but is 3; try 2",
+        ),
         (["fit", "--config", sys.executable], "must name a YAML file in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
         (
