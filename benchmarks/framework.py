@@ -483,30 +483,29 @@ def build_elastic(experiment: str, number: int, num_shards: int, timed: int, fol
 
 def elastic(full: bool) -> Iterator[Row]:
     """Measure what elastic determinism costs with two shards, on two processes and on one, with one thread each."""
-    for experiment, timed in ELASTIC.items():
-        yield elastic_row(experiment, 2, 2, timed)
+    for experiment in ELASTIC:
+        yield elastic_row(experiment, 2, 2)
     yield elastic_row("date_transformer", 1, 2)
 
 
 def elastic_sizes(full: bool) -> Iterator[Row]:
     """Measure the cost of elastic determinism with more shards than processes."""
-    for experiment, timed in ELASTIC.items():
-        yield elastic_row(experiment, 2, 4, timed)
+    for experiment in ELASTIC:
+        yield elastic_row(experiment, 2, 4)
     for num_shards in (4, 8):
         yield elastic_row("date_transformer", 1, num_shards)
 
 
-def elastic_row(experiment: str, number: int, num_shards: int, timed: int = TIMED_TOGETHER) -> Row:
+def elastic_row(experiment: str, number: int, num_shards: int) -> Row:
     """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
 
     Args:
-        experiment: the name of the experiment.
+        experiment: the name of the experiment, one of ELASTIC.
         number: the number of processes.
         num_shards: the number of shards.
-        timed: the number of timed steps.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"experiment": experiment, "number": number, "timed": timed, "folder": folder}
+        settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
         rounds, checked = compare(
             Side(build_elastic, {**settings, "num_shards": num_shards}, threads=1, processes=number),
             Side(build_elastic, {**settings, "num_shards": 0}, threads=1, processes=number),
