@@ -117,6 +117,18 @@ def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+def test_recurrent_layers_get_contiguous_states(network, batch):
+    """cuDNN refuses others."""
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.RNNBase)]
+    states = []
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, arguments: states.append(arguments[1:]))
+    network(*batch)
+    step_by_step(network, *batch)
+    tensors = [tensor for (state,) in filter(None, states) for tensor in (state if isinstance(state, tuple) else [state])]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+
+
 def test_one_batch_can_be_overfitted(network, batch):
     source, target_in = batch
     target_out = torch.cat((target_in[:, 1:], target_in.new_full((len(target_in), 1), PAD)), dim=1)

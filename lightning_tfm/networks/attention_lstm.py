@@ -156,11 +156,12 @@ class AttentionLSTM(Seq2SeqNetwork):
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
             inputs = torch.cat((embedded, contexts), dim=-1)
+            initial = tuple(state[None].contiguous() for state in recurrent)  # as cuDNN requires
             if self.num_states == 2:
-                hiddens, (hidden, cell) = self.decoder(inputs, (recurrent[0][None], recurrent[1][None]))
+                hiddens, (hidden, cell) = self.decoder(inputs, initial)
                 recurrent = hidden[0], cell[0]
             else:
-                hiddens, hidden = self.decoder(inputs, recurrent[0][None])
+                hiddens, hidden = self.decoder(inputs, initial[0])
                 recurrent = (hidden[0],)
             weights = maps[:, -1]
         else:
