@@ -29,7 +29,14 @@ from lightning_tfm.optimizers import LRSchedule, Muon, parameter_groups
 from lightning_tfm.tokenization import BOS
 
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
-SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256, "positions": "rotary", "dropout": 0.2}
+SHAKESPEARE = {
+    "d_model": 384,
+    "num_heads": 6,
+    "num_layers": 6,
+    "max_length": 256,
+    "positions": "rotary",
+    "dropout": 0.2,
+}
 
 
 def has_gpu() -> bool:

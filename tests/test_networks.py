@@ -119,14 +119,14 @@ def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
 
 def test_recurrent_layers_get_contiguous_states(network, batch):
     """cuDNN refuses others."""
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.RNNBase)]
-    states = []
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda _, arguments: states.append(arguments[1:]))
+    given = []
+    for layer in network.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_pre_hook(lambda _, arguments: given.extend(arguments[1:]))
     network(*batch)
     step_by_step(network, *batch)
-    tensors = [tensor for (state,) in filter(None, states) for tensor in (state if isinstance(state, tuple) else [state])]
-    assert all(tensor.is_contiguous() for tensor in tensors)
+    states = [state for one in given for state in (one if isinstance(one, tuple) else [one])]
+    assert all(state.is_contiguous() for state in states)
 
 
 def test_one_batch_can_be_overfitted(network, batch):
