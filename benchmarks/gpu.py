@@ -25,18 +25,10 @@ from lightning_tfm.decoding import State, Step
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
-from lightning_tfm.optimizers import LRSchedule, Muon, parameter_groups
 from lightning_tfm.tokenization import BOS
 
 GPT2_124M = {"vocab_size": 50_304, "d_model": 768, "num_heads": 12, "num_layers": 12, "max_length": 1024}
-SHAKESPEARE = {
-    "d_model": 384,
-    "num_heads": 6,
-    "num_layers": 6,
-    "max_length": 256,
-    "positions": "rotary",
-    "dropout": 0.2,
-}
+SHAKESPEARE = {"d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256}
 
 
 def has_gpu() -> bool:
@@ -192,8 +184,8 @@ def whole_loss(network: GPT, text: Tensor, length: int, device: str) -> float:
     return total / targets.numel()
 
 
-def build_shakespeare(path: Path, device: str, size: dict[str, Any], goal: float, most_steps: int, every: int) -> Built:
-    """Build training runs of a character-level GPT with Muon; each block uses the next seed.
+def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float, most_steps: int, every: int) -> Built:
+    """Build training runs of a character-level GPT with nanoGPT's GPU settings; each block uses the next seed.
 
     Args:
         path: the file of the text.
@@ -212,11 +204,13 @@ def build_shakespeare(path: Path, device: str, size: dict[str, Any], goal: float
         seed = next(seeds)
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
-        network = GPT(3 + len(characters), **size, bias=False).to(device)
-        optimizer = Muon(parameter_groups(network, network.head), lr=1e-2, muon_lr=5e-3, weight_decay=0.1)
-        schedule = LRSchedule(warmup_steps=50, decay="linear").scheduler(optimizer, most_steps)
+        network = GPT(3 + len(characters), **size, dropout=0.2, bias=False).to(device)
         if device == "cuda":
             network.compile()
+        optimizer = torch.optim.AdamW(decay_groups(network), lr=1e-3, betas=(0.9, 0.99), fused=True)
+        # Linear warm-up, then cosine decay to a tenth.
+        factor = lambda n: min((n + 1) / 100, 0.55 + 0.45 * math.cos(math.pi * min(1, n / most_steps)))  # noqa: E731
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         seconds, begun, best = 0.0, time.perf_counter(), math.inf
         for number in range(1, most_steps + 1):
             batch = text_windows(train, size["max_length"], 64, generator)
