@@ -36,8 +36,8 @@ from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_param
 from datamodules import Copy
 from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.data import Batch, LengthGroupedSampler, ShardedBatch
+from lightning_tfm.losses import token_nll
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.metrics import token_nll
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.networks import Network, Transformer
 from lightning_tfm.optimizers import parameter_groups

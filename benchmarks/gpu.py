@@ -23,7 +23,7 @@ from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.data import Batch, resolve_path
 from lightning_tfm.decoding import State, Step
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import token_nll
+from lightning_tfm.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tokenization import BOS
 

@@ -16,8 +16,8 @@ from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
 from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, ShardedBatch
+from lightning_tfm.losses import token_nll
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.metrics import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.tokenization import PAD

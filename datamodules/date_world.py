@@ -12,8 +12,8 @@ from typing import Any, cast
 from babel import Locale
 
 from datamodules.date import Pattern, days_between, links
-from lightning_tfm.data import GeneratedDataModule, Pair, normalize_text
-from lightning_tfm.tokenization import SymbolTokenizer
+from lightning_tfm.data import GeneratedDataModule, Pair
+from lightning_tfm.tokenization import SymbolTokenizer, normalize_text
 
 LOCALES = (
     *("en", "en_GB", "de", "fr", "es", "it", "nl", "pl", "cs", "sv", "tr", "vi", "id", "hu", "ru", "uk", "el"),

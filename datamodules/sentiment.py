@@ -18,7 +18,6 @@ from lightning_tfm.data import (
     LabeledDataModule,
     Pair,
     is_hidden,
-    normalize_text,
     read_lines,
     read_table,
     read_text,
@@ -27,7 +26,7 @@ from lightning_tfm.data import (
 from lightning_tfm.data.files import decode_text
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.tokenization import Tokenizer, train_tokenizer, train_word_tokenizer
+from lightning_tfm.tokenization import Tokenizer, normalize_text, train_tokenizer, train_word_tokenizer
 
 CNN_SENTENCE = "https://raw.githubusercontent.com/yoonkim/CNN_sentence/23e0e1f7355705bb083043fda05c031b15acb38c/"
 

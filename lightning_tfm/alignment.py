@@ -9,7 +9,6 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.data import Batch, Pair
 from lightning_tfm.metrics import exact_sum
 from lightning_tfm.tokenization import EOS, PAD
@@ -27,26 +26,6 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
     if links:
         gold[tuple(torch.tensor(links).T)] = True
     return gold.to(batch.source.device)
-
-
-def links(
-    found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
-) -> tuple[tuple[int, int], ...]:
-    """Link each target symbol to the source symbol with the largest weight, except EOS.
-
-    Args:
-        found: the attention of one head, whose last column is EOS, see `LineModule.align`.
-        source_words: the word index of each source symbol, to link words instead of symbols.
-        target_words: the word index of each target symbol, to link words instead of symbols.
-
-    Returns:
-        The links, as pairs (source index, target index) in ascending order.
-    """
-    sources = found.weights[0, :, :-1].argmax(-1).tolist()
-    pairs = [
-        (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
-    ]
-    return tuple(sorted(set(pairs)))
 
 
 class AlignmentScore(Metric):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -76,3 +77,23 @@ def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> l
     """
     maps = attention_weights(network, *inputs)
     return [AttentionMap(layer, weights, symbols, symbols, []) for layer, weights in maps.items()]
+
+
+def links(
+    found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Link each target symbol to the source symbol with the largest weight, except EOS.
+
+    Args:
+        found: the attention of one head, whose last column is EOS, see `Predictor.align`.
+        source_words: the word index of each source symbol, to link words instead of symbols.
+        target_words: the word index of each target symbol, to link words instead of symbols.
+
+    Returns:
+        The links, as pairs (source index, target index) in ascending order.
+    """
+    sources = found.weights[0, :, :-1].argmax(-1).tolist()
+    pairs = [
+        (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
+    ]
+    return tuple(sorted(set(pairs)))

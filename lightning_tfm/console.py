@@ -19,7 +19,7 @@ from lightning_tfm.callbacks.summary import evaluated_split, results
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
-from lightning_tfm.modules.prediction import Prediction
+from lightning_tfm.predictors import Prediction
 
 MAX_SOURCE_LENGTH = 100
 """Maximum length of a source in the summary, in characters."""

@@ -8,24 +8,42 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from lightning_tfm import modules, networks
+from lightning_tfm import networks
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
-from lightning_tfm.modules import TaskModule
 from lightning_tfm.networks import Network
+from lightning_tfm.predictors import (
+    ClassifierPredictor,
+    LanguageModelPredictor,
+    MaskedLanguageModelPredictor,
+    Predictor,
+    Seq2SeqPredictor,
+)
 from lightning_tfm.tokenization import tokenizer_from_dict
 from lightning_tfm.trust import import_trusted
 
 Class = TypeVar("Class")
 
 
-def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
+PREDICTORS: dict[str, type[Predictor]] = {
+    "lightning_tfm.modules.classifier.Classifier": ClassifierPredictor,
+    "lightning_tfm.modules.language_model.LanguageModel": LanguageModelPredictor,
+    "lightning_tfm.modules.masked_language_model.MaskedLanguageModel": MaskedLanguageModelPredictor,
+    "lightning_tfm.modules.seq2seq.Seq2SeqModule": Seq2SeqPredictor,
+}
+"""Predictors by the path of the module that a checkpoint names."""
+
+
+def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     """Load the trained model of a checkpoint, in evaluation mode on the CPU.
 
     Args:
         path: the path of the checkpoint.
         trust_packages: trusted packages, installed or in the current folder, from which the classes of the network and
             the module may be imported.
+
+    Returns:
+        A predictor, or the module itself if its class is not part of lightning_tfm.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
@@ -34,21 +52,31 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> TaskModule:
     checkpoint = read(path)
     saved = dict(checkpoint["hyper_parameters"])
     network_class = _import_class(saved["network"]["class_path"], networks, Network, path, trust_packages)
-    module_class = _import_class(saved.pop("class_path"), modules, TaskModule, path, trust_packages)
+    module_name = str(saved.pop("class_path"))
+    predictor_class = PREDICTORS.get(module_name) or _import_module(module_name, path, trust_packages)
     try:
         network = network_class(**saved.pop("network")["init_args"])
         tokenizer = tokenizer_from_dict(saved.pop("tokenizer"))
         del saved["optimizer"], saved["lr_schedule"]
-        module = module_class(network, tokenizer, **saved)
-        module.load_state_dict(checkpoint["state_dict"])
-        module.longest_source = checkpoint.get("longest_source")
-        module.alignment_head = checkpoint.get("alignment_head")
+        if module_name in PREDICTORS:
+            saved = {name: saved[name] for name in predictor_class.settings}
+        predictor = predictor_class(network, tokenizer, **saved)
+        predictor.load_state_dict(checkpoint["state_dict"])
+        predictor.longest_source = checkpoint.get("longest_source")
+        predictor.alignment_head = checkpoint.get("alignment_head")
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
             "it is damaged, or from another version of lightning_tfm"
         ) from None
-    return module.eval()
+    return predictor.eval()
+
+
+def _import_module(name: str, path: str | Path, trust_packages: Sequence[str]) -> type[Predictor]:
+    """Import the class of a module that is not part of lightning_tfm, see `_import_class`."""
+    from lightning_tfm import modules  # slow to import, because of Lightning
+
+    return _import_class(name, modules, modules.TaskModule, path, trust_packages)
 
 
 def _import_class(

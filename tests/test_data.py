@@ -18,10 +18,10 @@ import torch
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, normalize_text, pairs, stable_hash
+from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, pairs, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, tokenizer_from_dict
+from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, normalize_text, tokenizer_from_dict
 
 FINGERPRINTS = """
 import datetime, json, sys

@@ -19,8 +19,8 @@ from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.modules import LanguageModel, TaskModule
-from lightning_tfm.modules.lines import BATCH_SIZE
 from lightning_tfm.networks import GPT
+from lightning_tfm.predictors import BATCH_SIZE
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
 

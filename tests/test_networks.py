@@ -40,7 +40,7 @@ from lightning_tfm.layers import (
     monotonic_weights,
     quantize,
 )
-from lightning_tfm.metrics import token_nll
+from lightning_tfm.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.networks.linear_attention import LinearAttention
 from lightning_tfm.networks.naive_bayes import NaiveBayes

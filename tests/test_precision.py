@@ -28,10 +28,12 @@ from datamodules import Copy, Sentiment, Text
 from lightning_tfm import cli
 from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks import Checkpoints, WeightAveraging
-from lightning_tfm.checkpoint import VerifiedCheckpointIO, read
+from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Mean, exact_sum, token_nll
+from lightning_tfm.losses import token_nll
+from lightning_tfm.metrics import Mean, exact_sum
 from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.modules.compatibility import check_strategy
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder

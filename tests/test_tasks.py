@@ -17,15 +17,14 @@ import yaml
 from corpora import TEXT, reviews, write_imdb, write_lines
 from lightning_tfm.callbacks.attention import short_name
 from lightning_tfm.checkpoint import read
-from lightning_tfm.data import normalize_text
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Attention, Positions
 from lightning_tfm.loading import load
-from lightning_tfm.metrics import token_nll
+from lightning_tfm.losses import token_nll
 from lightning_tfm.modules import Classifier
 from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
 from lightning_tfm.reporting.collect import collect_run
-from lightning_tfm.tokenization import NUM_SPECIAL, train_tokenizer
+from lightning_tfm.tokenization import NUM_SPECIAL, normalize_text, train_tokenizer
 from runs import (
     TASKS,
     assert_same_files,

@@ -28,9 +28,10 @@ from datamodules import Copy
 from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
-from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, pad_sequences, stable_hash
+from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, stable_hash
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import SequenceMetrics, token_nll
+from lightning_tfm.losses import token_nll
+from lightning_tfm.metrics import SequenceMetrics
 from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
@@ -50,6 +51,7 @@ from lightning_tfm.tokenization import (
     UNKNOWN,
     SubwordTokenizer,
     SymbolTokenizer,
+    pad_sequences,
     train_tokenizer,
 )
 from runs import CONTEXT, ranks

@@ -19,9 +19,9 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
-from lightning_tfm.modules.prediction import AttentionExample
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.parallel import data_group
+from lightning_tfm.predictors import AttentionExample
 
 
 class AttentionLogger(Callback):

@@ -16,9 +16,9 @@ from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.modules.prediction import Prediction
 from lightning_tfm.modules.task import TaskModule, test_prefix
 from lightning_tfm.parallel import data_group
+from lightning_tfm.predictors import Prediction
 
 SAMPLES = 16
 """Number of validation examples, from the start of the split, whose predictions are logged."""

@@ -5,7 +5,6 @@ from lightning_tfm.checkpoint.averaging import average_checkpoints
 from lightning_tfm.checkpoint.compatibility import check_fits
 from lightning_tfm.checkpoint.content import (
     FORMAT,
-    VerifiedCheckpointIO,
     copy_checkpoint,
     is_whole,
     latest_valid,
@@ -15,7 +14,6 @@ from lightning_tfm.checkpoint.content import (
 
 __all__ = [
     "FORMAT",
-    "VerifiedCheckpointIO",
     "average_checkpoints",
     "check_fits",
     "copy_checkpoint",

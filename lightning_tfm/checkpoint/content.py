@@ -9,10 +9,9 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
 
-from lightning_tfm.checkpoint.archive import verify_checksum, write
-from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, remove_shards, verify_shards
+from lightning_tfm.checkpoint.archive import verify_checksum
+from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, verify_shards
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import atomic_write
 
@@ -143,20 +142,3 @@ def _map(path: Path) -> dict[str, Any]:
 def has_training_state(checkpoint: dict[str, Any]) -> bool:
     """Return whether training can be resumed from a checkpoint, unlike from averaged weights."""
     return "optimizer_states" in checkpoint
-
-
-class VerifiedCheckpointIO(CheckpointIO):
-    """Lightning plugin that saves and loads checkpoints with `write` and `read`."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        write(checkpoint, path)
-        remove_shards(Path(path), kept=checkpoint.get(INDEX, {}).get("folder"))
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
-    ) -> dict[str, Any]:
-        return read(path)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        Path(path).unlink(missing_ok=True)
-        remove_shards(Path(path))

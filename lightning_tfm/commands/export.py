@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from lightning_tfm import ctranslate
-from lightning_tfm.checkpoint import read, write
+from lightning_tfm.checkpoint import read, read_index, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
-from lightning_tfm.modules import TaskModule
 from lightning_tfm.networks import GPT, Transformer
+from lightning_tfm.predictors import Predictor
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 TOLERANCE = 1e-4
@@ -52,7 +52,7 @@ def export(arguments: list[str]) -> int:
         The exit status.
     """
     options = make_parser().parse_args(arguments)
-    module = load(options.checkpoint, options.trust_package)
+    predictor = load(options.checkpoint, options.trust_package)
     path = Path(options.checkpoint)
     output = options.output or path.with_name(f"{path.stem}_{options.format}")
     if output.exists():
@@ -63,15 +63,16 @@ def export(arguments: list[str]) -> int:
             path = Path(folder) / "export" / FILES[options.format]
             path.parent.mkdir()
             if options.format == "single":
-                difference = _single(module, Path(options.checkpoint), path, options.trust_package)
+                difference = _single(predictor, Path(options.checkpoint), path, options.trust_package)
             else:
-                difference = WRITERS[options.format](module, path)
+                difference = WRITERS[options.format](predictor, path)
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"the exported network must give the outputs of the checkpoint within {TOLERANCE:g}, but differs "
                     f"by {difference:g}; nothing was written; try another --format"
                 )
-            settings = {k: v for k, v in module.hparams_initial.items() if k not in ("optimizer", "lr_schedule")}
+            saved = read_index(options.checkpoint)["hyper_parameters"]
+            settings = {k: v for k, v in saved.items() if k not in ("optimizer", "lr_schedule")}
             settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
             config = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
             (path.parent / "config.json").write_text(config, encoding="utf-8")
@@ -102,82 +103,82 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def example_inputs(module: TaskModule, rows: int, length: int) -> Inputs:
+def example_inputs(predictor: Predictor, rows: int, length: int) -> Inputs:
     """Draw random inputs of a network's `forward`, right-padded as in batches.
 
     Args:
-        module: the module of the network.
+        predictor: the predictor of the network.
         rows: the number of rows, also used as seed.
         length: the number of tokens in the longest row.
     """
-    return module.example_inputs(rows, length, torch.Generator().manual_seed(rows))
+    return predictor.example_inputs(rows, length, torch.Generator().manual_seed(rows))
 
 
-def sample_inputs(module: TaskModule) -> list[Inputs]:
-    """Return random inputs of several sizes, on which an exported network is compared with the module's."""
-    longest = _longest(module)
-    return [example_inputs(module, *size) for size in ((2, min(5, longest)), (1, 1), (3, longest))]
+def sample_inputs(predictor: Predictor) -> list[Inputs]:
+    """Return random inputs of several sizes, on which an exported network is compared with the predictor's."""
+    longest = _longest(predictor)
+    return [example_inputs(predictor, *size) for size in ((2, min(5, longest)), (1, 1), (3, longest))]
 
 
-def _longest(module: TaskModule) -> int:
+def _longest(predictor: Predictor) -> int:
     """Return the length of the longest example inputs: 12 tokens, or half of the network's maximum if it is less."""
-    limits = [length for length in module.max_input_lengths().values() if length is not None]
+    limits = [length for length in predictor.max_input_lengths().values() if length is not None]
     return min([12, *(max(1, length // 2) for length in limits)])
 
 
 @torch.no_grad()
-def difference(module: TaskModule, other: Callable[[Inputs], Tensor]) -> float:
+def difference(predictor: Predictor, other: Callable[[Inputs], Tensor]) -> float:
     """Return the maximum absolute difference of logits over inputs of several sizes; infinite if their shapes differ.
 
     Args:
-        module: the module of the network.
+        predictor: the predictor of the network.
         other: a function from inputs to logits to compare with the network.
     """
     differences = []
-    for inputs in sample_inputs(module):
-        ours, theirs = module.network(**inputs), other(inputs)
+    for inputs in sample_inputs(predictor):
+        ours, theirs = predictor.network(**inputs), other(inputs)
         if ours.shape != theirs.shape:
             return math.inf
         differences.append((ours - theirs).abs().max())
     return torch.stack(differences).max().item()  # NaN if any difference is
 
 
-def _single(module: TaskModule, checkpoint: Path, path: Path, trust_packages: Sequence[str]) -> float:
+def _single(predictor: Predictor, checkpoint: Path, path: Path, trust_packages: Sequence[str]) -> float:
     """Write a checkpoint, which may be sharded, as a single file with its training state."""
     write(read(checkpoint), path)
     again = load(path, trust_packages)
-    return difference(module, lambda inputs: again.network(**inputs))
+    return difference(predictor, lambda inputs: again.network(**inputs))
 
 
-def _safetensors(module: TaskModule, path: Path) -> float:
+def _safetensors(predictor: Predictor, path: Path) -> float:
     from safetensors.torch import load_model, save_model
 
-    save_model(module.network, str(path))  # writes tied weights once
-    again = type(module.network)(**module.network.hyper_parameters).eval()
+    save_model(predictor.network, str(path))  # writes tied weights once
+    again = type(predictor.network)(**predictor.network.hyper_parameters).eval()
     load_model(again, str(path))
-    return difference(module, lambda inputs: again(**inputs))
+    return difference(predictor, lambda inputs: again(**inputs))
 
 
-def _exported(module: TaskModule) -> torch.export.ExportedProgram:
+def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
     """Trace the network's `forward` for any number of rows and any length up to its maximum.
 
     Raises:
         UserError: if torch cannot trace it.
     """
-    if not module.network.is_traceable:
+    if not predictor.network.is_traceable:
         raise UserError(
-            f"--format must be safetensors or single for this {type(module.network).__name__}, whose forward loops "
+            f"--format must be safetensors or single for this {type(predictor.network).__name__}, whose forward loops "
             "over the tokens: torch would trace a single length"
         )
-    inputs = example_inputs(module, 2, min(5, _longest(module)))
+    inputs = example_inputs(predictor, 2, min(5, _longest(predictor)))
     rows = torch.export.Dim("rows", min=1)
     shapes: dict[str, dict[int, torch.export.Dim]] = {name: {0: rows} for name in inputs}
-    for name, longest in module.max_input_lengths().items():
+    for name, longest in predictor.max_input_lengths().items():
         shapes[name][1] = torch.export.Dim(f"{name}_length", min=1, max=longest)
     try:
         with warnings.catch_warnings(action="ignore"):
             return torch.export.export(
-                module.network,
+                predictor.network,
                 (),
                 inputs,
                 dynamic_shapes=shapes,
@@ -185,16 +186,16 @@ def _exported(module: TaskModule) -> torch.export.ExportedProgram:
             )
     except Exception as error:  # torch raises exceptions of many types
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"torch cannot export {type(module.network).__name__}: {reason}; try safetensors") from None
+        raise UserError(f"torch cannot export {type(predictor.network).__name__}: {reason}; try safetensors") from None
 
 
-def _torch_export(module: TaskModule, path: Path) -> float:
-    torch.export.save(_exported(module), path)
+def _torch_export(predictor: Predictor, path: Path) -> float:
+    torch.export.save(_exported(predictor), path)
     program = torch.export.load(path).module()
-    return difference(module, lambda inputs: program(**inputs))
+    return difference(predictor, lambda inputs: program(**inputs))
 
 
-def _onnx(module: TaskModule, path: Path) -> float:
+def _onnx(predictor: Predictor, path: Path) -> float:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401, torch.onnx needs it
@@ -202,7 +203,7 @@ def _onnx(module: TaskModule, path: Path) -> float:
         raise UserError(f"--format onnx needs the package {error.name!r}; pip install 'lightning_tfm[onnx]'") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        torch.onnx.export(_exported(module), f=str(path), dynamo=True, external_data=False)
+        torch.onnx.export(_exported(predictor), f=str(path), dynamo=True, external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = {one.name for one in session.get_inputs()}
 
@@ -210,23 +211,24 @@ def _onnx(module: TaskModule, path: Path) -> float:
         (found,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
         return torch.from_numpy(found)
 
-    return difference(module, logits)
+    return difference(predictor, logits)
 
 
-def _ctranslate2(module: TaskModule, path: Path) -> float:
+def _ctranslate2(predictor: Predictor, path: Path) -> float:
     """Write a folder for CTranslate2, and return the maximum difference of the log probabilities of random targets."""
     if find_spec("ctranslate2") is None:
         raise UserError(
             "--format ctranslate2 needs the package 'ctranslate2'; pip install 'lightning_tfm[ctranslate2]'"
         )
-    ctranslate.convert(module.network, path)
-    network = cast(Transformer | GPT, module.network)
+    ctranslate.convert(predictor.network, path)
+    network = cast(Transformer | GPT, predictor.network)
     return max(
-        ctranslate.difference(network, path, inputs["source"], inputs["target_in"]) for inputs in sample_inputs(module)
+        ctranslate.difference(network, path, inputs["source"], inputs["target_in"])
+        for inputs in sample_inputs(predictor)
     )
 
 
-WRITERS: dict[str, Callable[[TaskModule, Path], float]] = {
+WRITERS: dict[str, Callable[[Predictor, Path], float]] = {
     "safetensors": _safetensors,
     "torch_export": _torch_export,
     "onnx": _onnx,

@@ -11,13 +11,11 @@ from dataclasses import fields
 import torch
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.commands.lines import LineOutput, load_module, read_chunks
+from lightning_tfm.commands.lines import LineOutput, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.lines import clean_line
-from lightning_tfm.modules.prediction import LinePrediction
+from lightning_tfm.predictors import LinePrediction, Predictor, clean_line
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Characters for attention weights from 0 to the largest."""
@@ -40,20 +38,20 @@ def generate(arguments: list[str]) -> int:
     """
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
-    module = load_module(options)
-    if options.show_attention and "alignments" not in module.decoding_options:
+    predictor = load_predictor(options)
+    if options.show_attention and "alignments" not in predictor.decoding_options:
         raise UserError(
-            f"--show-attention must not be set for a {type(module).__name__}, whose outputs are not aligned with "
+            f"--show-attention must not be set for a {type(predictor).__name__}, whose outputs are not aligned with "
             "the input; leave it out, and see the attention with lightning-tfm report RUN --input TEXT"
         )
-    generator = torch.Generator(module.device).manual_seed(decoding.seed)
+    generator = torch.Generator(predictor.device).manual_seed(decoding.seed)
     with ExitStack() as files:
-        chunks = read_chunks(options, files, module.outputs_are_long)
+        chunks = read_chunks(options, files, predictor.outputs_are_long)
         output = files.enter_context(LineOutput(options, generator))
         for lines in output.remaining(chunks):
-            predictions = module.predict(lines, decoding, generator, output.bar.update)
+            predictions = predictor.predict(lines, decoding, generator, output.bar.update)
             numbered = enumerate(zip(lines, predictions, strict=True), start=output.done + 1)
-            texts = [_format(module, number, line, prediction, options) for number, (line, prediction) in numbered]
+            texts = [_format(predictor, number, line, prediction, options) for number, (line, prediction) in numbered]
             failures = sum(prediction.outputs is None for prediction in predictions)
             output.write(texts, [prediction.note for prediction in predictions], failures)
     return 1 if output.failures else 0
@@ -116,9 +114,9 @@ def _parse(arguments: list[str]) -> Namespace:
     return options
 
 
-def _format(module: TaskModule, number: int, line: str, prediction: LinePrediction, options: Namespace) -> str:
+def _format(predictor: Predictor, number: int, line: str, prediction: LinePrediction, options: Namespace) -> str:
     """Format the outputs for a line of input."""
-    separator = f"{'-' * 20}\n" if module.outputs_are_long and number > 1 and not options.json else ""
+    separator = f"{'-' * 20}\n" if predictor.outputs_are_long and number > 1 and not options.json else ""
     if prediction.outputs is None:
         return json.dumps({"line": number, "text": None}) if options.json else separator
     written = []
@@ -132,12 +130,12 @@ def _format(module: TaskModule, number: int, line: str, prediction: LinePredicti
         if options.json:
             written.append(json.dumps({"line": number} | columns, ensure_ascii=False))
             continue
-        if not module.outputs_are_long:  # one line per output, but subwords may contain line feeds
+        if not predictor.outputs_are_long:  # one line per output, but subwords may contain line feeds
             columns["text"] = output.text.replace("\n", " ")
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
         best = prediction.outputs[0].text
-        written.append(_attention_table(module.align(clean_line(line), best)))
+        written.append(_attention_table(predictor.align(clean_line(line), best)))
     return separator + "\n".join(written)
 
 

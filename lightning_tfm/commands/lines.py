@@ -23,15 +23,14 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import write_text
 from lightning_tfm.layers import quantize
 from lightning_tfm.loading import load
-from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.lines import BATCH_SIZE
+from lightning_tfm.predictors import BATCH_SIZE, Predictor
 from lightning_tfm.progress import progress_bar
 
 CHUNK_SIZE = 4 * BATCH_SIZE
 """Number of lines of a file that are sorted by length and written together."""
 
 
-def load_module(options: Namespace) -> TaskModule:
+def load_predictor(options: Namespace) -> Predictor:
     """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one.
 
     Args:
@@ -40,12 +39,12 @@ def load_module(options: Namespace) -> TaskModule:
     Raises:
         UserError: if the checkpoint cannot be loaded, or its network cannot be quantized.
     """
-    module = load(options.checkpoint, options.trust_package)
+    predictor = load(options.checkpoint, options.trust_package)
     if options.int8:
-        quantize(module.network)
+        quantize(predictor.network)
     elif torch.cuda.is_available():
-        module.to("cuda")
-    return module
+        predictor.to("cuda")
+    return predictor
 
 
 def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Iterator[list[str]]:
@@ -82,7 +81,7 @@ def _open(path: Path) -> TextIO:
             with path.open("rb") as file:
                 if b"\0" in file.read(10_000):
                     raise UserError(f"--input must be a text file, but {str(path)!r} is binary")
-        # Bytes that are not UTF-8 are decoded to surrogates, which LineModule reports.
+        # Bytes that are not UTF-8 are decoded to surrogates, which Predictor reports.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:
         raise UserError(f"--input must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None

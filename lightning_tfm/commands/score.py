@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from lightning_tfm.commands.lines import LineOutput, load_module, read_chunks
+from lightning_tfm.commands.lines import LineOutput, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
 
 
@@ -18,12 +18,12 @@ def score(arguments: list[str]) -> int:
         The exit status: 1 if a line could not be scored, 0 otherwise.
     """
     options = make_parser().parse_intermixed_args(arguments)
-    module = load_module(options)
+    predictor = load_predictor(options)
     with ExitStack() as files:
         chunks = read_chunks(options, files, one_by_one=False)
         output = files.enter_context(LineOutput(options))
         for lines in output.remaining(chunks):
-            found = module.score(lines, output.bar.update)
+            found = predictor.score(lines, output.bar.update)
             texts = [
                 "" if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
                 for value in found

@@ -1,13 +1,12 @@
 """Datasets, samplers and base classes of data modules."""
 
-from lightning_tfm.data.batch import Batch, Examples, ShardedBatch, pad_sequences
+from lightning_tfm.data.batch import Batch, Examples, ShardedBatch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.files import (
     SOURCE_NAMES,
     TARGET_NAMES,
     is_hidden,
-    normalize_text,
     read_lines,
     read_table,
     read_text,
@@ -53,8 +52,6 @@ __all__ = [
     "WindowSampler",
     "download",
     "is_hidden",
-    "normalize_text",
-    "pad_sequences",
     "read_lines",
     "read_table",
     "read_text",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_tfm.tokenization import PAD, Ids
+from lightning_tfm.tokenization import PAD
 
 
 class Batch(NamedTuple):
@@ -61,19 +59,3 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Tensor) -> NamedTuple: ...
-
-
-def pad_sequences(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-    """Right-pad sequences with PAD to a tensor.
-
-    Args:
-        rows: N sequences of tokens, each an id or a tuple of G ids.
-
-    Returns:
-        The ids (N, longest) or (N, longest, G), and the lengths (N).
-    """
-    lengths = torch.tensor([len(row) for row in rows])
-    tokens = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.long)
-    ids = torch.full((len(rows), int(lengths.max()), *tokens.shape[1:]), PAD)
-    ids[torch.arange(ids.size(1)) < lengths.unsqueeze(1)] = tokens
-    return ids, lengths

@@ -7,7 +7,6 @@ import csv
 import gzip
 import os
 import re
-import unicodedata
 import zlib
 from collections.abc import Sequence
 from io import StringIO
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.tokenization import normalize_text
 
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -69,14 +69,6 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"the file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return decode_text(data, str(path), encoding)
-
-
-def normalize_text(text: str) -> str:
-    """Convert a text to Unicode's normalization form NFC.
-
-    This is applied to files, label names and user input, so an accented letter is always the same code point.
-    """
-    return unicodedata.normalize("NFC", text)
 
 
 def decode_text(data: bytes, name: str, encoding: str) -> str:

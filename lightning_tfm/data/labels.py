@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tfm.data.batch import pad_sequences
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines
 from lightning_tfm.data.pairs import Pair
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.tokenization import PAD, Tokenizer
+from lightning_tfm.tokenization import PAD, Tokenizer, pad_sequences
 
 
 class LabeledBatch(NamedTuple):

@@ -16,13 +16,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tfm.data.batch import Batch, pad_sequences
+from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.memory import total_memory
 from lightning_tfm.progress import progress_bar
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequences
 
 PART = 10_000
 """Number of pairs that are encoded at a time."""

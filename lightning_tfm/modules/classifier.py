@@ -13,24 +13,21 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from lightning_tfm.attention_maps import AttentionMap, text_attention
-from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset, pad_sequences
-from lightning_tfm.decoding import DecodingOptions
+from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import at_least_float32
 from lightning_tfm.metrics import Mean
-from lightning_tfm.modules.lines import strip_fields
-from lightning_tfm.modules.prediction import Evaluation, Output, Prediction, make_prediction
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tokenization import Ids, Tokenizer
+from lightning_tfm.predictors import ClassifierPredictor, Evaluation, Prediction, make_prediction
+from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Classifier(TaskModule):
+class Classifier(TaskModule, ClassifierPredictor):
     """Module that trains a network to classify texts.
 
     Logs the mean `loss` per text, the `accuracy`, and the `f1` score averaged over classes.
@@ -71,7 +68,6 @@ class Classifier(TaskModule):
             labels=list(labels),
             label_smoothing=label_smoothing,
         )
-        self.labels = list(labels)
         self.label_smoothing = label_smoothing
 
     @classmethod
@@ -141,29 +137,3 @@ class Classifier(TaskModule):
 
         counts = Counter((prediction["target"], prediction["prediction"]) for prediction in predictions)
         return {"confusion": draw_confusion(self.labels, counts)}
-
-    def encode_line(self, line: str) -> tuple[Ids, str]:
-        ids = self.tokenize(strip_fields(line))
-        longest = self.network.max_length
-        notes = [f"only the last {longest} of {len(ids)} tokens are used"] if len(ids) > longest else []
-        return ids[-longest:], "; ".join(filter(None, [*notes, self.input_note(ids)]))
-
-    def predict_ids(
-        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
-    ) -> list[list[Output]]:
-        text, _ = pad_sequences(sources)
-        probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
-        found = zip(labels.tolist(), probabilities.tolist(), strict=True)
-        return [[Output(self.labels[label], round(probability, 4))] for label, probability in found]
-
-    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}
-
-    def max_input_lengths(self) -> dict[str, int | None]:
-        return {"text": self.network.max_length}
-
-    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        read = slice(-self.network.max_length, None)
-        ids = self.tokenizer.encode(content["source"])[read]
-        symbols = self.tokenizer.split(content["source"])[read]
-        return text_attention(self.network, symbols, torch.tensor([ids], dtype=torch.long))

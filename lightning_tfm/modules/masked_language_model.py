@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_tfm.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
-from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import Mean, Perplexity, token_nll
+from lightning_tfm.losses import token_nll
+from lightning_tfm.metrics import Mean, Perplexity
 from lightning_tfm.modules.language_model import window_examples
-from lightning_tfm.modules.prediction import AttentionExample, Output, Prediction
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tokenization import BOS, NUM_SPECIAL, PAD, Ids, Tokenizer
-
-MASK = BOS
-"""Id of masked tokens: BOS, which does not occur within a text."""
-
-MASK_SYMBOL = "[MASK]"
-"""Symbol of a masked token in a line of input."""
+from lightning_tfm.predictors import MASK, AttentionExample, MaskedLanguageModelPredictor, Prediction
+from lightning_tfm.tokenization import NUM_SPECIAL, PAD, Tokenizer
 
 
-class MaskedLanguageModel(TaskModule):
+class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
     """Module that trains a network to predict the masked tokens of a text.
 
     Of the masked tokens, 80 % are replaced by a mask, 10 % by a random token, and 10 % are unchanged (Devlin et al.
@@ -113,43 +106,6 @@ class MaskedLanguageModel(TaskModule):
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(batch, self.test_prefixes[dataloader_idx])
-
-    def encode_line(self, line: str) -> tuple[Ids, str]:
-        if not line.strip():
-            raise UserError("the text is empty")
-        first, *rest = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
-        if not rest:
-            raise UserError(f"it must have a masked token, written as {MASK_SYMBOL}, but has none")
-        ids = first + [number for part in rest for number in (MASK, *part)]
-        self.network.check_lengths(len(ids))
-        return ids, self.input_note(ids)
-
-    def predict_ids(
-        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
-    ) -> list[list[Output]]:
-        """Return each text with the most probable tokens at its masks."""
-        texts = []
-        for ids in sources:
-            text = torch.tensor([ids], device=self.device)
-            logits = self.network(text)
-            logits[..., :NUM_SPECIAL] = -torch.inf
-            filled = torch.where(text == MASK, logits.argmax(-1), text)
-            texts.append(self.tokenizer.decode(filled[0].tolist()))
-        return [[Output(text)] for text in texts]
-
-    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"text": self.network.random_ids(rows, length, generator)}
-
-    def max_input_lengths(self) -> dict[str, int | None]:
-        return {"text": self.network.max_length}
-
-    def example(self, line: str, output: str) -> dict[str, Any]:
-        return super().example(line, output) | {"ids": self.tokenizer.encode(output)}
-
-    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        ids = content["ids"][:MAX_POSITIONS]
-        symbols = [self.tokenizer.decode([number]).translate(VISIBLE) for number in ids]
-        return text_attention(self.network, symbols, torch.tensor([ids]))
 
     def attention_examples(
         self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]

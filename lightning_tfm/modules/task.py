@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from lightning import Trainer
+from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
@@ -23,14 +23,12 @@ from torch.distributed import Work
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.checkpoint import FORMAT, VerifiedCheckpointIO, check_fits
+from lightning_tfm.checkpoint import FORMAT, check_fits
+from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.configuration import flatten
 from lightning_tfm.data import Sharding, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_ranks, check_strategy
-from lightning_tfm.modules.lines import LineModule
-from lightning_tfm.modules.prediction import AttentionExample, Prediction, short_title
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.parallel import (
@@ -45,6 +43,7 @@ from lightning_tfm.parallel import (
     norms,
     parallelize,
 )
+from lightning_tfm.predictors import AttentionExample, Prediction, Predictor, short_title
 from lightning_tfm.strategies import Elastic, ModelParallel
 from lightning_tfm.tokenization import Tokenizer
 
@@ -76,7 +75,7 @@ def check_label_smoothing(value: float) -> None:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
 
-class TaskModule(LineModule):
+class TaskModule(Predictor, LightningModule):
     """Base class of tasks, which train a network with the mean loss per token of a step.
 
     Each token has the same weight for any number of processes and accumulated batches. Subclasses pass the summed loss
@@ -107,9 +106,7 @@ class TaskModule(LineModule):
         lr_schedule: LRSchedule,
         **hyper_parameters: Any,
     ) -> None:
-        super().__init__()
-        self.network = network
-        self.tokenizer = tokenizer
+        super().__init__(network, tokenizer, **{name: hyper_parameters[name] for name in self.settings})
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         # DDP need not broadcast buffers, which are lookup tables and counts that do not change in training.
@@ -124,8 +121,6 @@ class TaskModule(LineModule):
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
-        self.longest_source = None
-        self.alignment_head: tuple[str, int] | None = None  # layer and head that agree best with a gold alignment
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
@@ -166,23 +161,6 @@ class TaskModule(LineModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the summed loss of a batch, passed through `accumulate_loss`."""
 
-    @abstractmethod
-    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw random arguments of the network's `forward`, by name, for export.
-
-        Args:
-            rows: the number of rows.
-            length: the number of tokens in the longest row.
-            generator: the random number generator.
-        """
-
-    @abstractmethod
-    def max_input_lengths(self) -> dict[str, int | None]:
-        """Return the maximum length of each argument of `forward`; None if unlimited.
-
-        Arguments that are always empty are omitted.
-        """
-
     def load_pretrained(self) -> None:
         """Load pretrained weights, if any, into the network; called when a new run starts."""
 
@@ -197,14 +175,6 @@ class TaskModule(LineModule):
             The weights (B, H, T, S) by layer, and the gold links (B, T, S); None without a gold alignment.
         """
         return None
-
-    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        """Return the attention maps of all layers for an example; empty if there are none.
-
-        Args:
-            content: the content of an AttentionExample, or a Prediction.
-        """
-        return []
 
     def attention_examples(self, dataset: Any, predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
         """Return the test examples whose attention is plotted: the first, and those with the largest loss.

@@ -22,8 +22,7 @@ from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loading import load
-from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.prediction import short_title
+from lightning_tfm.predictors import Predictor, short_title
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""
@@ -284,7 +283,7 @@ def _checkpoint(folder: Path, summary: Json) -> Path | None:
     return next(filter(Path.is_file, checkpoints), None)
 
 
-def _load(checkpoint: Path, trust_packages: Sequence[str]) -> TaskModule | None:
+def _load(checkpoint: Path, trust_packages: Sequence[str]) -> Predictor | None:
     """Load the model of a checkpoint; return None, and print a message, if it cannot be loaded."""
     try:
         return load(checkpoint, trust_packages)
@@ -293,36 +292,36 @@ def _load(checkpoint: Path, trust_packages: Sequence[str]) -> TaskModule | None:
         return None
 
 
-def _own_example(module: TaskModule | None, text: str) -> Json:
+def _own_example(predictor: Predictor | None, text: str) -> Json:
     """Return a text of the user with its output, as an attention example, or with a note if there is no output."""
-    if module is None:
+    if predictor is None:
         return {"source": text, "note": "no checkpoint can be loaded"}
-    (prediction,) = module.predict([text])
+    (prediction,) = predictor.predict([text])
     if prediction.outputs is None or prediction.text is None:
         return {"source": text, "note": prediction.note}
     probability = "" if (value := prediction.outputs[0].probability) is None else f" ({value:.4f})"
-    return module.example(text, prediction.text) | {"output": f"{prediction.text}{probability}"}
+    return predictor.example(text, prediction.text) | {"output": f"{prediction.text}{probability}"}
 
 
-def _attention(module: TaskModule, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:
+def _attention(predictor: Predictor, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:
     """Yield the attention weights of all layers for a few examples.
 
     Args:
-        module: the model.
+        predictor: the model.
         own: the texts of the user.
         predictions: the test predictions.
         examples: the examples whose attention was plotted after the test; used if there are no predictions.
     """
     for content in own:
         title = f"your input: {short_title(content['source'])} \N{RIGHTWARDS ARROW} {short_title(content['output'])}"
-        yield {"title": title, "layers": [_layer(layer.cropped()) for layer in module.attention(content)]}
+        yield {"title": title, "layers": [_layer(layer.cropped()) for layer in predictor.attention(content)]}
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {short_title(line['source'])} \N{RIGHTWARDS ARROW} {short_title(line['prediction'])}"
-        layers = sorted(module.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
+        layers = sorted(predictor.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
         yield _plain(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
     for content in [] if predictions else examples:
-        drawn = [_layer(layer.cropped()) for layer in module.attention(content)]
+        drawn = [_layer(layer.cropped()) for layer in predictor.attention(content)]
         yield {"title": short_title(str(content.get("text", ""))), "layers": drawn}
 
 

@@ -1,8 +1,19 @@
 """Tokenizers, which map texts to ids and back."""
 
+from lightning_tfm.tokenization.padding import pad_sequences
 from lightning_tfm.tokenization.subwords import SubwordTokenizer, read_tokenizer
 from lightning_tfm.tokenization.symbols import SymbolTokenizer
-from lightning_tfm.tokenization.tokenizer import BOS, EOS, NUM_SPECIAL, PAD, UNKNOWN, UNKNOWN_ID, Ids, Tokenizer
+from lightning_tfm.tokenization.tokenizer import (
+    BOS,
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    UNKNOWN,
+    UNKNOWN_ID,
+    Ids,
+    Tokenizer,
+    normalize_text,
+)
 from lightning_tfm.tokenization.training import build_vocab, tokenizer_from_dict, train_tokenizer, train_word_tokenizer
 from lightning_tfm.tokenization.words import WordTokenizer
 
@@ -19,6 +30,8 @@ __all__ = [
     "Tokenizer",
     "WordTokenizer",
     "build_vocab",
+    "normalize_text",
+    "pad_sequences",
     "read_tokenizer",
     "tokenizer_from_dict",
     "train_tokenizer",

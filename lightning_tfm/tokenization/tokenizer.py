@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -18,6 +19,14 @@ Ids = list[int] | list[tuple[int, ...]]
 
 UNKNOWN, UNKNOWN_ID = "\N{REPLACEMENT CHARACTER}", NUM_SPECIAL
 """Symbol and id of out-of-vocabulary symbols."""
+
+
+def normalize_text(text: str) -> str:
+    """Convert a text to Unicode's normalization form NFC.
+
+    This is applied to files, label names and user input, so an accented letter is always the same code point.
+    """
+    return unicodedata.normalize("NFC", text)
 
 
 class Tokenizer(ABC):

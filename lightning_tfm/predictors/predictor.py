@@ -1,22 +1,21 @@
-"""Prediction and scoring for lines of text."""
+"""Base class of predictors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from lightning import LightningModule
+from torch import Tensor, nn
 
-from lightning_tfm.alignment import links
-from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.data import normalize_text
+from lightning_tfm.attention_maps import AttentionMap, links
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.modules.prediction import LinePrediction, Output, Score
-from lightning_tfm.tokenization import Ids, Tokenizer
+from lightning_tfm.networks import Network
+from lightning_tfm.predictors.prediction import LinePrediction, Output, Score
+from lightning_tfm.tokenization import Ids, Tokenizer, normalize_text
 
 BATCH_SIZE = 256
 """Maximum number of lines in a batch, or of beams in a beam search."""
@@ -32,22 +31,38 @@ def _no_progress(number: int) -> None:
     """Ignore the progress."""
 
 
-class LineModule(LightningModule, ABC):
-    """Base class of modules that predict and score lines of text.
+class Predictor(nn.Module, ABC):
+    """Base class of predictors, which compute outputs and log probabilities for lines of text with a trained network.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
 
     Attributes:
-        tokenizer: the tokenizer of the data.
         longest_source: the number of tokens in the longest training source; None if texts are split into windows.
+        alignment_head: the layer and the head that agree best with a gold alignment; None if unknown.
+        settings: the names of further arguments of the constructor.
         decoding_options: the fields of DecodingOptions that the task uses.
         gives_scores: whether the task defines a log probability of a line.
         outputs_are_long: whether an output may have many lines.
     """
 
-    tokenizer: Tokenizer
-    longest_source: int | None
+    settings: ClassVar[tuple[str, ...]] = ()
     decoding_options: ClassVar[tuple[str, ...]] = ()
     gives_scores: ClassVar[bool] = False
     outputs_are_long: ClassVar[bool] = False
+
+    def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.network = network
+        self.tokenizer = tokenizer
+        self.longest_source: int | None = None
+        self.alignment_head: tuple[str, int] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
+        return next(self.network.parameters()).device
 
     def predict(
         self,
@@ -136,6 +151,31 @@ class LineModule(LightningModule, ABC):
             UserError: if the task does not have pairs of a source and a target.
         """
         raise UserError(f"the task of the model must align lines, but {type(self).__name__} does not")
+
+    @abstractmethod
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw random arguments of the network's `forward`, by name, for export.
+
+        Args:
+            rows: the number of rows.
+            length: the number of tokens in the longest row.
+            generator: the random number generator.
+        """
+
+    @abstractmethod
+    def max_input_lengths(self) -> dict[str, int | None]:
+        """Return the maximum length of each argument of `forward`; None if unlimited.
+
+        Arguments that are always empty are omitted.
+        """
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        """Return the attention maps of all layers for an example; empty if there are none.
+
+        Args:
+            content: the content of an AttentionExample, or a Prediction.
+        """
+        return []
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         """Return a line and its output as the content of an AttentionExample."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from lightning_tfm.data import Pair
+if TYPE_CHECKING:
+    from lightning_tfm.data import Pair
 
 MAX_TITLE_LENGTH = 80
 """Maximum length of a text in a title, in characters."""
@@ -94,7 +95,7 @@ class AttentionExample(NamedTuple):
     Attributes:
         row: the index of the example in the dataset.
         title: the title of its plots.
-        content: the content as plain values, see `TaskModule.attention`.
+        content: the content as plain values, see `Predictor.attention`.
     """
 
     row: int

@@ -1,0 +1,29 @@
+"""Lightning plugin for checkpoints; apart from the package, so that reading one does not import Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+
+from lightning_tfm.checkpoint.archive import write
+from lightning_tfm.checkpoint.content import read
+from lightning_tfm.checkpoint.shards import INDEX, remove_shards
+
+
+class VerifiedCheckpointIO(CheckpointIO):
+    """Lightning plugin that saves and loads checkpoints with `write` and `read`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        write(checkpoint, path)
+        remove_shards(Path(path), kept=checkpoint.get(INDEX, {}).get("folder"))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        return read(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+        remove_shards(Path(path))

@@ -1,0 +1,36 @@
+"""Predictors, one for each task, which apply a trained network to lines of text without Lightning."""
+
+from lightning_tfm.predictors.classifier import ClassifierPredictor
+from lightning_tfm.predictors.language_model import LanguageModelPredictor
+from lightning_tfm.predictors.masked_language_model import MASK, MaskedLanguageModelPredictor
+from lightning_tfm.predictors.prediction import (
+    AttentionExample,
+    Evaluation,
+    LinePrediction,
+    Output,
+    Prediction,
+    Score,
+    make_prediction,
+    short_title,
+)
+from lightning_tfm.predictors.predictor import BATCH_SIZE, Predictor, clean_line
+from lightning_tfm.predictors.seq2seq import Seq2SeqPredictor
+
+__all__ = [
+    "BATCH_SIZE",
+    "MASK",
+    "AttentionExample",
+    "ClassifierPredictor",
+    "Evaluation",
+    "LanguageModelPredictor",
+    "LinePrediction",
+    "MaskedLanguageModelPredictor",
+    "Output",
+    "Prediction",
+    "Predictor",
+    "Score",
+    "Seq2SeqPredictor",
+    "clean_line",
+    "make_prediction",
+    "short_title",
+]
