@@ -45,7 +45,7 @@ __all__ = [
     "load",
 ]
 
-_SOURCES = ("data", "decoding", "errors", "loading", "modules", "networks", "optimizers")
+_SOURCES = ("errors", "decoding", "networks", "optimizers", "loading", "data", "modules")  # the slow ones last
 
 
 def __getattr__(name: str) -> Any:

@@ -20,11 +20,19 @@ CLAIMS = "claims.yaml"
 HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
 """Metrics by priority; the first that a run has logged is shown."""
 
+PER_CATEGORY = ("exact_match", "nll")
+"""Metrics that are computed for each category of pairs."""
+
 CONFIDENCE = 0.99
 """Coverage of the prediction interval of a claim."""
 
 RESOLUTION = 1e-3
 """Minimum half-width of the interval as a fraction of the claim, since the claimed seeds may agree by chance."""
+
+
+def is_per_category(metric: str) -> bool:
+    """Return whether a metric is computed for a category of pairs, such as test/exact_match/CATEGORY."""
+    return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,16 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
 def format_value(value: float) -> str:
     """Format a metric with four decimals, or with two if it is 10 or more, such as BLEU."""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration, such as "12 min 5 s"."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, seconds_left = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{minutes} min {seconds_left} s" if minutes < 120 else f"{hours} h {minutes_left} min"
 
 
 def packaged_folder() -> Path:

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
-from lightning_tfm.callbacks.predictions import is_per_category
 from lightning_tfm.callbacks.summary import evaluated_split, results
+from lightning_tfm.catalog import is_per_category
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers

@@ -16,7 +16,8 @@ from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.configuration import is_below, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.run_folder import check_empty, copy_history, lock_run, reopen_metrics
+from lightning_tfm.run_folder import check_empty, copy_history, reopen_metrics
+from lightning_tfm.run_lock import lock_run
 
 RECORDED = (
     "data.init_args.num_workers",

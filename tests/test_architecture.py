@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +22,7 @@ LAYERS = [
         "lightning_tfm.progress",
         "lightning_tfm.style",
     },
-    {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors"},
+    {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors", "lightning_tfm.run_lock"},
     {
         "lightning_tfm.checkpoint",
         "lightning_tfm.configuration",
@@ -29,7 +31,13 @@ LAYERS = [
         "lightning_tfm.tokenization",
         "lightning_tfm.trust",
     },
-    {"lightning_tfm.attention_maps", "lightning_tfm.catalog", "lightning_tfm.data", "lightning_tfm.networks"},
+    {
+        "lightning_tfm.attention_maps",
+        "lightning_tfm.catalog",
+        "lightning_tfm.data",
+        "lightning_tfm.losses",
+        "lightning_tfm.networks",
+    },
     {
         "lightning_tfm.comparison",
         "lightning_tfm.ctranslate",
@@ -39,7 +47,7 @@ LAYERS = [
         "lightning_tfm.pictures",
         "lightning_tfm.sweeps",
     },
-    {"lightning_tfm.alignment", "lightning_tfm.strategies"},
+    {"lightning_tfm.alignment", "lightning_tfm.predictors", "lightning_tfm.strategies"},
     {"lightning_tfm.cluster"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
     {"lightning_tfm.loading", "lightning_tfm.planning"},
@@ -91,6 +99,13 @@ def test_modules_import_only_from_lower_layers(path):
             assert layer_of(other) <= 3, f"{name} imports {other}"
     if name.startswith(("lightning_tfm.networks", "lightning_tfm.layers", "lightning_tfm.decoding")):
         assert not any(other.split(".")[0] in ("lightning", "torchmetrics") for other in imported(path))
+
+
+@pytest.mark.parametrize("name", ["average", "compare", "export", "generate", "list", "report", "runs", "score"])
+def test_commands_that_train_nothing_import_neither_lightning_nor_torchmetrics(name):
+    code = f"import sys, lightning_tfm.commands.{name}; print(*{{'lightning', 'torchmetrics'}} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
+    assert run.stdout.split() == []
 
 
 def test_every_module_belongs_to_a_layer():

@@ -27,7 +27,7 @@ import torch
 from lightning_tfm import cli
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.errors import Interrupted, UserError
-from lightning_tfm.run_folder import lock_run
+from lightning_tfm.run_lock import lock_run
 from runs import (
     CONTEXT,
     EXPERIMENTS,

@@ -14,12 +14,12 @@ import pytest
 import torch
 import yaml
 
+from lightning_tfm.catalog import format_duration
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
-from lightning_tfm.reporting.collect import duration
 from lightning_tfm.reporting.verdict import verdict
 from lightning_tfm.style import PALETTE
 from pages import assert_fits_every_screen, open_page
@@ -494,7 +494,7 @@ def test_exact_match_by_length_is_drawn_over_all_splits():
     [(0.4, "0 s"), (119, "119 s"), (125, "2 min 5 s"), (7_100, "118 min 20 s"), (7_500, "2 h 5 min")],
 )
 def test_durations_are_readable(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_an_input_is_shown_with_its_output(two_runs, tmp_path):

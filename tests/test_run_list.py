@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from lightning_tfm.checkpoint import read
-from lightning_tfm.run_folder import lock_run
+from lightning_tfm.run_lock import lock_run
 from runs import in_process
 
 

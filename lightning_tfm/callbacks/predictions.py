@@ -12,6 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.summary import evaluated_prefix
+from lightning_tfm.catalog import PER_CATEGORY
 from lightning_tfm.data import Batch
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import media_loggers, run_folder
@@ -22,14 +23,6 @@ from lightning_tfm.predictors import Prediction
 
 SAMPLES = 16
 """Number of validation examples, from the start of the split, whose predictions are logged."""
-
-PER_CATEGORY = ("exact_match", "nll")
-"""Metrics that are computed for each category of pairs."""
-
-
-def is_per_category(metric: str) -> bool:
-    """Return whether a metric is computed for a category of pairs, such as test/exact_match/CATEGORY."""
-    return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 class Predictions(Callback):

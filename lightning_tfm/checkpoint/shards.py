@@ -17,11 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import synchronize
@@ -63,10 +58,14 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     Raises:
         UserError: on all processes, if one cannot write.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # slow to import
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     written, known = {}, set()
     for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
-        address = cast(DTensor, tensor).to_local().data_ptr()
+        address = cast(Any, tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in known else tensor
         known.add(address)
     torch.distributed.barrier()  # after all processes have chosen the folder
@@ -103,7 +102,7 @@ def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any]
         path: the path of the checkpoint file.
         index: the value of INDEX in the checkpoint.
     """
-    load(tensors, storage_reader=_reader(path, index))
+    _load(tensors, path, index)
 
 
 def verify_shards(path: Path, index: Mapping[str, Any]) -> bool:
@@ -161,7 +160,7 @@ def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
         return
     tensors = {key: torch.empty(state[name].shape, dtype=state[name].dtype) for state, name, key in found}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a single process reads
-        load(tensors, storage_reader=_reader(path, index), no_dist=True)
+        _load(tensors, path, index, no_dist=True)
     for state, name, key in found:
         parts = index["fused"].get(key, 1)
         state[name] = part_major(tensors[key], parts, index["tensor_parallel_size"])
@@ -192,8 +191,12 @@ def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
     return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def _reader(path: Path, index: Mapping[str, Any]) -> HuggingFaceStorageReader:
-    return HuggingFaceStorageReader(str(path.with_name(index["folder"])))
+def _load(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any], no_dist: bool = False) -> None:
+    """Load tensors from the shards of a checkpoint, in place, with or without other processes."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # slow to import
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load(tensors, storage_reader=HuggingFaceStorageReader(str(path.with_name(index["folder"]))), no_dist=no_dist)
 
 
 def _checksum(path: Path) -> str:

@@ -10,13 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_tfm.catalog import HEADLINES, format_value
+from lightning_tfm.catalog import HEADLINES, format_duration, format_value
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import read_metrics
-from lightning_tfm.reporting.collect import duration
-from lightning_tfm.run_folder import is_locked
+from lightning_tfm.run_lock import is_locked
 
 
 class RunStatus(NamedTuple):
@@ -61,7 +60,7 @@ def runs(arguments: list[str]) -> int:
     found = [run_status(path.parent, folder) for path in sorted(folder.rglob("config.yaml"))]
     if not found:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
-    rows = [(*run[:4], "" if run.seconds is None else duration(run.seconds)) for run in found]
+    rows = [(*run[:4], "" if run.seconds is None else format_duration(run.seconds)) for run in found]
     console = Console(highlight=False)
     whole = not console.is_terminal  # in a file or a pipe, each run is one line; in a terminal, cells are folded
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

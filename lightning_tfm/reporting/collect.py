@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.callbacks.predictions import is_per_category
-from lightning_tfm.catalog import HEADLINES
+from lightning_tfm.catalog import HEADLINES, format_duration, is_per_category
 from lightning_tfm.comparison.examples import outcomes
 from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -145,16 +144,6 @@ def _headline(summary: Json) -> tuple[str, float] | None:
     return next(((name, metrics[name]) for name in names if name in metrics), None)
 
 
-def duration(seconds: float) -> str:
-    """Format a duration, such as "12 min 5 s"."""
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    minutes, seconds_left = divmod(whole, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{minutes} min {seconds_left} s" if minutes < 120 else f"{hours} h {minutes_left} min"
-
-
 def _facts(folder: Path, summary: Json) -> dict[str, str]:
     facts: dict[str, str] = {}
     provenance = folder / "provenance.json"
@@ -166,7 +155,7 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
             facts |= {name: f"{value:.4f}" for name, value in metrics.items() if not is_per_category(name)}
             if "train_seconds" in summary:
                 facts |= {
-                    "training": duration(summary["train_seconds"]),
+                    "training": format_duration(summary["train_seconds"]),
                     "samples per second": f"{summary['samples_per_second']:,.0f}",
                 }
             if tested := summary.get("checkpoint"):
