@@ -97,7 +97,9 @@ def test_modules_import_only_from_lower_layers(path):
                 assert layer_of(other) < layer_of(name), f"{name} imports {other}"
         elif other.startswith("lightning_tfm."):
             assert layer_of(other) <= 3, f"{name} imports {other}"
-    if name.startswith(("lightning_tfm.networks", "lightning_tfm.layers", "lightning_tfm.decoding")):
+    if name.startswith(
+        ("lightning_tfm.networks", "lightning_tfm.layers", "lightning_tfm.decoding", "lightning_tfm.predictors")
+    ):
         assert not any(other.split(".")[0] in ("lightning", "torchmetrics") for other in imported(path))
 
 
