@@ -13,8 +13,10 @@ from lightning_tfm import ctranslate
 from lightning_tfm.commands.export import _exported, difference, example_inputs
 from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
+from lightning_tfm.loading import PREDICTORS
 from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.predictors import ClassifierPredictor, Seq2SeqPredictor
 from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, tokenizer_from_dict
 from runs import TASKS, in_process, trained_run
 
@@ -30,7 +32,7 @@ def checkpoint(request, tmp_path_factory):
 def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     assert not trained.network.training
-    if isinstance(trained, Seq2SeqModule):
+    if isinstance(trained, Seq2SeqPredictor):
         source = torch.tensor([[*trained.tokenizer.encode("3 1 2"), EOS]])
         tokens = decode(trained.network.decode_step, trained.network.encode(source), trained.max_target_length)
         assert isinstance(trained.tokenizer.decode(tokens[0].tolist()), str)
@@ -57,7 +59,7 @@ def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkey
     assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
     trained = lightning_tfm.load(checkpoint)
     config = json.loads((folder / "config.json").read_text())
-    assert config["class_path"].rpartition(".")[2] == type(trained).__name__
+    assert PREDICTORS[config["class_path"]] is type(trained)
     assert tokenizer_from_dict(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
     for rows, length in ((1, 1), (4, 7)):
         inputs = example_inputs(trained, rows, length)
@@ -218,4 +220,4 @@ def test_example_inputs_are_padded_like_batches(checkpoint):
     trained = lightning_tfm.load(checkpoint)
     for ids in example_inputs(trained, 3, 6).values():
         assert ((ids != 0).long().diff(dim=1) <= 0).all()
-    assert isinstance(trained.network, EncoderClassifier) == isinstance(trained, Classifier)
+    assert isinstance(trained.network, EncoderClassifier) == isinstance(trained, ClassifierPredictor)

@@ -18,9 +18,9 @@ from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
-from lightning_tfm.modules import LanguageModel, TaskModule
+from lightning_tfm.modules import LanguageModel
 from lightning_tfm.networks import GPT
-from lightning_tfm.predictors import BATCH_SIZE
+from lightning_tfm.predictors import BATCH_SIZE, Predictor
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
 
@@ -152,9 +152,9 @@ def test_a_text_is_scored_in_windows(length):
 
 def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
     module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
-    with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
+    with pytest.raises(UserError, match="the task of the model must score lines, but ClassifierPredictor does not"):
         module.score(["good"])
-    with pytest.raises(UserError, match="the task of the model must align lines, but Classifier does not"):
+    with pytest.raises(UserError, match="the task of the model must align lines, but ClassifierPredictor does not"):
         module.align("good", "pos")
     with pytest.raises(UserError, match="scores must not be set for a Classifier"):
         module.predict(["good"], DecodingOptions(scores=True))
@@ -276,7 +276,7 @@ def test_input_is_read_in_chunks():
 
 def interrupt(monkeypatch, number, method="predict"):
     """Let the call of a method with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
-    original, calls = getattr(TaskModule, method), []
+    original, calls = getattr(Predictor, method), []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -284,7 +284,7 @@ def interrupt(monkeypatch, number, method="predict"):
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(TaskModule, method, interrupted)
+    monkeypatch.setattr(Predictor, method, interrupted)
     return calls
 
 
