@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 from lightning_tfm.data import Pair, PairDataModule, read_table, resolve_path
@@ -71,11 +72,8 @@ class Tsv(PairDataModule):
             ]
             for split, rows in tables.items()
         }
-        symbols = (  # not a list, which would take much memory
-            symbol
-            for pair in self.splits["train"]
-            for symbol in splitter.split(pair.source) + splitter.split_target(pair.target)
-        )
+        sides = ((splitter.split(source), splitter.split_target(target)) for source, target, *_ in self.splits["train"])
+        symbols = chain.from_iterable(chain.from_iterable(sides))  # not a list, which would take much memory
         super().__init__(
             SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], *separators),
             max_source_length=max_source_length,

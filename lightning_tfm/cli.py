@@ -43,7 +43,7 @@ from lightning_tfm.data import Sharding, TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, discard_tensorboard, run_folder, wandb_loggers
-from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
 from lightning_tfm.optimizers import LRSchedule
@@ -269,7 +269,8 @@ class TfmCLI(LightningCLI):
         """Construct the data module first, which provides the values of network settings that are null."""
         config = self.config[self.config.subcommand]
         try:
-            config.data = _new_data(config)
+            with gc_disabled():
+                config.data = _new_data(config)
             network = config.model.init_args.network
             for name, value in _class(network.class_path).data_settings(config.data).items():
                 if network.init_args.get(name) is None:

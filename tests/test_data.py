@@ -21,7 +21,16 @@ from datamodules.date import FORMATS
 from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, pairs, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer, normalize_text, tokenizer_from_dict
+from lightning_tfm.tokenization import (
+    BOS,
+    EOS,
+    PAD,
+    UNKNOWN,
+    SymbolTokenizer,
+    WordTokenizer,
+    normalize_text,
+    tokenizer_from_dict,
+)
 
 FINGERPRINTS = """
 import datetime, json, sys
@@ -261,6 +270,30 @@ def test_lists_of_all_processes_are_concatenated(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     assert all_gather_list([1, 2]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        SymbolTokenizer([UNKNOWN, *"ab é\U0001f600"]),
+        SymbolTokenizer([UNKNOWN, "a", "b", "ab"], " "),
+        SymbolTokenizer([UNKNOWN, *"ab", "[V]", "[a]"], "", " ", ";"),
+        WordTokenizer(["a", "ab"]),
+    ],
+    ids=["characters", "words", "characters with features and words", "words and punctuation"],
+)
+@pytest.mark.parametrize("are_targets", [False, True])
+def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_targets):
+    texts = ["ab a", "", "\U0001f600 xé", "b\tV;a;N", " ", "\ud800a", "aab"]
+    encode = tokenizer.encode_target if are_targets else tokenizer.encode
+    for some in (texts, texts[:1], ["", ""]):
+        ids, lengths = tokenizer.encode_flat(some, are_targets)
+        assert [part.tolist() for part in ids.split(lengths.tolist())] == [encode(text) for text in some]
+
+
+def test_unknown_characters_of_texts_encoded_together_are_refused():
+    with pytest.raises(UserError, match=r"no character 'x' \(position 2 of 'bx'\)"):
+        SymbolTokenizer("ab").encode_flat(["ab", "bx"], are_targets=False)
 
 
 @pytest.mark.parametrize(("text", "separator"), [("3 May", ""), ("ein großer Hund", " ")])

@@ -22,7 +22,7 @@ from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.memory import total_memory
 from lightning_tfm.progress import progress_bar
-from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequences
+from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 PART = 10_000
 """Number of pairs that are encoded at a time."""
@@ -51,15 +51,9 @@ class PairDataset(Dataset[Batch]):
     """Dataset of encoded pairs: `dataset[rows]` is a Batch."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
-        def sources(pairs: Sequence[Pair]) -> list[Ids]:
-            return [[*ids, EOS] for ids in tokenizer.encode_all([pair.source for pair in pairs])]
-
-        def targets(pairs: Sequence[Pair]) -> list[Ids]:
-            return [[BOS, *ids, EOS] for ids in tokenizer.encode_all_targets([pair.target for pair in pairs])]
-
         self.pairs = pairs
-        self.sources, self.source_lengths = _encode(pairs, sources)
-        self.targets, self.target_lengths = _encode(pairs, targets)
+        self.sources, self.source_lengths = _encode([pair.source for pair in pairs], tokenizer, are_targets=False)
+        self.targets, self.target_lengths = _encode([pair.target for pair in pairs], tokenizer, are_targets=True)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,22 +73,29 @@ class PairDataset(Dataset[Batch]):
         return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
 
 
-def _encode(pairs: Sequence[Pair], encode: Callable[[Sequence[Pair]], list[Ids]]) -> tuple[Tensor, Tensor]:
-    """Encode pairs PART at a time, since lists of ids take many times the memory of a tensor.
+def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> tuple[Tensor, Tensor]:
+    """Encode texts PART at a time, which limits the memory of intermediate results.
 
     Args:
-        pairs: the pairs.
-        encode: a function that encodes one side of several pairs.
+        texts: the N texts.
+        tokenizer: the tokenizer.
+        are_targets: whether the texts are targets, which start with BOS.
 
     Returns:
-        The ids (N, longest) as int32, and the lengths (N), see `pad_sequences`.
+        The ids (N, longest) as int32, right-padded and with EOS, and the lengths (N).
     """
+    first = int(are_targets)  # column of the first token
     parts, lengths = [], []
-    for begin in range(0, len(pairs), PART):
-        ids, lengths_of_part = pad_sequences(encode(pairs[begin : begin + PART]))
-        parts.append(ids.int())
-        lengths.append(lengths_of_part)
-    ids = torch.full((len(pairs), max(part.size(1) for part in parts)), PAD, dtype=torch.int32)
+    for begin in range(0, len(texts), PART):
+        ids, numbers = tokenizer.encode_flat(texts[begin : begin + PART], are_targets)
+        columns, numbers = torch.arange(first + int(numbers.max()) + 1) - first, numbers.unsqueeze(1)
+        rows = torch.full((len(numbers), len(columns)), PAD, dtype=torch.int32)
+        rows[:, :first] = BOS
+        rows[(columns >= 0) & (columns < numbers)] = ids
+        rows[columns == numbers] = EOS
+        parts.append(rows)
+        lengths.append(first + numbers.squeeze(1) + 1)
+    ids = torch.full((len(texts), max(part.size(1) for part in parts)), PAD, dtype=torch.int32)
     for rows, part in zip(ids.split(PART), parts, strict=True):
         rows[:, : part.size(1)] = part
     return ids, torch.cat(lengths)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, UNKNOWN, Tokenizer, strip_special
+from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, PAD, UNKNOWN, Tokenizer, strip_special
 
 
 class SymbolTokenizer(Tokenizer):
@@ -69,6 +74,27 @@ class SymbolTokenizer(Tokenizer):
             position = symbols.index(symbol) + 1
             shown = text if len(text) <= 60 else text[:57] + "..."
             raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {shown!r})") from None
+
+    @cached_property
+    def _ids_by_code_point(self) -> Tensor:
+        """The id of each character by its code point; that of unknown characters is `unknown_id`, or PAD."""
+        table = torch.full((sys.maxunicode + 1,), self.unknown_id or PAD, dtype=torch.int32)
+        characters = [(ord(symbol), id) for symbol, id in self._ids.items() if len(symbol) == 1]
+        code_points, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
+        table[code_points] = ids
+        return table
+
+    def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
+        has_features = self.feature_separator is not None and not are_targets
+        separator = self.target_separator if are_targets else self.separator
+        joined = "".join(texts).encode("utf-32-le", "surrogatepass")
+        if separator or has_features or not joined:
+            return super().encode_flat(texts, are_targets)
+        # All characters are looked up at once, which is ten times as fast as in a loop.
+        ids = self._ids_by_code_point[torch.frombuffer(bytearray(joined), dtype=torch.int32)]
+        if (ids == PAD).any():
+            return super().encode_flat(texts, are_targets)  # raises UserError for the unknown character
+        return ids, torch.tensor([*map(len, texts)])
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))

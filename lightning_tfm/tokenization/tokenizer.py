@@ -8,6 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 PAD, BOS, EOS = 0, 1, 2
 """Ids of padding, beginning of sequence and end of sequence, the same in every vocabulary."""
 
@@ -88,6 +91,23 @@ class Tokenizer(ABC):
     def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several targets."""
         return [self.encode_target(text) for text in texts]
+
+    def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
+        """Encode several texts to one tensor, for tokenizers with one id per token.
+
+        Args:
+            texts: N texts.
+            are_targets: whether the texts are targets instead of sources.
+
+        Returns:
+            The ids of all texts, one text after the other, as int32, and the number of tokens of each text (N).
+
+        Raises:
+            UserError: see `encode`.
+        """
+        rows = self.encode_all_targets(texts) if are_targets else self.encode_all(texts)
+        ids = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.int32)
+        return ids, torch.tensor([*map(len, rows)])
 
 
 def strip_special(ids: Iterable[int]) -> list[int]:

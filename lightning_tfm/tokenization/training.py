@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from lightning_tfm.errors import UserError
@@ -27,7 +28,7 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
     if tokens == "subword":
         return _train_subwords(texts, vocab_size)
     separator = {"character": "", "word": " "}[tokens]
-    symbols = (symbol for text in texts for symbol in split_symbols(text, separator))
+    symbols = chain.from_iterable(split_symbols(text, separator) for text in texts)
     return SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], separator)
 
 
