@@ -370,38 +370,53 @@ def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
     command = ["-m", "lightning_tfm"]
-    fitting = [*command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"]
-    fitting.append("--trust-package=benchmarks")
-    fitting.append("--trainer.callbacks+=benchmarks.first_step.FirstStep")
-
-    def seconds(*arguments: str, mode: str) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            return run_start(Path(folder), *arguments, mode=mode)[0]
-
+    experiment = [
+        *command,
+        "fit",
+        "--config",
+        str(EXPERIMENTS / "date_attention_lstm.yaml"),
+        "--trainer.accelerator=cpu",
+    ]
+    fitting = [*experiment, "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"]
     few = [*fitting, "--data.init_args.train_size=1000"]
-    for name, target, arguments, mode, note in (
-        ("lightning-tfm --help", "≤ 4 s", [*command, "--help"], "offline", ""),
-        ("lightning-tfm fit --help", "", [*command, "fit", "--help"], "offline", ""),
-        (
-            "lightning-tfm fit until its first step",
-            "≤ 8 s",
-            fitting,
-            "offline",
-            "includes generating and encoding 50,000 dates",
-        ),
-        ("limit: first step, 1,000 dates", "", few, "offline", "with 1,000 dates"),
-        (
-            "limit: first step, 1,000 dates, without W&B",
-            "",
-            few,
-            "disabled",
-            "remaining: imports and the Trainer",
-        ),
-        ("limit: imports", "", ["-c", IMPORTS], "offline", "torch, Lightning, torchmetrics and W&B alone"),
-    ):
-        seconds(*arguments, mode=mode)  # fills the disk cache
-        values = [seconds(*arguments, mode=mode) for _ in range(ROUNDS)]
-        yield absolute_row(name, "s", target, values, note)
+    run, text = "runs/date_attention_lstm/version_0", "May 3, 1979"
+    with tempfile.TemporaryDirectory() as trained:
+        run_start(Path(trained), *experiment, "--trainer.max_steps=20", mode="offline")
+        checkpoint = str(Path(trained, run, "checkpoints/best.ckpt"))
+        for name, target, arguments, mode, note in (
+            ("lightning-tfm --help", "≤ 4 s", [*command, "--help"], "offline", ""),
+            ("lightning-tfm fit --help", "", [*command, "fit", "--help"], "offline", ""),
+            ("lightning-tfm generate, one line", "≤ 2 s", [*command, "generate", checkpoint, text], "offline", ""),
+            ("limit: import of torch", "", ["-c", "import torch"], "offline", ""),
+            (
+                "lightning-tfm report, one run",
+                "≤ 4 s",
+                [*command, "report", str(Path(trained, run))],
+                "offline",
+                "with attention and errors of 10,000 test examples",
+            ),
+            (
+                "lightning-tfm fit until its first step",
+                "≤ 3 s",
+                fitting,
+                "offline",
+                "includes generating and encoding 50,000 dates",
+            ),
+            ("limit: first step, 1,000 dates", "", few, "offline", "with 1,000 dates"),
+            (
+                "limit: first step, 1,000 dates, without W&B",
+                "",
+                few,
+                "disabled",
+                "remaining: imports and the Trainer",
+            ),
+            ("limit: imports", "", ["-c", IMPORTS], "offline", "torch, Lightning, torchmetrics and W&B alone"),
+        ):
+            values = []
+            for _ in range(1 + ROUNDS):
+                with tempfile.TemporaryDirectory() as folder:
+                    values.append(run_start(Path(folder), *arguments, mode=mode)[0])
+            yield absolute_row(name, "s", target, values[1:], note)  # the first fills the disk cache
 
 
 def build_processes(number: int, folder: str) -> Built:

@@ -6,10 +6,11 @@ Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -84,8 +85,10 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
         for name, layer in network.named_modules()
         if isinstance(layer, Attention)
     ]
+    # Without torch._dynamo, which is slow to import, there is no compiled network.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with eager:
             yield maps
         for name, steps in calls.items():
             keys = max(step.size(-1) for step in steps)  # the KV cache of a decoder grows with every step
