@@ -229,7 +229,7 @@ def test_features_are_read_from_their_own_column(tmp_path):
     assert data.tokenizer.split("run") == ["r", "u", "n"]
     assert (
         tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST")
-        == data.datasets["train"].sources[0, :5].tolist()
+        == data.datasets["train"].sources[torch.tensor([0])][0, :-1].tolist()
     )
     swapped = Tsv(train, train, source=2, target=1, batch_size=2)
     assert swapped.pairs("train")[0][:2] == ("ran", "run")
@@ -652,7 +652,7 @@ def test_truncation_keeps_the_end_and_is_counted(tmp_path, capsys):
     long = [index for index, pair in enumerate(examples.pairs) if len(data.tokenizer.encode(pair.source)) > 5]
     assert long
     row = long[0]
-    assert examples.ids[row].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
+    assert examples.texts[torch.tensor([row])][0].tolist() == data.tokenizer.encode(examples.pairs[row].source)[-5:]
     assert f"{len(long)} of {len(examples)} train texts are truncated to their last 5 tokens" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"max_length must be at least \d+ for train, but is 5; or set truncate"):
         sentiment(train, max_length=5).setup("fit")

@@ -19,6 +19,7 @@ import torch
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
 from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, pairs, stable_hash
+from lightning_tfm.data.rows import TokenRows
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.tokenization import (
@@ -289,6 +290,17 @@ def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_ta
     for some in (texts, texts[:1], ["", ""]):
         ids, lengths = tokenizer.encode_flat(some, are_targets)
         assert [part.tolist() for part in ids.split(lengths.tolist())] == [encode(text) for text in some]
+
+
+@pytest.mark.parametrize("vocab_size", [10, 40_000])
+def test_rows_are_stored_without_padding_and_read_with_it(vocab_size):
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 0, 7, 1])
+    rows = [torch.randint(1, vocab_size, (length,)) for length in lengths.tolist()]
+    stored = TokenRows(torch.cat(rows), lengths, vocab_size)
+    for indices in ([0], [1, 3], [3, 2, 2, 0], [1]):
+        expected = torch.nn.utils.rnn.pad_sequence([rows[index] for index in indices], batch_first=True)
+        assert stored[torch.tensor(indices)].equal(expected)
 
 
 def test_unknown_characters_of_texts_encoded_together_are_refused():

@@ -756,7 +756,7 @@ def test_exact_match_is_the_mean_of_correct_predictions(make, beam_size):
         for row, pair in enumerate(examples.pairs):
             ids = [data.tokenizer.encode_target, partial(encode_differently, data.tokenizer)][row // 2 % 2](pair.target)
             wrong = [*ids[1:], ids[0]] if row % 5 == 0 else ids
-            source = tuple(examples.sources[row][examples.sources[row] != PAD].tolist())
+            source = tuple(examples.sources[torch.tensor([row])][0].tolist())
             outputs[source] = [*wrong, EOS]
     assert len(outputs) == len({pair.source for examples in data.datasets.values() for pair in examples.pairs})
     network = Scripted(data.vocab_size, outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,9 @@ from torch.utils.data import Dataset
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines
 from lightning_tfm.data.pairs import Pair
+from lightning_tfm.data.rows import TokenRows
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.tokenization import PAD, Tokenizer, pad_sequences
+from lightning_tfm.tokenization import PAD, Tokenizer
 
 
 class LabeledBatch(NamedTuple):
@@ -77,8 +79,16 @@ class LabeledDataset(Dataset[LabeledBatch]):
             numbers: dict[int | tuple[int, ...], int] = {(PAD,) * tokenizer.ids_per_token: PAD}
             read = [[numbers.setdefault(token, len(numbers)) for token in row] for row in read]
             self.spelled = torch.tensor([*numbers])  # (words, G)
-        self.ids, self.lengths = pad_sequences(read)
+        self.texts = TokenRows(
+            torch.tensor([*chain.from_iterable(read)]),
+            torch.tensor([*map(len, read)]),
+            tokenizer.vocab_size if self.spelled is None else len(self.spelled),
+        )
         self.labels = torch.tensor([labels.index(pair.target) for pair in pairs])
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.texts.lengths
 
     @cached_property
     def fingerprint(self) -> str:
@@ -89,7 +99,7 @@ class LabeledDataset(Dataset[LabeledBatch]):
         return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> LabeledBatch:
-        text = self.ids[rows, : self.lengths[rows].max()]
+        text = self.texts[rows]
         return LabeledBatch(text if self.spelled is None else self.spelled[text], self.labels[rows], rows)
 
 

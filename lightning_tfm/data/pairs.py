@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
+from lightning_tfm.data.rows import TokenRows
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.memory import total_memory
 from lightning_tfm.progress import progress_bar
@@ -52,12 +53,22 @@ class PairDataset(Dataset[Batch]):
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
         self.pairs = pairs
-        self.sources, self.source_lengths = _encode([pair.source for pair in pairs], tokenizer, are_targets=False)
-        self.targets, self.target_lengths = _encode([pair.target for pair in pairs], tokenizer, are_targets=True)
+        self.sources = _encode([pair.source for pair in pairs], tokenizer, are_targets=False)
+        self.targets = _encode([pair.target for pair in pairs], tokenizer, are_targets=True)
 
     @cached_property
     def fingerprint(self) -> str:
         return hash_lines(f"{pair.source}\t{pair.target}" for pair in self.pairs)
+
+    @property
+    def source_lengths(self) -> Tensor:
+        """Return the number of tokens of each source (N), including EOS."""
+        return self.sources.lengths
+
+    @property
+    def target_lengths(self) -> Tensor:
+        """Return the number of tokens of each target (N), including BOS and EOS."""
+        return self.targets.lengths
 
     @property
     def lengths(self) -> Tensor:
@@ -67,13 +78,12 @@ class PairDataset(Dataset[Batch]):
         return len(self.pairs)
 
     def __getitem__(self, rows: Tensor) -> Batch:
-        source = self.sources[rows, : self.source_lengths[rows].max()].long()
-        target = self.targets[rows, : self.target_lengths[rows].max()].long()
+        target = self.targets[rows]
         target_in = target[:, :-1]
-        return Batch(source, target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
+        return Batch(self.sources[rows], target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
 
 
-def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> tuple[Tensor, Tensor]:
+def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
     """Encode texts PART at a time, which limits the memory of intermediate results.
 
     Args:
@@ -82,23 +92,21 @@ def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> tu
         are_targets: whether the texts are targets, which start with BOS.
 
     Returns:
-        The ids (N, longest) as int32, right-padded and with EOS, and the lengths (N).
+        The ids, with EOS at the end of each row.
     """
-    first = int(are_targets)  # column of the first token
     parts, lengths = [], []
     for begin in range(0, len(texts), PART):
         ids, numbers = tokenizer.encode_flat(texts[begin : begin + PART], are_targets)
-        columns, numbers = torch.arange(first + int(numbers.max()) + 1) - first, numbers.unsqueeze(1)
-        rows = torch.full((len(numbers), len(columns)), PAD, dtype=torch.int32)
-        rows[:, :first] = BOS
-        rows[(columns >= 0) & (columns < numbers)] = ids
-        rows[columns == numbers] = EOS
-        parts.append(rows)
-        lengths.append(first + numbers.squeeze(1) + 1)
-    ids = torch.full((len(texts), max(part.size(1) for part in parts)), PAD, dtype=torch.int32)
-    for rows, part in zip(ids.split(PART), parts, strict=True):
-        rows[:, : part.size(1)] = part
-    return ids, torch.cat(lengths)
+        lengths.append(numbers + (2 if are_targets else 1))
+        ends = lengths[-1].cumsum(0)
+        part = torch.full((int(ends[-1]),), EOS, dtype=torch.int32)
+        is_token = torch.ones_like(part, dtype=torch.bool).index_fill(0, ends - 1, False)
+        if are_targets:
+            is_token[ends - lengths[-1]] = False
+            part[ends - lengths[-1]] = BOS
+        part[is_token] = ids
+        parts.append(part)
+    return TokenRows(torch.cat(parts), torch.cat(lengths), tokenizer.vocab_size)
 
 
 class PairDataModule(TaskDataModule, ABC):
