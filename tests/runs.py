@@ -356,7 +356,7 @@ def _writer():
 
 
 def _shards():
-    from lightning_tfm.checkpoint.shards import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     return HuggingFaceStorageWriter, "write_data"
 
