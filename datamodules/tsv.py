@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -92,8 +92,8 @@ class Tsv(PairDataModule):
 
 def read_columns(
     path: Path, encoding: str, columns: Mapping[str, int | str], header: bool | None = None
-) -> list[list[str]]:
-    """Return the fields of the given columns for each line of a table.
+) -> Iterator[list[str]]:
+    """Read a table, and return an iterator over the fields of the given columns of each line.
 
     Args:
         path: the path of the table.
@@ -123,4 +123,4 @@ def read_columns(
                     f"each line must hold a {name}, but column {column} of line {number} of {str(path)!r} is empty; "
                     "delete the line"
                 )
-    return [[row[column - 1].strip() for column in numbers.values()] for row in rows]
+    return ([row[column - 1].strip() for column in numbers.values()] for row in rows)
