@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
@@ -206,11 +207,16 @@ class ModelParallel(ModelParallelStrategy):
         self.tensor_parallel_size, self.activation_checkpointing = tensor_parallel_size, activation_checkpointing
 
     def check_processes(self, world_size: int) -> None:
-        """Check that the processes can be divided into groups of `tensor_parallel_size`.
+        """Check that the processes can be divided into groups of `tensor_parallel_size`, and exchange tensors.
 
         Raises:
             UserError: if they cannot.
         """
+        if world_size > 1 and self._process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
+            raise UserError(
+                "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but is "
+                "gloo; leave it out, and give each process a GPU of its own"
+            )
         if world_size % self.tensor_parallel_size:
             raise UserError(
                 "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size "

@@ -9,11 +9,13 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from lightning_tfm.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
+from lightning_tfm.strategies import ModelParallel
 from runs import (
     AVERAGED,
     CONTEXT,
@@ -458,6 +460,14 @@ def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message
     assert message in printed.splitlines()[-1]
     assert "Traceback" not in printed
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
+
+
+def test_gloo_is_refused_on_gpus():
+    strategy = ModelParallel(process_group_backend="gloo")
+    strategy.accelerator = CUDAAccelerator()
+    strategy.check_processes(1)
+    with pytest.raises(UserError, match="process_group_backend must be nccl on GPUs"):
+        strategy.check_processes(2)
 
 
 SHARDED_BY_TWO = [
