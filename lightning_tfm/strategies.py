@@ -214,8 +214,8 @@ class ModelParallel(ModelParallelStrategy):
         """
         if world_size > 1 and self._process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
             raise UserError(
-                "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but is "
-                "gloo; leave it out, and give each process a GPU of its own"
+                "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but "
+                "is gloo; leave it out, and give each process a GPU of its own"
             )
         if world_size % self.tensor_parallel_size:
             raise UserError(
