@@ -47,9 +47,9 @@ def date_pair(day: date, text: str) -> Pair:
 
 def attention(run: Path, pair: Pair, layer: str, name: str) -> None:
     """Draw the attention of a layer for a pair."""
-    module = lightning_tfm.load(run / "checkpoints/best.ckpt").eval()
+    predictor = lightning_tfm.load(run / "checkpoints/best.ckpt")
     content = {"source": pair.source, "target": pair.target, "alignment": pair.alignment}
-    shown = next(found for found in module.attention(content) if found.layer == layer)
+    shown = next(found for found in predictor.attention(content) if found.layer == layer)
     draw_attention(shown).savefig(IMAGES / name, dpi=110)
 
 

@@ -31,7 +31,7 @@ PREDICTORS: dict[str, type[Predictor]] = {
     "lightning_tfm.modules.masked_language_model.MaskedLanguageModel": MaskedLanguageModelPredictor,
     "lightning_tfm.modules.seq2seq.Seq2SeqModule": Seq2SeqPredictor,
 }
-"""Predictors by the path of the module that a checkpoint names."""
+"""Predictors by the class path of their task in a checkpoint; strings, since importing a task imports Lightning."""
 
 
 def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
@@ -59,7 +59,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         tokenizer = tokenizer_from_dict(saved.pop("tokenizer"))
         del saved["optimizer"], saved["lr_schedule"]
         if module_name in PREDICTORS:
-            saved = {name: saved[name] for name in predictor_class.settings}
+            saved = {name: saved[name] for name in predictor_class.predictor_arguments}
         predictor = predictor_class(network, tokenizer, **saved)
         predictor.load_state_dict(checkpoint["state_dict"])
         predictor.longest_source = checkpoint.get("longest_source")

@@ -279,9 +279,10 @@ def test_lists_of_all_processes_are_concatenated(monkeypatch):
         SymbolTokenizer([UNKNOWN, *"ab é\U0001f600"]),
         SymbolTokenizer([UNKNOWN, "a", "b", "ab"], " "),
         SymbolTokenizer([UNKNOWN, *"ab", "[V]", "[a]"], "", " ", ";"),
+        SymbolTokenizer([UNKNOWN, *"ab", "[V]", "[a]"], "", "", ";"),
         WordTokenizer(["a", "ab"]),
     ],
-    ids=["characters", "words", "characters with features and words", "words and punctuation"],
+    ids=["characters", "words", "features and words", "features and characters", "words and punctuation"],
 )
 @pytest.mark.parametrize("are_targets", [False, True])
 def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_targets):

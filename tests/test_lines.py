@@ -152,9 +152,9 @@ def test_a_text_is_scored_in_windows(length):
 
 def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
     module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
-    with pytest.raises(UserError, match="the task of the model must score lines, but ClassifierPredictor does not"):
+    with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
         module.score(["good"])
-    with pytest.raises(UserError, match="the task of the model must align lines, but ClassifierPredictor does not"):
+    with pytest.raises(UserError, match="the task of the model must align lines, but Classifier does not"):
         module.align("good", "pos")
     with pytest.raises(UserError, match="scores must not be set for a Classifier"):
         module.predict(["good"], DecodingOptions(scores=True))

@@ -339,15 +339,14 @@ def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, cap
         (
             "reviews_classifier",
             ["--temperature", "1"],
-            "temperature must not be set for a ClassifierPredictor, which has no decoding options, but is 1.0; leave "
-            "it out",
+            "temperature must not be set for a Classifier, which has no decoding options, but is 1.0; leave it out",
         ),
         ("reviews_classifier", ["--n-best", "2"], "n_best must not be set for a Classifier"),
         ("reviews_classifier", ["--show-attention"], "--show-attention must not be set for a Classifier"),
         (
             "text_gpt",
             ["--n-best", "2"],
-            "n_best must not be set for a LanguageModelPredictor, which supports only temperature, top_k, top_p, "
+            "n_best must not be set for a LanguageModel, which supports only temperature, top_k, top_p, "
             "max_tokens, but is 2",
         ),
         ("reviews_classifier", ["--max-tokens", "9"], "max_tokens must not be set for a Classifier"),

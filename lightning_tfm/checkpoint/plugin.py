@@ -1,4 +1,7 @@
-"""Lightning plugin for checkpoints; apart from the package, so that reading one does not import Lightning."""
+"""Lightning plugin for checkpoints.
+
+The package does not import it, so reading a checkpoint does not import Lightning.
+"""
 
 from __future__ import annotations
 

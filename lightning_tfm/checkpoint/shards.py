@@ -13,13 +13,16 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import synchronize
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 INDEX = "shards"
 """Key of a sharded checkpoint, with the folder, the checksums of its files, and the order of rows in fused matrices."""
@@ -65,7 +68,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     written, known = {}, set()
     for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
-        address = cast(Any, tensor).to_local().data_ptr()
+        address = cast("DTensor", tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in known else tensor
         known.add(address)
     torch.distributed.barrier()  # after all processes have chosen the folder

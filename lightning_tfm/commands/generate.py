@@ -41,7 +41,7 @@ def generate(arguments: list[str]) -> int:
     predictor = load_predictor(options)
     if options.show_attention and "alignments" not in predictor.decoding_options:
         raise UserError(
-            f"--show-attention must not be set for a {type(predictor).__name__}, whose outputs are not aligned with "
+            f"--show-attention must not be set for a {predictor.task_name()}, whose outputs are not aligned with "
             "the input; leave it out, and see the attention with lightning-tfm report RUN --input TEXT"
         )
     generator = torch.Generator(predictor.device).manual_seed(decoding.seed)

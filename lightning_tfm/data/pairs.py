@@ -26,7 +26,7 @@ from lightning_tfm.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 PART = 10_000
-"""Number of pairs that are encoded at a time."""
+"""Number of texts that are encoded at a time."""
 
 SAMPLE = 20_000
 """Number of pairs from which the maximum size of a split is estimated."""
@@ -266,8 +266,9 @@ class GeneratedDataModule(PairDataModule):
                     f"{most:,}, but is {size:,}; try {most:,}"
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
-        each += 8 * (self.max_source_length + self.max_target_length)  # encoded, in parts and as a whole
-        each *= 1.2  # a margin: the measured peak while the pairs are encoded is 0.7 to 0.8 times this sum
+        # The ids of the sample's texts in parts, as a whole and in their final type, of 4, 4 and up to 4 bytes.
+        each += 12 * sum(len(pair.source) + len(pair.target) + 3 for pair in sample) / len(sample)
+        each *= 1.2  # a margin
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
                 f"{self.size_setting(split)} must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need "

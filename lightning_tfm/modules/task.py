@@ -86,7 +86,8 @@ class TaskModule(Predictor, LightningModule):
         tokenizer: the tokenizer of the data.
         optimizer: a function from parameter groups to an optimizer, such as an optimizer class.
         lr_schedule: the schedule of the learning rate.
-        hyper_parameters: further arguments of the subclass, as plain values for the checkpoint.
+        hyper_parameters: further arguments of the subclass, as plain values for the checkpoint; those in
+            `predictor_arguments` are passed to the predictor.
 
     Attributes:
         datamodule_class: the base class of the data modules on which the task can be trained.
@@ -106,7 +107,7 @@ class TaskModule(Predictor, LightningModule):
         lr_schedule: LRSchedule,
         **hyper_parameters: Any,
     ) -> None:
-        super().__init__(network, tokenizer, **{name: hyper_parameters[name] for name in self.settings})
+        super().__init__(network, tokenizer, **{name: hyper_parameters[name] for name in self.predictor_arguments})
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         # DDP need not broadcast buffers, which are lookup tables and counts that do not change in training.

@@ -156,7 +156,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         if isinstance(self.attention, MonotonicAttention):
             contexts, maps = self.attention(embedded, keys, memory, mask, weights)
             inputs = torch.cat((embedded, contexts), dim=-1)
-            initial = tuple(state[None].contiguous() for state in recurrent)  # as cuDNN requires
+            initial = tuple(part[None].contiguous() for part in recurrent)  # as cuDNN requires
             if self.num_states == 2:
                 hiddens, (hidden, cell) = self.decoder(inputs, initial)
                 recurrent = hidden[0], cell[0]

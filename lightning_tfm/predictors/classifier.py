@@ -26,7 +26,7 @@ class ClassifierPredictor(Predictor):
     """
 
     network: EncoderClassifier
-    settings = ("labels",)
+    predictor_arguments = ("labels",)
 
     def __init__(self, network: EncoderClassifier, tokenizer: Tokenizer, labels: Sequence[str]) -> None:
         super().__init__(network, tokenizer)

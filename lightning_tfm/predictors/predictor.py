@@ -41,13 +41,13 @@ class Predictor(nn.Module, ABC):
     Attributes:
         longest_source: the number of tokens in the longest training source; None if texts are split into windows.
         alignment_head: the layer and the head that agree best with a gold alignment; None if unknown.
-        settings: the names of further arguments of the constructor.
+        predictor_arguments: the hyper-parameters of the task that are arguments of the predictor's constructor.
         decoding_options: the fields of DecodingOptions that the task uses.
         gives_scores: whether the task defines a log probability of a line.
         outputs_are_long: whether an output may have many lines.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
+    predictor_arguments: ClassVar[tuple[str, ...]] = ()
     decoding_options: ClassVar[tuple[str, ...]] = ()
     gives_scores: ClassVar[bool] = False
     outputs_are_long: ClassVar[bool] = False
@@ -58,6 +58,11 @@ class Predictor(nn.Module, ABC):
         self.tokenizer = tokenizer
         self.longest_source: int | None = None
         self.alignment_head: tuple[str, int] | None = None
+
+    @classmethod
+    def task_name(cls) -> str:
+        """Return the name of the task, for messages."""
+        return cls.__name__.removesuffix("Predictor")
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +87,7 @@ class Predictor(nn.Module, ABC):
         Raises:
             UserError: if an option is set that the task does not use.
         """
-        options.check_used(self.decoding_options, type(self).__name__)
+        options.check_used(self.decoding_options, self.task_name())
         source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
         encoded, errors = _encode(lines, self.encode_line)
         sources = {number: ids for number, (ids, _) in encoded.items()}
@@ -112,7 +117,7 @@ class Predictor(nn.Module, ABC):
             UserError: if the task does not define a log probability of a line.
         """
         if not self.gives_scores:
-            raise UserError(f"the task of the model must score lines, but {type(self).__name__} does not")
+            raise UserError(f"the task of the model must score lines, but {self.task_name()} does not")
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
             found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
@@ -150,7 +155,7 @@ class Predictor(nn.Module, ABC):
         Raises:
             UserError: if the task does not have pairs of a source and a target.
         """
-        raise UserError(f"the task of the model must align lines, but {type(self).__name__} does not")
+        raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
 
     @abstractmethod
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ class Seq2SeqPredictor(Predictor):
     """
 
     network: Seq2SeqNetwork
-    settings = ("max_target_length",)
+    predictor_arguments = ("max_target_length",)
     decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
     gives_scores = True
 

@@ -77,7 +77,7 @@ class SymbolTokenizer(Tokenizer):
 
     @cached_property
     def _ids_by_code_point(self) -> Tensor:
-        """The id of each character by its code point; that of unknown characters is `unknown_id`, or PAD."""
+        """Return the id of each code point; unknown characters have `unknown_id`, or PAD without one."""
         table = torch.full((sys.maxunicode + 1,), self.unknown_id or PAD, dtype=torch.int32)
         characters = [(ord(symbol), id) for symbol, id in self._ids.items() if len(symbol) == 1]
         code_points, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
@@ -87,14 +87,14 @@ class SymbolTokenizer(Tokenizer):
     def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
         has_features = self.feature_separator is not None and not are_targets
         separator = self.target_separator if are_targets else self.separator
-        joined = "".join(texts).encode("utf-32-le", "surrogatepass")
-        if separator or has_features or not joined:
+        if separator or has_features or not any(texts):
             return super().encode_flat(texts, are_targets)
+        joined = "".join(texts).encode("utf-32-le", "surrogatepass")
         # All characters are looked up at once, which is ten times as fast as in a loop.
         ids = self._ids_by_code_point[torch.frombuffer(bytearray(joined), dtype=torch.int32)]
         if (ids == PAD).any():
             return super().encode_flat(texts, are_targets)  # raises UserError for the unknown character
-        return ids, torch.tensor([*map(len, texts)])
+        return ids, torch.tensor([*map(len, texts)], dtype=torch.long)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))

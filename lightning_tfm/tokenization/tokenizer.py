@@ -107,7 +107,7 @@ class Tokenizer(ABC):
         """
         rows = self.encode_all_targets(texts) if are_targets else self.encode_all(texts)
         ids = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.int32)
-        return ids, torch.tensor([*map(len, rows)])
+        return ids, torch.tensor([*map(len, rows)], dtype=torch.long)
 
 
 def strip_special(ids: Iterable[int]) -> list[int]:
