@@ -68,7 +68,6 @@ def main() -> None:
         elif command in FUNCTIONS:
             with gc_disabled(), _starting():
                 module = import_module(f"lightning_tfm.commands.{command}")
-            gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
             sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
         elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
             from lightning_tfm.commands.help import help_text
@@ -132,13 +131,14 @@ def _ends_main_process(seconds: float = 10.0) -> bool:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Show a message in a terminal while packages are imported, which takes seconds."""
+    """Show a message in a terminal while packages are imported, and exclude them from garbage collection."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:
         print("starting ...", end="", file=sys.stderr, flush=True)
     try:
         yield
     finally:
+        gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
