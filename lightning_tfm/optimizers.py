@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.parallel import shard, whole
 
 HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
 """Names of the parameter groups."""
@@ -76,7 +77,12 @@ class AdamW(torch.optim.AdamW):
 def orthogonalize(matrix: Tensor) -> Tensor:
     """Return a matrix with the same singular vectors whose singular values are close to 1 (Jordan et al. 2024).
 
-    Five Newton-Schulz iterations map most singular values to between 0.7 and 1.2.
+    Five Newton-Schulz iterations X <- P X with P = aI + bG + cG^2 and G = X X^T map most singular values to between 0.7
+    and 1.2. They are computed on G, which is smaller than X, by G <- P G P (Gram Newton-Schulz, Zhang et al. 2026); X
+    is multiplied by the product of all P at the end.
+
+    Args:
+        matrix: the matrix (M, N).
 
     Note:
         They are computed in float32 or more. In bfloat16, which `torch.optim.Muon` uses, rounding would amplify the
@@ -86,9 +92,15 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     x = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     x = x.T if is_tall else x
     x = x / x.norm().clamp(min=1e-7)
+    gram = x @ x.T
+    product: Tensor | None = None
     for _ in range(5):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        if product is not None:
+            gram = polynomial @ gram @ polynomial
+        polynomial = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        polynomial.diagonal().add_(3.4445)
+        product = polynomial if product is None else polynomial @ product
+    x = product @ x
     return x.T if is_tall else x
 
 
@@ -109,9 +121,9 @@ class _MatrixMuon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(matrix)
                 average = state["momentum_buffer"].lerp_(matrix.grad, 1 - momentum)
-                update = orthogonalize(matrix.grad.lerp(average, momentum))
+                update = orthogonalize(whole(matrix.grad.lerp(average, momentum)))
                 matrix.mul_(1 - lr * group["weight_decay"])
-                matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
+                matrix.add_(shard(update, matrix), alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
 
 class Muon(Optimizer):

@@ -561,17 +561,27 @@ def test_muon_matches_torch_within_bfloat16():
     assert (steps[0] - steps[1]).norm() < 0.02 * steps[1].norm()
 
 
-@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
-def test_orthogonalize_matches_float64(shape):
+def newton_schulz(matrix):
+    """Iterate as Jordan et al. (2024), in float64."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("lowest", [1, 1e-3, 1e-6])
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16), (96, 128)])
+def test_orthogonalize_equals_newton_schulz_in_float64(shape, lowest, dtype):
     torch.manual_seed(0)
-    matrix = torch.randn(shape)
-    exact = orthogonalize(matrix.double())
-    torch.testing.assert_close(orthogonalize(matrix).double(), exact, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        orthogonalize(matrix.half()).double(), orthogonalize(matrix.half().double()), rtol=0, atol=1e-6
-    )
-    assert torch.linalg.svdvals(exact).max() < 1.3
-    torch.testing.assert_close((exact @ matrix.double().T).tril(), (matrix.double() @ exact.T).tril())  # symmetric
+    left, _, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    singular = torch.logspace(0, math.log10(lowest), min(shape))
+    matrix = (left * singular @ right).to(dtype)
+    exact = newton_schulz(matrix)
+    atol = 1e-11 if dtype == torch.float64 else 5e-4  # squaring the matrix squares its condition number
+    torch.testing.assert_close(orthogonalize(matrix).double(), exact, rtol=0, atol=atol)
+    assert torch.linalg.svdvals(orthogonalize(matrix).double()).max() < 1.3
 
 
 def test_muon_resumes_from_its_state():

@@ -118,12 +118,39 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
         mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
         is_causal: whether to use the causal mask instead of `mask`.
     """
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+    scores = (query / math.sqrt(query.size(-1))) @ key.transpose(-2, -1)
     if is_causal:
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
+
+
+EXPLICIT = 512
+"""Maximum number of keys for which attention in half precision is trained on a CPU without the fused kernel."""
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool = False
+) -> Tensor:
+    """Return the contexts softmax(Q K^T / sqrt(D/H)) V (B, H, T, D/H) (Vaswani et al. 2017, equation 1).
+
+    Args:
+        query: the queries (B, H, T, D/H).
+        key: the keys (B, H, S, D/H).
+        value: the values (B, H, S, D/H).
+        mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
+        is_causal: whether to use the causal mask instead of `mask`.
+
+    Note:
+        The fused kernel stores no weights (B, H, T, S) for the backward pass. In half precision, however, its backward
+        pass on a CPU takes several times as long as separate products (torch 2.13), which are used for short sequences.
+    """
+    is_half = query.element_size() < 4 or torch.is_autocast_enabled("cpu")
+    if query.device.type == "cpu" and is_half and query.requires_grad and key.size(2) <= EXPLICIT:
+        weights = scaled_dot_product_weights(query, key, mask, is_causal)
+        return weights.to(value.dtype) @ value
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
 
 
 def check_num_heads(d_model: int, num_heads: int) -> None:
@@ -194,8 +221,7 @@ class SelfAttention(Attention):
         """
         assert not (is_causal and past is not None)
         query, key, value = self._project(x, past, freqs_cis)
-        # The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on them would need.
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+        context = scaled_dot_product_attention(query, key, value, mask, is_causal)
         return self.out_proj(context.transpose(1, 2).flatten(2)), (key, value)
 
     def weights(
@@ -250,7 +276,7 @@ class CrossAttention(Attention):
                 `Positions.mask`.
             freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
         """
-        context = F.scaled_dot_product_attention(self._query(x, freqs_cis), *memory, attn_mask=mask)
+        context = scaled_dot_product_attention(self._query(x, freqs_cis), *memory, mask)
         return self.out_proj(context.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, freqs_cis: FreqsCis | None = None) -> Tensor:
