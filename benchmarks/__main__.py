@@ -30,12 +30,14 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.dates_against_yoyodyne,
     convergence.copying,
     convergence.shakespeare,
+    convergence.multi30k,
     tables.inflection,
     tables.pronunciation,
     tables.addresses,
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,
+    steps.precisions,
     limits.limits,
     limits.lstm_limits,
     decoding.key_value_cache,
@@ -55,6 +57,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     gpu.decoding_graphs,
 )
 LONG = (
+    convergence.multi30k,
     tables.inflection,
     tables.pronunciation,
     tables.addresses,

@@ -127,6 +127,11 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
+def has_bfloat16() -> bool:
+    """Return whether the CPU has bfloat16 instructions, without which bf16-mixed is slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def interval(values: list[float]) -> tuple[float, float]:
     """Return a distribution-free confidence interval of the median, with a coverage of at least 90 %.
 
@@ -208,7 +213,8 @@ def until_row(
     A run that misses the goal must be repeated with a different seed, so the expected time is the mean time of a run
     divided by the fraction of runs that reach the goal. The 90 % interval combines the errors of both by simulation:
     the error of the mean, or of the ratio of two means, follows Student's t distribution, and the bounds of the
-    fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal.
+    fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal. A single run
+    has no interval.
 
     Args:
         name: the name of the row.
@@ -220,21 +226,23 @@ def until_row(
     """
     ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
     n, k = len(ours), sum(reached)
+    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **known)
+    row.reached = f"{k} of {n} seeds" if n > 1 else f"{k} of 1 seed"
+    if peer is not None:
+        row.peer = statistics.mean(peer)
+        row.ratio = row.peer / row.ours
+    row.held = reaches(row.ours if row.ratio is None else row.ratio, target)
+    if n == 1:
+        return row
     times = theirs.mean() / ours.mean()
     deviation = np.std(theirs / theirs.mean() - ours / ours.mean(), ddof=1) / math.sqrt(n)
     draw = np.random.default_rng(0)
     drawn = times * np.exp(deviation * draw.standard_t(n - 1, DRAWS))
     low = float(np.quantile(drawn * (draw.beta(k, n - k + 1, DRAWS) if k else 0), 0.05))
     high = float(np.quantile(drawn * (draw.beta(k + 1, n - k, DRAWS) if k < n else 1), 0.95))
-    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **known)
-    row.reached = f"{k} of {n} seeds"
     if peer is None:  # `times` is 1 s divided by our time
-        row.low, row.high = 1 / high, 1 / low if low else math.inf
-        row.held = reaches(row.ours, target)
-    else:
-        row.peer = statistics.mean(peer)
-        row.ratio, row.low, row.high = row.peer / row.ours, low, high
-        row.held = reaches(row.ratio, target)
+        low, high = 1 / high, 1 / low if low else math.inf
+    row.low, row.high = low, high
     return row
 
 

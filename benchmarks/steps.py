@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, cycle, repeat
 from typing import Any
 
@@ -13,14 +14,14 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from benchmarks import peers
-from benchmarks.measure import Block, Built, Row, Side, compare, ratio_row, timed
+from benchmarks.measure import Block, Built, Row, Side, compare, has_bfloat16, ratio_row, timed
 from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, ShardedBatch
 from lightning_tfm.losses import token_nll
 from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
 DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
@@ -68,18 +69,25 @@ def steps_of(batch_size: int) -> int:
     return max(24, 512 // batch_size)
 
 
-def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Callable[[Batch], None]:
+def our_step(
+    network: Network,
+    clip: float | None = None,
+    learning_rate: float = 3e-4,
+    precision: AbstractContextManager[Any] = nullcontext(),
+) -> Callable[[Batch], None]:
     """Return a training step of our networks in a bare training loop.
 
     Args:
         network: the network.
         clip: the maximum norm of the gradients; None disables clipping.
         learning_rate: the learning rate.
+        precision: the context of the forward pass.
     """
     optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
 
     def step(batch: Batch) -> None:
-        loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
+        with precision:
+            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
         (loss / (batch.target_out != PAD).sum()).backward()
         if clip:
             nn.utils.clip_grad_norm_(network.parameters(), clip)
@@ -345,6 +353,54 @@ def gpt_steps(full: bool) -> Iterator[Row]:
                 same_logits,
             )
             yield ratio_row(name + kind, "tokens/s", target, rounds, checked=checked, note=note)
+
+
+def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[int, int], is_half: bool) -> Built:
+    """Build our training step on random tokens, in float32 or bf16-mixed.
+
+    Args:
+        network: the class of the network, a GPT or a Transformer.
+        size: the arguments of the network.
+        shape: the number of rows B, and of tokens T of a source and of a target; a GPT has no sources.
+        is_half: whether the step is in bf16-mixed.
+    """
+    keep_freed_memory()
+    torch.manual_seed(0)
+    ours = network(**size)
+    ids = torch.randint(NUM_SPECIAL, size["vocab_size"], (2, shape[0], shape[1] + 1))
+    source = ids[0, :, : 0 if network is GPT else shape[1]]
+    batch = Batch(source, ids[1, :, :-1], ids[1, :, 1:], torch.arange(shape[0]))
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=is_half)
+    with torch.no_grad(), precision:
+        loss = token_nll(ours.eval()(source, batch.target_in), batch.target_out).item() / tokens_of(batch)
+    step = our_step(ours.train(), clip=1.0, precision=precision)
+    return Built({"loss": loss}, repeated(step, [batch], [tokens_of(batch)], GPT_STEPS // 4))
+
+
+def near_losses(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+    """Check that the losses of both sides, from the same weights, differ by at most 0.01."""
+    assert abs(ours["loss"] - peer["loss"]) <= 0.01, f"losses: {ours['loss']} and {peer['loss']}"
+    return f"losses of {ours['loss']:.4f} and {peer['loss']:.4f} from the same weights"
+
+
+def precisions(full: bool) -> Iterator[Row]:
+    """Measure training steps in bf16-mixed against float32."""
+    translation = {"vocab_size": 6_000, "d_model": 128, "num_heads": 4, "num_layers": 4, "d_ff": 256, "max_length": 128}
+    nano = {"vocab_size": 65, "d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256, "dropout": 0.2}
+    sizes: tuple[tuple[str, type[Network], dict[str, Any], tuple[int, int]], ...] = (
+        ("Transformer 4 + 4 x 128", Transformer, translation | {"dropout": 0.3, "tie_embeddings": True}, (187, 16)),
+        ("GPT 4 x 128", GPT, GPT_SIZE, (20, 64)),
+        ("GPT 6 x 384", GPT, nano, (16, 256)),
+    )
+    for kind, network, size, shape in sizes:
+        name = f"{kind} step, {shape[0]} x {shape[1]} tokens, bf16-mixed / float32"
+        if not has_bfloat16():
+            yield Row(name, "tokens/s", "", note="the CPU has no bfloat16 instructions")
+            continue
+        arguments = {"network": network, "size": size, "shape": shape}
+        sides = (Side(build_precision, {**arguments, "is_half": is_half}) for is_half in (True, False))
+        rounds, checked = compare(*sides, near_losses)
+        yield ratio_row(name, "tokens/s", "", rounds, checked=checked, note="in a bare loop")
 
 
 def our_dates(network: AttentionLSTM) -> Built:

@@ -172,6 +172,33 @@ def test_published_results_match_the_measurements():
     assert (FOLDER / "RESULTS.md").read_text() == markdown(results)
 
 
+@pytest.mark.parametrize("network", [GPT, Transformer])
+def test_both_precisions_are_measured_on_the_same_network(network):
+    size = {"vocab_size": 20, "d_model": 16, "num_heads": 2, "num_layers": 1, "max_length": 8, "dropout": 0.5}
+    sides = [steps.build_precision(network, size, (4, 8), is_half) for is_half in (True, False)]
+    losses = [side.facts["loss"] for side in sides]
+    assert losses[0] != losses[1]
+    assert "from the same weights" in steps.near_losses(*(side.facts for side in sides))
+    assert all(side.work().amount == 4 * 8 * (steps.GPT_STEPS // 4) for side in sides)
+    with pytest.raises(AssertionError, match="losses"):
+        steps.near_losses({"loss": losses[0] + 0.02}, {"loss": losses[1]})
+
+
+@pytest.mark.parametrize(("bleu", "ours", "reached"), [(42.5, 1000.0, "1 of 1 seed"), (42.4, math.inf, "0 of 1 seed")])
+def test_multi30k_is_scored_on_the_validation_split(bleu, ours, reached, monkeypatch):
+    commands = []
+
+    def trained(*arguments):
+        commands.append(arguments)
+        return {"val": {"bleu": bleu}, "train_seconds": 1000.0}, []
+
+    monkeypatch.setattr(convergence, "trained", trained)
+    (row,) = convergence.multi30k(False)
+    assert all("--data.init_args.test=null" in command for command in commands)
+    assert (row.ours, row.reached, row.held) == (ours, reached, bleu == 42.5)
+    assert row.low is None
+
+
 def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
     """Plot rows with missed targets too, and mark those whose peer was extrapolated."""
     labels = []
