@@ -38,8 +38,7 @@ from benchmarks.measure import (
     until_row,
 )
 from benchmarks.steps import GPT_SIZE, build_dates, date_step, nano_step, tutorial_dates
-from datamodules import Date, Text
-from datamodules.text import FILES
+from datamodules import Date, Text, parallel_text, text
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.data import TaskDataModule, resolve_path
 from lightning_tfm.data.download import MIRROR
@@ -413,7 +412,7 @@ def shakespeare(full: bool) -> Iterator[Row]:
     """
     name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
     try:
-        resolve_path("tinyshakespeare/input.txt", FILES)
+        resolve_path("tinyshakespeare/input.txt", text.FILES)
     except UserError as error:
         yield Row(name, "s", target, note=str(error))
         return
@@ -430,7 +429,8 @@ def shakespeare(full: bool) -> Iterator[Row]:
         assert facts["fingerprint"] == data.fingerprint, "the sides train on different data"
         pairs = [in_turn(number, partial(ours, seed), nano) for number, seed in enumerate(SEEDS)]
     reached, theirs = ([block.amount for block in side] for side in zip(*pairs, strict=True))
-    note = f"in {precision}; losses over the whole validation split {min(reached):.3f} to {max(reached):.3f}"
+    note = f"ours in {precision}, the peer in float32; "
+    note += f"losses over the whole validation split {min(reached):.3f} to {max(reached):.3f}"
     note += f"; the peer's {min(theirs):.3f} to {max(theirs):.3f}" if full else ""
     yield until_row(
         name,
@@ -455,10 +455,13 @@ def multi30k(full: bool) -> Iterator[Row]:
     # Without test data, the trained model is tested on the validation split.
     settings = ("--data.init_args.test=null", f"--trainer.precision={precision}")
     try:
-        summary, _ = trained("multi30k_transformer", MULTI30K_SEED, *settings)
-    except subprocess.CalledProcessError as error:
-        yield Row(name, "s", target, note=error.stderr.decode().strip().splitlines()[-1])
+        for split in ("train", "val"):
+            for language in ("de", "en"):
+                resolve_path(f"multi30k/{split}.{language}.gz", parallel_text.FILES)
+    except UserError as error:
+        yield Row(name, "s", target, note=str(error))
         return
+    summary, _ = trained("multi30k_transformer", MULTI30K_SEED, *settings)
     run = Block(summary["val"]["bleu"], summary["train_seconds"])
     note = f"in {precision}; {run.amount:.2f} BLEU with five beams"
     yield until_row(name, target, *_outcome([run], goal), note=note)

@@ -213,8 +213,8 @@ def until_row(
     A run that misses the goal must be repeated with a different seed, so the expected time is the mean time of a run
     divided by the fraction of runs that reach the goal. The 90 % interval combines the errors of both by simulation:
     the error of the mean, or of the ratio of two means, follows Student's t distribution, and the bounds of the
-    fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal. A single run
-    has no interval.
+    fraction follow Clopper and Pearson (1934), who allow for misses even if every run has reached the goal. A single
+    run has no interval.
 
     Args:
         name: the name of the row.

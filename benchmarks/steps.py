@@ -371,7 +371,7 @@ def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[i
     source = ids[0, :, : 0 if network is GPT else shape[1]]
     batch = Batch(source, ids[1, :, :-1], ids[1, :, 1:], torch.arange(shape[0]))
     precision = torch.autocast("cpu", torch.bfloat16, enabled=is_half)
-    with torch.no_grad(), precision:
+    with precision:
         loss = token_nll(ours.eval()(source, batch.target_in), batch.target_out).item() / tokens_of(batch)
     step = our_step(ours.train(), clip=1.0, precision=precision)
     return Built({"loss": loss}, repeated(step, [batch], [tokens_of(batch)], GPT_STEPS // 4))

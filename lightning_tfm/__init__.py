@@ -45,7 +45,7 @@ __all__ = [
     "load",
 ]
 
-_SOURCES = ("errors", "decoding", "networks", "optimizers", "loading", "data", "modules")  # the slow ones last
+_SOURCES = ("errors", "decoding", "networks", "loading", "optimizers", "data", "modules")  # the slow ones last
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
@@ -29,6 +29,7 @@ from lightning_tfm.checkpoint.shards import INDEX, new_folder, part_major, rank_
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import AlibiPositions, CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
+from lightning_tfm.sharding import local, mesh_of, shard, whole
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 """Dimensions of a device mesh, named as Lightning does."""
@@ -268,29 +269,6 @@ class Layout:
                         yield state, name, parameter, f"optimizer_states/{number}/state/{index}/{name}"
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor, gathered along one dimension of its mesh after the other if it is sharded."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    placements: list[Placement] = list(tensor.placements)
-    for dimension in range(len(placements)):
-        placements[dimension] = Replicate()
-        tensor = tensor.redistribute(placements=placements)
-    return tensor.to_local()
-
-
-def shard(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor, sharded like another one of its shape; all processes have the same tensor."""
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """Return the mesh over which a tensor is divided; None if it is not."""
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
-
-
 def is_parallel(network: nn.Module) -> bool:
     """Return whether a network has been divided by `parallelize`."""
     return any(mesh_of(parameter) is not None for parameter in network.parameters())
@@ -300,11 +278,6 @@ def data_group(strategy: Strategy) -> ProcessGroup | None:
     """Return the processes that together read all data once; None for all processes."""
     mesh = getattr(strategy, "device_mesh", None)
     return None if mesh is None else mesh[DATA].get_group()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor in this process."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -20,6 +20,7 @@ LAYERS = [
         "lightning_tfm.heartbeat",
         "lightning_tfm.memory",
         "lightning_tfm.progress",
+        "lightning_tfm.sharding",
         "lightning_tfm.style",
     },
     {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors", "lightning_tfm.run_lock"},
@@ -103,9 +104,14 @@ def test_modules_import_only_from_lower_layers(path):
         assert not any(other.split(".")[0] in ("lightning", "torchmetrics") for other in imported(path))
 
 
-@pytest.mark.parametrize("name", ["average", "compare", "export", "generate", "list", "report", "runs", "score"])
-def test_commands_import_neither_lightning_nor_torchmetrics(name):
-    code = f"import sys, lightning_tfm.commands.{name}; print(*{{'lightning', 'torchmetrics'}} & set(sys.modules))"
+COMMANDS = ("average", "compare", "export", "generate", "list", "report", "runs", "score")
+
+
+@pytest.mark.parametrize(
+    "statement", ["from lightning_tfm import load", *(f"import lightning_tfm.commands.{name}" for name in COMMANDS)]
+)
+def test_inference_imports_neither_lightning_nor_torchmetrics(statement):
+    code = f"import sys; {statement}; print(*{{'lightning', 'torchmetrics'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
     assert run.stdout.split() == []
 

@@ -579,7 +579,7 @@ def test_orthogonalize_equals_newton_schulz_in_float64(shape, lowest, dtype):
     singular = torch.logspace(0, math.log10(lowest), min(shape))
     matrix = (left * singular @ right).to(dtype)
     exact = newton_schulz(matrix)
-    atol = 1e-11 if dtype == torch.float64 else 5e-4  # squaring the matrix squares its condition number
+    atol = 1e-11 if dtype == torch.float64 else 5e-4  # the Gram matrix has the squared condition number
     torch.testing.assert_close(orthogonalize(matrix).double(), exact, rtol=0, atol=atol)
     assert torch.linalg.svdvals(orthogonalize(matrix).double()).max() < 1.3
 

@@ -118,16 +118,21 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
         mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
         is_causal: whether to use the causal mask instead of `mask`.
     """
-    scores = (query / math.sqrt(query.size(-1))) @ key.transpose(-2, -1)
+    scores = (query / math.sqrt(query.size(-1))) @ key.transpose(-2, -1)  # products of unscaled queries can overflow
     if is_causal:
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        # Weights of a query that may attend to no key are finite, as those of the fused kernel.
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
 
 
-EXPLICIT = 512
-"""Maximum number of keys for which attention in half precision is trained on a CPU without the fused kernel."""
+MAX_UNFUSED_KEYS = 128
+"""Maximum number of keys for which attention is trained without the fused kernel on a CPU in half precision.
+
+Up to about this number, the weights take no more memory than queries, keys and values.
+"""
 
 
 def scaled_dot_product_attention(
@@ -143,11 +148,12 @@ def scaled_dot_product_attention(
         is_causal: whether to use the causal mask instead of `mask`.
 
     Note:
-        The fused kernel stores no weights (B, H, T, S) for the backward pass. In half precision, however, its backward
-        pass on a CPU takes several times as long as separate products (torch 2.13), which are used for short sequences.
+        The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on them would need. In half
+        precision on a CPU, its backward pass takes several times as long as separate matrix products (torch 2.13), so
+        these are used for short sequences.
     """
     is_half = query.element_size() < 4 or torch.is_autocast_enabled("cpu")
-    if query.device.type == "cpu" and is_half and query.requires_grad and key.size(2) <= EXPLICIT:
+    if query.device.type == "cpu" and is_half and query.requires_grad and key.size(2) <= MAX_UNFUSED_KEYS:
         weights = scaled_dot_product_weights(query, key, mask, is_causal)
         return weights.to(value.dtype) @ value
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)

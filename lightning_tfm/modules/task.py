@@ -38,12 +38,11 @@ from lightning_tfm.parallel import (
     data_group,
     is_parallel,
     keep_weights,
-    local,
-    mesh_of,
     norms,
     parallelize,
 )
 from lightning_tfm.predictors import AttentionExample, Prediction, Predictor, short_title
+from lightning_tfm.sharding import local, mesh_of
 from lightning_tfm.strategies import Elastic, ModelParallel
 from lightning_tfm.tokenization import Tokenizer
 
