@@ -188,7 +188,7 @@ def test_both_precisions_are_measured_on_the_same_network(network):
 def test_multi30k_is_scored_on_the_validation_split(bleu, ours, reached, monkeypatch):
     commands = []
 
-    def trained(*arguments):
+    def trained(*arguments, steps):
         commands.append(arguments)
         return {"val": {"bleu": bleu}, "train_seconds": 1000.0}, []
 
