@@ -385,7 +385,7 @@ def build_nano(steps: int) -> Built:
     """
     data = shakespeare_data()
     train, val = data.datasets["train"], data.datasets["val"]
-    inputs, targets = val[torch.arange(len(val))][1:]
+    _, inputs, targets, _ = val[torch.arange(len(val))]
     seeds = iter(SEEDS)
 
     def work() -> Block:

@@ -184,6 +184,13 @@ def test_both_precisions_are_measured_on_the_same_network(network):
         steps.near_losses({"loss": losses[0] + 0.02}, {"loss": losses[1]})
 
 
+def test_nano_is_scored_on_the_whole_validation_split(monkeypatch):
+    monkeypatch.setattr(Text, "_read", staticmethod(lambda path, encoding: "to be or not to be, " * 100))
+    built = convergence.build_nano(steps=1)
+    assert built.facts == {"fingerprint": convergence.shakespeare_data().fingerprint}
+    assert 0 < built.work().amount < math.log(20)  # 13 characters and special symbols, after one step
+
+
 @pytest.mark.parametrize(("bleu", "ours", "reached"), [(42.5, 1000.0, "1 of 1 seed"), (42.4, math.inf, "0 of 1 seed")])
 def test_multi30k_is_scored_on_the_validation_split(bleu, ours, reached, monkeypatch):
     commands = []
