@@ -355,6 +355,10 @@ def gpt_steps(full: bool) -> Iterator[Row]:
             yield ratio_row(name + kind, "tokens/s", target, rounds, checked=checked, note=note)
 
 
+PRECISION_TOKENS = 8_000
+"""Minimum number of tokens in a block of `precisions`, which takes about a second."""
+
+
 def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[int, int], is_half: bool) -> Built:
     """Build our training step on random tokens, in float32 or bf16-mixed.
 
@@ -374,7 +378,7 @@ def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[i
     with precision:
         loss = token_nll(ours.eval()(source, batch.target_in), batch.target_out).item() / tokens_of(batch)
     step = our_step(ours.train(), clip=1.0, precision=precision)
-    return Built({"loss": loss}, repeated(step, [batch], [tokens_of(batch)], GPT_STEPS // 4))
+    return Built({"loss": loss}, repeated(step, [batch], [tokens_of(batch)], -(-PRECISION_TOKENS // tokens_of(batch))))
 
 
 def near_losses(ours: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -390,7 +394,7 @@ def precisions(full: bool) -> Iterator[Row]:
     sizes: tuple[tuple[str, type[Network], dict[str, Any], tuple[int, int]], ...] = (
         ("Transformer 4 + 4 x 128", Transformer, translation | {"dropout": 0.3, "tie_embeddings": True}, (187, 16)),
         ("GPT 4 x 128", GPT, GPT_SIZE, (20, 64)),
-        ("GPT 6 x 384", GPT, nano, (16, 256)),
+        ("GPT 6 x 384", GPT, nano, (8, 256)),
     )
     for kind, network, size, shape in sizes:
         name = f"{kind} step, {shape[0]} x {shape[1]} tokens, bf16-mixed / float32"
