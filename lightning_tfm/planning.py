@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.parallel import DATA, TENSOR, parallelize
+from lightning_tfm.sharding import local
 from lightning_tfm.strategies import add_gradients
 
 aten = torch.ops.aten
@@ -315,4 +316,4 @@ CPU_FLOPS: dict[Any, Callable[..., int]] = {
 def _bytes(*values: Any) -> int:
     """Return the bytes of tensors in nested values, of sharded tensors those on this device."""
     tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
-    return sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in tensors)
+    return sum(local(value).nbytes for value in tensors)

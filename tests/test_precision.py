@@ -263,6 +263,18 @@ def test_attention_and_its_gradients_equal_float64(keys, precision, masking):
         assert (ours.double() - theirs).norm() <= 4 * torch.finfo(dtype).eps * theirs.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keys", [20, MAX_UNFUSED_KEYS + 1])
+def test_a_query_that_may_attend_to_no_key_has_a_finite_context_and_gradient(keys, dtype):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, keys, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, keys, keys, dtype=torch.bool)
+    mask[:, :, 0] = False
+    context = scaled_dot_product_attention(query, key, value, mask)
+    context.sum().backward()
+    assert all(tensor.isfinite().all() for tensor in (context, query.grad, key.grad, value.grad))
+
+
 def test_naive_bayes_counts_exactly_in_half_precision(tmp_path):
     (data, module), (_, exact) = make_classifier(tmp_path), make_classifier(tmp_path)
     for other, precision in ((module, "bf16-true"), (exact, "32-true")):

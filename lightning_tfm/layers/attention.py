@@ -122,7 +122,7 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
     if is_causal:
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None:
-        # Weights of a query that may attend to no key are finite, as those of the fused kernel.
+        # Not -inf: a query that may attend to no key has a finite context, as with the fused kernel.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1)
