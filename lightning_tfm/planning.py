@@ -6,16 +6,19 @@ record its allocations, matrix products and collectives.
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, cast
+from math import prod
+from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch.plugins import Precision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -79,18 +82,28 @@ class StepCost:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
+def is_recurrent(module: nn.Module) -> bool:
+    """Return whether a module has recurrent layers."""
+    return any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+
+
 @contextmanager
-def fake_processes(number: int, tensor_parallel_size: int = 1) -> Iterator[DeviceMesh]:
+def fake_processes(
+    number: int, tensor_parallel_size: int = 1, device_type: Literal["cpu", "cuda"] = "cpu"
+) -> Iterator[DeviceMesh]:
     """Pretend that this process is the first of several, and yield the mesh of their devices.
 
     Args:
         number: the number of processes.
         tensor_parallel_size: the number of processes that divide the Transformer layers and read the same data.
+        device_type: the type of the devices; "cuda" only for networks with recurrent layers, all others are planned
+            without a device.
     """
     torch.distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
     try:
         shape = (number // tensor_parallel_size, tensor_parallel_size)
-        yield init_device_mesh("cpu", shape, mesh_dim_names=(DATA, TENSOR))  # not in fake mode, since it reads tensors
+        # Not in fake mode, since it reads tensors.
+        yield init_device_mesh(device_type, shape, mesh_dim_names=(DATA, TENSOR))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -183,21 +196,31 @@ def step_cost(
         make: a function that constructs the module.
         batch: the batch of a process; with elastic determinism, a ShardedBatch.
         strategy: the strategy: `replicate`, `ddp`, `divide` or another function.
-        mesh: the mesh of the devices, see `fake_processes`; None for one device.
+        mesh: the mesh of the devices, see `fake_processes`; None for one CPU.
         precision: Lightning's plugin for the precision.
         accumulated: the number of batches of a step.
         averages: whether an average of the weights is kept.
 
     Note:
-        Recurrent layers run on real tensors, since only their CPU kernels know the memory that they need.
+        Networks with recurrent layers run on real tensors on the device of the mesh, since only the kernels of these
+        layers know the memory that they need. On a GPU, the peak is that of torch's allocator, which also counts the
+        workspaces of kernels.
     """
     if mesh is None:
         with fake_processes(1) as mesh:
             return step_cost(make, batch, strategy, mesh, precision, accumulated, averages)
+    device = torch.device(mesh.device_type)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        if any(isinstance(layer, nn.RNNBase) for layer in make().modules()):
-            mode = nullcontext()
+        if is_recurrent(make()):
+            mode = device
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        gc.collect()  # frees the modules of earlier calls
+        torch._C._cuda_clearCublasWorkspaces()  # so that each call allocates them
+        others = torch.cuda.memory_allocated()
+        if isinstance(precision, MixedPrecision):
+            precision = MixedPrecision(cast(Any, precision.precision), device.type)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
@@ -205,8 +228,8 @@ def step_cost(
         with precision.module_init_context():
             modules = [make() for _ in range(1 + averages)]
         module = modules[0].train()
-        if isinstance(mode, FakeTensorMode):
-            batch = apply_to_collection(batch, Tensor, mode.from_tensor)
+        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else partial(torch.Tensor.to, device=device)
+        batch = apply_to_collection(batch, Tensor, move)
         step = strategy(module, mesh)
         optimizer = module.new_optimizer(str(precision.precision))
         weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
@@ -225,7 +248,9 @@ def step_cost(
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
         del gradients
-        with FlopCounterMode(display=False, custom_mapping=CPU_FLOPS) as counter, tracker, traffic:
+        if is_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        with FlopCounterMode(display=False, custom_mapping=KERNEL_FLOPS) as counter, tracker, traffic:
             for index in range(accumulated):
                 is_last = index == accumulated - 1
                 with nullcontext() if is_last or not isinstance(step, DistributedDataParallel) else step.no_sync():
@@ -236,10 +261,11 @@ def step_cost(
             "gradients": _bytes([weight.grad for weight in weights]),
             "optimizer": _bytes(*(list(part.state.values()) for part in getattr(optimizer, "parts", [optimizer]))),
         }
-        (peak,) = tracker.get_tracker_snapshot("peak").values()
-        others = peak["Total"] - sum(state.values())
+        (tracked,) = tracker.get_tracker_snapshot("peak").values()
+        peak = torch.cuda.max_memory_allocated() - others if is_gpu else tracked["Total"]
+        activations = peak - sum(state.values())
         flops = counter.get_total_flops()
-    return StepCost(**state, activations=others, flops=flops, sent=traffic.sent, collectives=traffic.calls)
+    return StepCost(**state, activations=activations, flops=flops, sent=traffic.sent, collectives=traffic.calls)
 
 
 def _accumulate(
@@ -297,20 +323,27 @@ class _Traffic(TorchDispatchMode):
         return result
 
 
+def _cudnn_rnn_flops(input: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a recurrent layer, from the shapes of its input (T, B, D) and of its weights and biases."""
+    return 2 * input[0] * input[1] * sum(prod(shape) for shape in weights if len(shape) == 2)
+
+
 def _lstm_flops(input: Sequence[int], w_input: Sequence[int], w_hidden: Sequence[int], *_: Any, **__: Any) -> int:
     """Return the FLOPs of an LSTM, from the shapes of its input (T, B, D) and of its weights."""
     return 2 * input[0] * input[1] * (w_input[0] * w_input[1] + w_hidden[0] * w_hidden[1])
 
 
-CPU_FLOPS: dict[Any, Callable[..., int]] = {
+KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
     aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
         *shapes[:4]
     ),
+    aten._cudnn_rnn: _cudnn_rnn_flops,
+    aten._cudnn_rnn_backward: lambda *shapes, **_: 2 * _cudnn_rnn_flops(*shapes),
     aten.mkldnn_rnn_layer: _lstm_flops,
     aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm_flops(*shapes),
 }
-"""Formulas for kernels of the CPU, which FlopCounterMode does not know; those of attention are torch's for GPUs."""
+"""Formulas for kernels that FlopCounterMode does not know; those of attention on a CPU are torch's for GPUs."""
 
 
 def _bytes(*values: Any) -> int:

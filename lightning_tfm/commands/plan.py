@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
@@ -27,6 +28,7 @@ from lightning_tfm.planning import (
     ddp,
     divide,
     fake_processes,
+    is_recurrent,
     largest_batch,
     replicate,
     step_cost,
@@ -149,12 +151,13 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         "accumulated": trainer.accumulate_grad_batches,
         "averages": averages,
     }
+    device_type: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() and is_recurrent(network) else "cpu"
     is_elastic = isinstance(trainer.strategy, Elastic)
     divided = divide
     if isinstance(trainer.strategy, ModelParallel):
         divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
     for number in devices:
-        with fake_processes(number) as mesh:
+        with fake_processes(number, 1, device_type) as mesh:
             batch = largest_batch(data, number)
             if number == 1:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
