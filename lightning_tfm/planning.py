@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.plugins import MixedPrecision, Precision
@@ -88,22 +88,17 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 @contextmanager
-def fake_processes(
-    number: int, tensor_parallel_size: int = 1, device_type: Literal["cpu", "cuda"] = "cpu"
-) -> Iterator[DeviceMesh]:
+def fake_processes(number: int, tensor_parallel_size: int = 1) -> Iterator[DeviceMesh]:
     """Pretend that this process is the first of several, and yield the mesh of their devices.
 
     Args:
         number: the number of processes.
         tensor_parallel_size: the number of processes that divide the Transformer layers and read the same data.
-        device_type: the type of the devices; "cuda" only for networks with recurrent layers, all others are planned
-            without a device.
     """
     torch.distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
     try:
         shape = (number // tensor_parallel_size, tensor_parallel_size)
-        # Not in fake mode, since it reads tensors.
-        yield init_device_mesh(device_type, shape, mesh_dim_names=(DATA, TENSOR))
+        yield init_device_mesh("cpu", shape, mesh_dim_names=(DATA, TENSOR))  # not in fake mode, since it reads tensors
     finally:
         torch.distributed.destroy_process_group()
 
@@ -189,6 +184,7 @@ def step_cost(
     precision: Precision = Precision(),
     accumulated: int = 1,
     averages: bool = False,
+    device: torch.device = torch.device("cpu"),
 ) -> StepCost:
     """Return the cost of a training step, with the optimizer's state of earlier steps.
 
@@ -196,25 +192,24 @@ def step_cost(
         make: a function that constructs the module.
         batch: the batch of a process; with elastic determinism, a ShardedBatch.
         strategy: the strategy: `replicate`, `ddp`, `divide` or another function.
-        mesh: the mesh of the devices, see `fake_processes`; None for one CPU.
+        mesh: the mesh of the devices, see `fake_processes`; None for one device.
         precision: Lightning's plugin for the precision.
         accumulated: the number of batches of a step.
         averages: whether an average of the weights is kept.
+        device: the device of a network with recurrent layers, a CPU or, except with `divide`, a GPU.
 
     Note:
-        Networks with recurrent layers run on real tensors on the device of the mesh, since only the kernels of these
-        layers know the memory that they need. On a GPU, the peak is that of torch's allocator, which also counts the
-        workspaces of kernels.
+        Networks with recurrent layers run on real tensors, since only the kernels of these layers know the memory that
+        they need. On a GPU, the peak is that of torch's allocator, which includes the workspaces of kernels.
     """
     if mesh is None:
         with fake_processes(1) as mesh:
-            return step_cost(make, batch, strategy, mesh, precision, accumulated, averages)
-    device = torch.device(mesh.device_type)
+            return step_cost(make, batch, strategy, mesh, precision, accumulated, averages, device)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         if is_recurrent(make()):
             mode = device
-    is_gpu = device.type == "cuda"
+    is_gpu = mode is device and device.type == "cuda"
     if is_gpu:
         gc.collect()  # frees the modules of earlier calls
         torch._C._cuda_clearCublasWorkspaces()  # so that each call allocates them
@@ -261,8 +256,11 @@ def step_cost(
             "gradients": _bytes([weight.grad for weight in weights]),
             "optimizer": _bytes(*(list(part.state.values()) for part in getattr(optimizer, "parts", [optimizer]))),
         }
-        (tracked,) = tracker.get_tracker_snapshot("peak").values()
-        peak = torch.cuda.max_memory_allocated() - others if is_gpu else tracked["Total"]
+        if is_gpu:
+            peak = torch.cuda.max_memory_allocated() - others
+        else:
+            (tracked,) = tracker.get_tracker_snapshot("peak").values()
+            peak = tracked["Total"]
         activations = peak - sum(state.values())
         flops = counter.get_total_flops()
     return StepCost(**state, activations=activations, flops=flops, sent=traffic.sent, collectives=traffic.calls)

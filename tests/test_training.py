@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from conftest import DATA
 from datamodules import Copy
+from lightning_tfm import optimizers
 from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
@@ -582,11 +583,35 @@ def test_orthogonalize_equals_newton_schulz_in_float64(shape, lowest, dtype):
     atol = 1e-6 if lowest == 1 else 5e-4  # the Gram matrix has the squared condition number
     if dtype == torch.float64:
         atol = 1e-11
-    found = orthogonalize(matrix).double()
+    found = orthogonalize(matrix[None])[0].double()
     torch.testing.assert_close(found, exact, rtol=0, atol=atol)
     assert torch.linalg.svdvals(found).max() < 1.3
-    symmetric = orthogonalize(matrix.double()) @ matrix.double().T
+    symmetric = orthogonalize(matrix[None].double())[0] @ matrix.double().T
     torch.testing.assert_close(symmetric.tril(), symmetric.T.tril())
+
+
+@pytest.mark.parametrize("limit", [1, 300, optimizers.MAX_STACKED])
+def test_muon_updates_each_matrix_as_if_it_were_the_only_one(limit, monkeypatch):
+    monkeypatch.setattr(optimizers, "MAX_STACKED", limit)
+    torch.manual_seed(0)
+    starts = [torch.randn(shape) for shape in [(8, 16), (16, 8), (8, 16), (8, 8), (8, 16), (8, 16)]]
+    gradients = [torch.randn_like(start) for start in starts]
+    gradients[2] = None
+    gradients[4] = torch.zeros(8, 16)
+
+    def updated(numbers):
+        matrices = [torch.nn.Parameter(starts[number].clone()) for number in numbers]
+        optimizer = Muon([{"name": HIDDEN, "params": matrices}])
+        for _ in range(2):
+            for matrix, number in zip(matrices, numbers, strict=True):
+                matrix.grad = gradients[number]
+            optimizer.step()
+        return matrices
+
+    together = updated(range(6))
+    for number, matrix in enumerate(together):
+        torch.testing.assert_close(matrix, updated([number])[0])
+    assert torch.equal(together[2], starts[2])
 
 
 def test_muon_resumes_from_its_state():

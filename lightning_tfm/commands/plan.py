@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning import Trainer
@@ -146,18 +146,19 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     """
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
     averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+    on_gpu = torch.cuda.is_available() and is_recurrent(network)
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,
         "accumulated": trainer.accumulate_grad_batches,
         "averages": averages,
+        "device": torch.device("cuda" if on_gpu else "cpu"),
     }
-    device_type: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() and is_recurrent(network) else "cpu"
     is_elastic = isinstance(trainer.strategy, Elastic)
     divided = divide
     if isinstance(trainer.strategy, ModelParallel):
         divided = partial(divide, activation_checkpointing=trainer.strategy.activation_checkpointing)
     for number in devices:
-        with fake_processes(number, 1, device_type) as mesh:
+        with fake_processes(number) as mesh:
             batch = largest_batch(data, number)
             if number == 1:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
@@ -168,7 +169,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
             if num_shards % number == 0 and is_possible:
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
-            if number > 1:
+            if number > 1 and not on_gpu:
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
         sizes = {"tensor": number} | (
             {"fsdp+tp": cli.tensor_parallel_size} if cli.tensor_parallel_size < number else {}
