@@ -30,6 +30,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.dates_against_yoyodyne,
     convergence.copying,
     convergence.shakespeare,
+    convergence.large_shakespeare,
     convergence.multi30k,
     tables.inflection,
     tables.pronunciation,
@@ -57,6 +58,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     gpu.decoding_graphs,
 )
 LONG = (
+    convergence.large_shakespeare,
     convergence.multi30k,
     tables.inflection,
     tables.pronunciation,

@@ -66,6 +66,12 @@ SEEDS = range(11, 11 + ROUNDS)
 COPY_SEEDS = range(21, 21 + ROUNDS)
 """Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its number of steps was chosen."""
 
+LARGE_SEED = 11
+"""The only seed for `large_shakespeare`."""
+
+LARGE_STEPS = 1100
+"""Training steps of `large_shakespeare`, with as many tokens as 550 steps on a GPU."""
+
 MULTI30K_SEED = 11
 """The only seed for Multi30k, which takes half an hour."""
 
@@ -445,6 +451,27 @@ def shakespeare(full: bool) -> Iterator[Row]:
         checked=SAME_DATA,
         note=note,
     )
+
+
+def large_shakespeare(full: bool) -> Iterator[Row]:
+    """Measure the seconds until a loss of 1.4646 on tiny Shakespeare, on a CPU, at the size of nanoGPT's GPU settings."""
+    name, target, goal = "tiny Shakespeare, 6 x 384, until 1.4646 on a CPU", "≤ 3600 s", 1.4646
+    try:
+        resolve_path("tinyshakespeare/input.txt", text.FILES)
+    except UserError as error:
+        yield Row(name, "s", target, note=str(error))
+        return
+    precision = fastest_precision()
+    settings = (
+        "--data.init_args.test_fraction=0",
+        f"--trainer.precision={precision}",
+        "--data.init_args.batch_size=32",  # half as many rows as on a GPU
+        "--model.init_args.optimizer.init_args.muon_lr=8e-3",
+    )
+    summary, _ = trained("shakespeare_gpt_gpu", LARGE_SEED, *settings, steps=LARGE_STEPS)
+    loss = summary["val"]["loss"]
+    note = f"{LARGE_STEPS:,} steps of 32 x 256 tokens in {precision}; a loss of {loss:.4f} over the whole validation split"
+    yield until_row(name, target, [summary["train_seconds"]], [loss <= goal], note=note)
 
 
 def fastest_precision() -> str:

@@ -192,19 +192,28 @@ def test_nano_is_scored_on_the_whole_validation_split(monkeypatch):
     assert 0 < built.work().amount < math.log(20)  # 13 characters and special symbols, after one step
 
 
-@pytest.mark.parametrize(("bleu", "ours", "reached"), [(42.5, 1000.0, "1 of 1 seed"), (42.4, math.inf, "0 of 1 seed")])
-def test_multi30k_is_scored_on_the_validation_split(bleu, ours, reached, monkeypatch):
+@pytest.mark.parametrize(
+    ("benchmark", "metric", "value", "reaches", "setting"),
+    [
+        (convergence.multi30k, "bleu", 42.5, True, "--data.init_args.test=null"),
+        (convergence.multi30k, "bleu", 42.4, False, "--data.init_args.test=null"),
+        (convergence.large_shakespeare, "loss", 1.4646, True, "--data.init_args.test_fraction=0"),
+        (convergence.large_shakespeare, "loss", 1.4647, False, "--data.init_args.test_fraction=0"),
+    ],
+)
+def test_single_runs_are_scored_on_the_validation_split(benchmark, metric, value, reaches, setting, monkeypatch):
     commands = []
 
     def trained(*arguments, steps):
         commands.append(arguments)
-        return {"val": {"bleu": bleu}, "train_seconds": 1000.0}, []
+        return {"val": {metric: value}, "train_seconds": 1000.0}, []
 
     monkeypatch.setattr(convergence, "trained", trained)
     monkeypatch.setattr(convergence, "resolve_path", lambda name, files: None)
-    (row,) = convergence.multi30k(False)
-    assert all("--data.init_args.test=null" in command for command in commands)
-    assert (row.ours, row.reached, row.held) == (ours, reached, bleu == 42.5)
+    (row,) = benchmark(False)
+    assert all(setting in command for command in commands)
+    assert (row.ours, row.held) == (1000.0 if reaches else math.inf, reaches)
+    assert row.reached == ("1 of 1 seed" if reaches else "0 of 1 seed")
     assert row.low is None
 
 
