@@ -67,10 +67,13 @@ COPY_SEEDS = range(21, 21 + ROUNDS)
 """Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its number of steps was chosen."""
 
 LARGE_SEED = 11
-"""The only seed for `large_shakespeare`."""
+"""The only seed for `large_shakespeare`, which takes up to an hour."""
 
 LARGE_STEPS = 1100
-"""Training steps of `large_shakespeare`, with as many tokens as 550 steps on a GPU."""
+"""Training steps of `large_shakespeare`, with batches of 32, half of those of the experiment."""
+
+LARGE_GOAL = 1.4646
+"""Validation loss of the best replication of nanoGPT's GPU settings that we know; nanoGPT itself reports 1.4697."""
 
 MULTI30K_SEED = 11
 """The only seed for Multi30k, which takes half an hour."""
@@ -454,8 +457,8 @@ def shakespeare(full: bool) -> Iterator[Row]:
 
 
 def large_shakespeare(full: bool) -> Iterator[Row]:
-    """Measure the seconds until a loss of 1.4646 on tiny Shakespeare, on a CPU, at the size of nanoGPT's GPU settings."""
-    name, target, goal = "tiny Shakespeare, 6 x 384, until 1.4646 on a CPU", "≤ 3600 s", 1.4646
+    """Measure the seconds until a loss of LARGE_GOAL on tiny Shakespeare, at the size of nanoGPT's GPU settings."""
+    name, target = f"tiny Shakespeare, 6 x 384, until {LARGE_GOAL} on a CPU", "≤ 3600 s"
     try:
         resolve_path("tinyshakespeare/input.txt", text.FILES)
     except UserError as error:
@@ -465,13 +468,13 @@ def large_shakespeare(full: bool) -> Iterator[Row]:
     settings = (
         "--data.init_args.test_fraction=0",
         f"--trainer.precision={precision}",
-        "--data.init_args.batch_size=32",  # half as many rows as on a GPU
+        "--data.init_args.batch_size=32",
         "--model.init_args.optimizer.init_args.muon_lr=8e-3",
     )
     summary, _ = trained("shakespeare_gpt_gpu", LARGE_SEED, *settings, steps=LARGE_STEPS)
     loss = summary["val"]["loss"]
-    note = f"{LARGE_STEPS:,} steps of 32 x 256 tokens in {precision}; a loss of {loss:.4f} over the whole validation split"
-    yield until_row(name, target, [summary["train_seconds"]], [loss <= goal], note=note)
+    note = f"{LARGE_STEPS:,} steps of 32 x 256 tokens in {precision}; loss over the whole validation split {loss:.4f}"
+    yield until_row(name, target, [summary["train_seconds"]], [loss <= LARGE_GOAL], note=note)
 
 
 def fastest_precision() -> str:

@@ -20,6 +20,12 @@ from lightning_tfm.sharding import shard, whole
 HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
 """Names of the parameter groups."""
 
+MAX_STACKED = 2**22
+"""Number of elements up to which Muon orthogonalizes matrices of the same shape together; a larger one is alone.
+
+Larger stacks need fewer calls, but more memory.
+"""
+
 BETAS = (0.9, 0.98)
 """Decay rates of the moments (Vaswani et al. 2017, 5.3)."""
 
@@ -108,10 +114,6 @@ def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
     polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
     polynomial.diagonal(dim1=1, dim2=2).add_(3.4445)
     return polynomial
-
-
-MAX_STACKED = 2**22
-"""Maximum number of elements of matrices that Muon orthogonalizes together, which saves calls but takes memory."""
 
 
 def _stacks(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:

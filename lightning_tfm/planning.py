@@ -1,7 +1,7 @@
 """Cost of a training step on each device: memory, FLOPs and traffic, without training.
 
-A step runs on fake tensors, which have shapes but no memory, in one process of a fake process group. Tools of torch
-record its allocations, matrix products and collectives.
+A step runs on fake tensors, which have shapes but no memory, in one process of a fake process group; networks with
+recurrent layers run on real tensors. Tools of torch record allocations, matrix products and collectives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from math import prod
 from typing import Any, cast
@@ -35,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.networks import is_recurrent
 from lightning_tfm.parallel import DATA, TENSOR, parallelize
 from lightning_tfm.sharding import local
 from lightning_tfm.strategies import add_gradients
@@ -80,11 +80,6 @@ class StepCost:
     def memory(self) -> int:
         """Return the peak memory in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations
-
-
-def is_recurrent(module: nn.Module) -> bool:
-    """Return whether a module has recurrent layers."""
-    return any(isinstance(layer, nn.RNNBase) for layer in module.modules())
 
 
 @contextmanager
@@ -196,7 +191,8 @@ def step_cost(
         precision: Lightning's plugin for the precision.
         accumulated: the number of batches of a step.
         averages: whether an average of the weights is kept.
-        device: the device of a network with recurrent layers, a CPU or, except with `divide`, a GPU.
+        device: the device on which a network with recurrent layers runs, which must be a CPU for `divide`; ignored for
+            other networks.
 
     Note:
         Networks with recurrent layers run on real tensors, since only the kernels of these layers know the memory that
@@ -213,7 +209,7 @@ def step_cost(
     if is_gpu:
         gc.collect()  # frees the modules of earlier calls
         torch._C._cuda_clearCublasWorkspaces()  # so that each call allocates them
-        others = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_allocated(device)
         if isinstance(precision, MixedPrecision):
             precision = MixedPrecision(cast(Any, precision.precision), device.type)
     with ExitStack() as stack:
@@ -223,7 +219,7 @@ def step_cost(
         with precision.module_init_context():
             modules = [make() for _ in range(1 + averages)]
         module = modules[0].train()
-        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else partial(torch.Tensor.to, device=device)
+        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else lambda tensor: tensor.to(device)
         batch = apply_to_collection(batch, Tensor, move)
         step = strategy(module, mesh)
         optimizer = module.new_optimizer(str(precision.precision))
@@ -244,7 +240,7 @@ def step_cost(
         tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
         del gradients
         if is_gpu:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(device)
         with FlopCounterMode(display=False, custom_mapping=KERNEL_FLOPS) as counter, tracker, traffic:
             for index in range(accumulated):
                 is_last = index == accumulated - 1
@@ -257,7 +253,7 @@ def step_cost(
             "optimizer": _bytes(*(list(part.state.values()) for part in getattr(optimizer, "parts", [optimizer]))),
         }
         if is_gpu:
-            peak = torch.cuda.max_memory_allocated() - others
+            peak = torch.cuda.max_memory_allocated(device) - before
         else:
             (tracked,) = tracker.get_tracker_snapshot("peak").values()
             peak = tracked["Total"]
@@ -322,8 +318,8 @@ class _Traffic(TorchDispatchMode):
 
 
 def _cudnn_rnn_flops(input: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a recurrent layer, from the shapes of its input (T, B, D) and of its weights and biases."""
-    return 2 * input[0] * input[1] * sum(prod(shape) for shape in weights if len(shape) == 2)
+    """Return the FLOPs of a recurrent layer, from the shapes of its input (..., D) and of its weights and biases."""
+    return 2 * prod(input[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
 def _lstm_flops(input: Sequence[int], w_input: Sequence[int], w_hidden: Sequence[int], *_: Any, **__: Any) -> int:

@@ -569,6 +569,7 @@ def test_gpu_rows_are_computed_from_the_measurements(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "peak_flops", lambda device, half: 989e12)
     against, used = gpu.gpt2_124m(False)
     assert (against.ratio, against.held, against.checked) == (1.25, True, "losses")
+    assert "16 accumulated batches" in against.note
     assert used.ours == pytest.approx(100 * 4e5 * (6 * 123_587_328 + 12 * 12 * 768 * 1024) / 989e12)  # without biases
     assert used.held == (used.ours >= 45)
     monkeypatch.setattr(gpu, "peak_flops", lambda device, half: None)
@@ -578,7 +579,7 @@ def test_gpu_rows_are_computed_from_the_measurements(monkeypatch, tmp_path):
     assert graphs.ratio == 1.25
 
     trainings = iter([measure.Block(1.46, 50.0)] * 7 + [measure.Block(1.6, 70.0)])
-    monkeypatch.setattr(gpu, "started", lambda side: nullcontext(({}, lambda: next(trainings))))
+    monkeypatch.setattr(gpu, "started", lambda side, warm: nullcontext(({}, lambda: next(trainings))))
     monkeypatch.setattr(gpu, "resolve_path", lambda name, files: tmp_path)
     (row,) = gpu.tiny_shakespeare(False)
     assert (row.ours, row.reached, row.held) == (60.0, "7 of 8 seeds", True)

@@ -13,12 +13,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
+from lightning_tfm.commands import plan
 from lightning_tfm.commands.plan import _cells, costs, planned
 from lightning_tfm.data import Batch, ShardedBatch
 from lightning_tfm.modules import LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.parallel import DATA, TENSOR
-from lightning_tfm.planning import ddp, divide, fake_processes, largest_batch, replicate, step_cost
+from lightning_tfm.planning import KERNEL_FLOPS, ddp, divide, fake_processes, largest_batch, replicate, step_cost
 from lightning_tfm.tokenization import SymbolTokenizer
 from runs import CONTEXT, EXPERIMENTS, in_process, write_task
 
@@ -61,6 +62,29 @@ def test_flops_of_an_lstm_are_those_without_its_fused_kernel():
         expected = step_cost(recurrent, batch).flops
     # The kernel also computes the gradient of the initial state.
     assert step_cost(recurrent, batch).flops - expected == 2 * (2 * B * D * 4 * D)
+
+
+def test_flops_of_recurrent_layers_on_a_gpu_are_those_on_a_cpu():
+    x, weights = (T, B, D), [(4 * D, D), (4 * D, D), (4 * D,), (4 * D,)]
+    on_cpu = KERNEL_FLOPS[torch.ops.aten.mkldnn_rnn_layer](x, *weights)
+    assert KERNEL_FLOPS[torch.ops.aten._cudnn_rnn](x, weights) == on_cpu
+    assert KERNEL_FLOPS[torch.ops.aten._cudnn_rnn_backward](x, weights) == 2 * on_cpu
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "strategies"),
+    [
+        ("copy_attention_lstm", "cuda", ["one", "elastic", "ddp", "elastic"]),
+        ("copy_gpt", "cpu", ["one", "elastic", "ddp", "elastic", "fsdp", "tensor"]),
+    ],
+)
+def test_only_recurrent_networks_are_planned_on_a_gpu(name, device, strategies, monkeypatch):
+    devices = []
+    monkeypatch.setattr(plan, "step_cost", lambda *_, **settings: devices.append(settings["device"].type))
+    cli = planned([name, *SMALL])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [strategy.split()[0] for strategy, _ in costs(cli, [1, 2])] == strategies
+    assert set(devices) == {device}
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
@@ -222,6 +246,7 @@ def recorded():
 def measure_experiment(settings, results):
     """Send the planned and the measured peak of three steps of `fit` on the largest batch."""
     torch.set_num_threads(1)
+    torch.cuda.is_available = lambda: False  # the memory of a CPU is measured
     cli = planned([*settings, "--trainer.max_steps=3", "--trainer.limit_val_batches=0"])
     by_strategy = dict(costs(cli, [1]))
     cost = by_strategy["elastic x 1" if hasattr(cli.trainer.strategy, "num_shards") else "one device"]

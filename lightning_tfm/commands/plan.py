@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from lightning_tfm.cli import TfmCLI, run
@@ -20,6 +20,7 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import TaskModule
+from lightning_tfm.networks import is_recurrent
 from lightning_tfm.parallel import check_tensor_parallel
 from lightning_tfm.planning import (
     SAMPLE,
@@ -28,7 +29,6 @@ from lightning_tfm.planning import (
     ddp,
     divide,
     fake_processes,
-    is_recurrent,
     largest_batch,
     replicate,
     step_cost,
@@ -94,7 +94,8 @@ def plan(arguments: list[str]) -> int:
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
     shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
     console = Console(highlight=False)
-    console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision},")
+    device = f", planned on {torch.cuda.get_device_name()}" if runs_on_gpu(module.network) else ""
+    console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision}{device},")
     console.print(f"largest of the first {SAMPLE} batches:\n{shown}")
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in ("strategy", "weights", "gradients", "optimizer", "activations", "peak", "FLOPs", "sent"):
@@ -146,7 +147,7 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
     """
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
     averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
-    on_gpu = torch.cuda.is_available() and is_recurrent(network)
+    on_gpu = runs_on_gpu(network)
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,
         "accumulated": trainer.accumulate_grad_batches,
@@ -169,16 +170,22 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
             if num_shards % number == 0 and is_possible:
                 shards = largest_batch(data, number, num_shards)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
-            if number > 1 and not on_gpu:
+            if number > 1 and not on_gpu:  # the weights of a divided network are on the CPU
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
         sizes = {"tensor": number} | (
             {"fsdp+tp": cli.tensor_parallel_size} if cli.tensor_parallel_size < number else {}
         )
         for name, size in sizes.items():
-            if number > 1 and number % size == 0 and accepts(check_tensor_parallel, network, size):
+            divides = number > 1 and number % size == 0 and not on_gpu
+            if divides and accepts(check_tensor_parallel, network, size):
                 with fake_processes(number, size) as mesh:
                     batch = largest_batch(data, number // size)
                     yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
+
+
+def runs_on_gpu(network: nn.Module) -> bool:
+    """Return whether a network is planned on the GPU, because it has recurrent layers; see `step_cost`."""
+    return torch.cuda.is_available() and is_recurrent(network)
 
 
 def accepts(check: Callable[..., object], *arguments: Any) -> bool:

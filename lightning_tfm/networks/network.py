@@ -31,6 +31,11 @@ def check_max_length(max_length: int | None) -> int:
     return max_length
 
 
+def is_recurrent(network: nn.Module) -> bool:
+    """Return whether a network has recurrent layers of torch, whose kernels compute all steps in one call."""
+    return any(isinstance(layer, nn.RNNBase) for layer in network.modules())
+
+
 class DataProperties(Protocol):
     """Properties of a data module that a network depends on.
 
