@@ -222,11 +222,11 @@ def build_shakespeare(path: Path, device: str, size: dict[str, int], goal: float
         if device == "cuda":
             network.compile()
         groups = parameter_groups(network, network.head)
-        optimizer = Muon(groups, lr=4e-3, muon_lr=1e-2, weight_decay=0.3)
+        optimizer = Muon(groups, lr=4e-3, muon_lr=8e-3, weight_decay=0.3)
         schedule = LRSchedule(warmup_steps=50, decay="linear").scheduler(optimizer, most_steps)
         seconds, begun, best = 0.0, time.perf_counter(), math.inf
         for number in range(1, most_steps + 1):
-            batch = text_windows(train, size["max_length"], 64, generator)
+            batch = text_windows(train, size["max_length"], 32, generator)
             with torch.autocast(device, torch.bfloat16):
                 logits = network(batch.source, batch.target_in)
             (token_nll(logits, batch.target_out) / batch.target_out.numel()).backward()
@@ -257,7 +257,7 @@ def tiny_shakespeare(full: bool) -> Iterator[Row]:
     except UserError as error:
         yield Row(name, "s", target, note=str(error))
         return
-    arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 800, "every": 50}
+    arguments = {"path": path, "device": "cuda", "size": SHAKESPEARE, "goal": goal, "most_steps": 700, "every": 50}
     with started(Side(build_shakespeare, arguments), warm=False) as (_, work):
         blocks = [work() for _ in range(ROUNDS)]
     note = f"training without validations; the first run, which compiles, took {blocks[0].seconds:.1f} s; "

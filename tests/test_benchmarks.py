@@ -204,7 +204,7 @@ def test_nano_is_scored_on_the_whole_validation_split(monkeypatch):
 def test_single_runs_are_scored_on_the_validation_split(benchmark, metric, value, reaches, setting, monkeypatch):
     commands = []
 
-    def trained(*arguments, steps):
+    def trained(*arguments, steps=None):
         commands.append(arguments)
         return {"val": {metric: value}, "train_seconds": 1000.0}, []
 
