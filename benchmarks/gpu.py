@@ -141,7 +141,7 @@ def same_training(ours: dict[str, Any], peer: dict[str, Any]) -> str:
 
 
 def gpt2_124m(full: bool) -> Iterator[Row]:
-    """Measure training GPT-2 124M on a GPU in bf16, compiled, with half a million tokens per step, as GPT-2 was trained."""
+    """Measure training GPT-2 124M in bf16 and compiled, with half a million tokens per step, as GPT-2 was."""
     name, target = "GPT-2 124M, bf16, compiled / nanoGPT's formulation", "≥ 1 x"
     used, share = "GPT-2 124M, bf16, compiled: model FLOP utilization", "≥ 45 %"
     if not has_gpu():
