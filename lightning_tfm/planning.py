@@ -34,7 +34,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.networks import is_recurrent
 from lightning_tfm.parallel import DATA, TENSOR, parallelize
 from lightning_tfm.sharding import local
 from lightning_tfm.strategies import add_gradients
@@ -203,7 +202,7 @@ def step_cost(
             return step_cost(make, batch, strategy, mesh, precision, accumulated, averages, device)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        if is_recurrent(make()):
+        if make().network.is_recurrent:
             mode = device
     is_gpu = mode is device and device.type == "cuda"
     if is_gpu:

@@ -81,7 +81,7 @@ def test_flops_of_recurrent_layers_on_a_gpu_are_those_on_a_cpu():
 def test_only_recurrent_networks_are_planned_on_a_gpu(name, device, strategies, monkeypatch):
     devices = []
     monkeypatch.setattr(plan, "step_cost", lambda *_, **settings: devices.append(settings["device"].type))
-    cli = planned([name, *SMALL])
+    cli = planned([name, *SMALL, "--data.batch_size=16"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [strategy.split()[0] for strategy, _ in costs(cli, [1, 2])] == strategies
     assert set(devices) == {device}

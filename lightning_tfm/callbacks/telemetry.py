@@ -11,7 +11,7 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import Batch, ShardedBatch
-from lightning_tfm.networks import Network, is_recurrent
+from lightning_tfm.networks import Network
 from lightning_tfm.parallel import data_group
 
 
@@ -36,7 +36,7 @@ class Telemetry(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.peak = peak_flops(pl_module.device, half="16" in str(trainer.precision))
-        if is_recurrent(cast(Network, pl_module.network)):
+        if cast(Network, pl_module.network).is_recurrent:
             self.peak = None  # torch does not count the FLOPs of these kernels
         self.flops_per_token: float | None = None
         self._begin(trainer.global_step)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from lightning_tfm.cli import TfmCLI, run
@@ -20,7 +20,7 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.networks import is_recurrent
+from lightning_tfm.networks import Network
 from lightning_tfm.parallel import check_tensor_parallel
 from lightning_tfm.planning import (
     SAMPLE,
@@ -183,9 +183,9 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                     yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
 
 
-def runs_on_gpu(network: nn.Module) -> bool:
+def runs_on_gpu(network: Network) -> bool:
     """Return whether a network is planned on the GPU, because it has recurrent layers; see `step_cost`."""
-    return torch.cuda.is_available() and is_recurrent(network)
+    return torch.cuda.is_available() and network.is_recurrent
 
 
 def accepts(check: Callable[..., object], *arguments: Any) -> bool:

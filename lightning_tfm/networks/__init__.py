@@ -5,7 +5,7 @@ from lightning_tfm.networks.encoder_classifier import EncoderClassifier
 from lightning_tfm.networks.gpt import GPT
 from lightning_tfm.networks.linear_attention import LinearTransformer
 from lightning_tfm.networks.masked_encoder import MaskedEncoder
-from lightning_tfm.networks.network import CausalNetwork, Network, Seq2SeqNetwork, is_recurrent
+from lightning_tfm.networks.network import CausalNetwork, Network, Seq2SeqNetwork
 from lightning_tfm.networks.transformer import Transformer
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "Network",
     "Seq2SeqNetwork",
     "Transformer",
-    "is_recurrent",
 ]

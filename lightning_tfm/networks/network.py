@@ -31,11 +31,6 @@ def check_max_length(max_length: int | None) -> int:
     return max_length
 
 
-def is_recurrent(network: nn.Module) -> bool:
-    """Return whether a network has recurrent layers of torch, whose kernels compute all steps in one call."""
-    return any(isinstance(layer, nn.RNNBase) for layer in network.modules())
-
-
 class DataProperties(Protocol):
     """Properties of a data module that a network depends on.
 
@@ -78,6 +73,11 @@ class Network(nn.Module, ABC):
                     raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
             elif type(value) is int and value < 1:
                 raise UserError(f"{name} must be at least 1, but is {value}")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Return whether the network has recurrent layers of torch, whose kernels compute all steps in one call."""
+        return any(isinstance(layer, nn.RNNBase) for layer in self.modules())
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
