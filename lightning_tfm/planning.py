@@ -316,14 +316,9 @@ class _Traffic(TorchDispatchMode):
         return result
 
 
-def _cudnn_rnn_flops(input: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
+def _recurrent_flops(input: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
     """Return the FLOPs of a recurrent layer, from the shapes of its input (..., D) and of its weights and biases."""
     return 2 * prod(input[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
-
-
-def _lstm_flops(input: Sequence[int], w_input: Sequence[int], w_hidden: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the FLOPs of an LSTM, from the shapes of its input (T, B, D) and of its weights."""
-    return 2 * input[0] * input[1] * (w_input[0] * w_input[1] + w_hidden[0] * w_hidden[1])
 
 
 KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
@@ -331,10 +326,10 @@ KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
         *shapes[:4]
     ),
-    aten._cudnn_rnn: _cudnn_rnn_flops,
-    aten._cudnn_rnn_backward: lambda *shapes, **_: 2 * _cudnn_rnn_flops(*shapes),
-    aten.mkldnn_rnn_layer: _lstm_flops,
-    aten.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _lstm_flops(*shapes),
+    aten._cudnn_rnn: lambda input, weights, *_, **__: _recurrent_flops(input, weights),
+    aten._cudnn_rnn_backward: lambda input, weights, *_, **__: 2 * _recurrent_flops(input, weights),
+    aten.mkldnn_rnn_layer: lambda input, *others, **_: _recurrent_flops(input, others[:2]),
+    aten.mkldnn_rnn_layer_backward: lambda input, *others, **_: 2 * _recurrent_flops(input, others[:2]),
 }
 """Formulas for kernels that FlopCounterMode does not know; those of attention on a CPU are torch's for GPUs."""
 
