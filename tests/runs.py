@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import ctypes
 import inspect
+import itertools
 import json
 import math
 import multiprocessing
@@ -108,11 +109,26 @@ TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.
 """Options for which Lightning starts a second process."""
 
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = itertools.count(10_000 + 1_000 * WORKER)
+"""Candidates for the ports of runs, different in each worker of pytest.
+
+Linux assigns ports from 32,768 to connections and to binds of port 0. Such a port might be taken before the run, which
+imports for seconds, binds it.
+"""
+
+
+def free_port() -> int:
+    """Return a port that no program uses and that no earlier call has returned."""
+    while True:
+        port = next(PORTS)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+
+
 def ranks(number=2):
     """Return the environments of the ranks of a run, with which Lightning launches no process itself."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     return [{"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(number)]
 
 
