@@ -72,7 +72,7 @@ AXES: dict[str, tuple[int, ...]] = {
 LONGEST = {"attention LSTM": 512}
 """Maximum length of models that need too much memory beyond it: the tutorial keeps all its keys at each step."""
 
-PAIRS = (1_000, 10_000, 100_000, 1_000_000)
+PAIRS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 """Numbers of training pairs."""
 
 BOUNDS = {"width": 2, "length": 2, "batch": 1, "vocabulary": 1, "pairs": 1}

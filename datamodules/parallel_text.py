@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -12,15 +13,17 @@ from lightning_tfm.data import (
     TARGET_NAMES,
     Download,
     MaxTokensSampler,
-    Pair,
     PairDataModule,
+    Pairs,
     Sharding,
     TrainingSampler,
-    read_lines,
     read_table,
+    read_text,
     resolve_path,
+    split_lines,
 )
 from lightning_tfm.errors import UserError
+from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import train_tokenizer
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
@@ -77,13 +80,14 @@ class ParallelText(PairDataModule):
         header: bool | None = None,
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
-        self.splits = {split: read_pairs(files, encoding, split, header) for split, files in names.items()}
-        if tokenizer == "word":  # decoded texts have single spaces, so references must, too
-            self.splits = {
-                split: [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
-                for split, pairs in self.splits.items()
-            }
-        trained = train_tokenizer(itertools.chain.from_iterable(self.splits["train"]), tokenizer, vocab_size)
+        self.splits = {}
+        for split, files in names.items():
+            parts = read_pairs(files, encoding, split, header)
+            if tokenizer == "word":  # decoded texts have single spaces, so references must, too
+                parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
+            self.splits[split] = Pairs(parts)
+        train_sides = self.splits["train"].sources, self.splits["train"].targets
+        trained = train_tokenizer(chain.from_iterable(zip(*train_sides, strict=True)), tokenizer, vocab_size)
         longest = max(max_source_length, max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
             raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")
@@ -100,8 +104,8 @@ class ParallelText(PairDataModule):
             drop_too_long=drop_too_long,
         )
 
-    def pairs(self, split: str) -> list[Pair]:
-        return [Pair(source, target) for source, target in self.splits[split]]
+    def pairs(self, split: str) -> Pairs:
+        return self.splits[split]
 
     def check_shards(self, num_shards: int) -> None:
         """Check the batch size as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
@@ -122,8 +126,8 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(names: list[str], encoding: str, split: str, header: bool | None) -> list[tuple[str, str]]:
-    """Read pairs of a source and a target from two line-aligned files or from a table.
+def read_pairs(names: list[str], encoding: str, split: str, header: bool | None) -> Iterator[list[list[str]]]:
+    """Yield the sources and the targets of two line-aligned files or of a table, a part at a time.
 
     Args:
         names: the names of the two files, or of the table (.tsv or .csv).
@@ -137,26 +141,32 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [resolve_path(name, FILES) for name in names]
+    rows: Iterable[Sequence[str]]
     first = 1
     if len(paths) == 1:
         table = read_table(paths[0], encoding, header)
         rows, first = table.ordered(SOURCE_NAMES, TARGET_NAMES), table.first
-        if len(rows[0]) != 2:
+        if table.num_columns != 2:
             raise UserError(
-                f"{str(paths[0])!r} must hold two columns, source and target, but has {len(rows[0])}; "
+                f"{str(paths[0])!r} must hold two columns, source and target, but has {table.num_columns}; "
                 "set data.class_path to datamodules.Tsv, which can select columns"
             )
     else:
-        sources, targets = (read_lines(path, encoding) for path in paths)
-        if len(sources) != len(targets):
+        texts = [read_text(path, encoding) for path in paths]
+        lines, other_lines = (text.count("\n") + (not text.endswith("\n")) for text in texts)
+        if lines != other_lines:
             raise UserError(
-                f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {len(sources)} and "
-                f"{len(targets)}"
+                f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines} and "
+                f"{other_lines}"
             )
-        rows = [list(pair) for pair in zip(sources, targets, strict=True)]
-    pairs = [(source.strip(), target.strip()) for source, target in rows]
-    for number, pair in enumerate(pairs, start=first):
-        if not all(pair):
-            side = paths[0] if not pair[0] else paths[-1]
-            raise UserError(f"each line must hold a text, but line {number} of {str(side)!r} is empty; delete the pair")
-    return pairs
+        rows = zip(*map(split_lines, texts), strict=True)
+    for part in in_parts(rows):
+        sides = [[*map(str.strip, side)] for side in zip(*part, strict=True)]
+        for path, texts in zip((paths[0], paths[-1]), sides, strict=True):
+            if not all(texts):
+                raise UserError(
+                    f"each line must hold a text, but line {first + texts.index('')} of {str(path)!r} is empty; delete "
+                    "the pair"
+                )
+        first += len(part)
+        yield sides

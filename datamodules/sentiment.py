@@ -6,7 +6,7 @@ import os
 import tarfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal, cast
@@ -203,9 +203,9 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
         return by_split(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
         table = read_table(paths[0], encoding, header)
-        if len(table.rows[0]) != 2:
+        if table.num_columns != 2:
             raise UserError(
-                f"{names[0]!r} must hold a label and a text in each line, but has {len(table.rows[0])} columns"
+                f"{names[0]!r} must hold a label and a text in each line, but has {table.num_columns} columns"
             )
         texts = _stripped(paths[0], table.ordered(TARGET_NAMES, SOURCE_NAMES), table.first)
     else:
@@ -214,11 +214,11 @@ def read_labeled(names: list[str], encoding: str, split: str, header: bool | Non
             raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
         texts = []
         for path, label in zip(paths, labels, strict=True):
-            texts += _stripped(path, [[label, line] for line in read_lines(path, encoding)])
+            texts += _stripped(path, ([label, line] for line in read_lines(path, encoding)))
     return {split: texts}
 
 
-def _stripped(path: Path, rows: list[list[str]], first: int = 1) -> list[Pair]:
+def _stripped(path: Path, rows: Iterable[list[str]], first: int = 1) -> list[Pair]:
     """Return the labeled texts of a file without surrounding white space, and check that none is empty."""
     texts = [Pair(text.strip(), label.strip()) for label, text in rows]
     for number, text in enumerate(texts, start=first):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 
-from lightning_tfm.data import Pair, PairDataModule, read_table, resolve_path
+from lightning_tfm.data import PairDataModule, Pairs, read_table, resolve_path
 from lightning_tfm.errors import UserError
+from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
@@ -64,18 +64,11 @@ class Tsv(PairDataModule):
         }
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
-        self.splits = {
-            split: [
-                # Decoded targets have single separators, so references must, too.
-                Pair("\t".join([row[0], *row[2:]]), target_separator.join(splitter.split_target(row[1])))
-                for row in rows
-            ]
-            for split, rows in tables.items()
-        }
-        sides = ((splitter.split(source), splitter.split_target(target)) for source, target, *_ in self.splits["train"])
-        symbols = chain.from_iterable(chain.from_iterable(sides))  # not a list, which would take much memory
+        self.splits = {split: Pairs(_sides(splitter, *texts) for texts in parts) for split, parts in tables.items()}
+        pairs = self.splits["train"]
+        counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
         super().__init__(
-            SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], *separators),
+            SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators),
             max_source_length=max_source_length,
             max_target_length=max_target_length,
             batch_size=batch_size,
@@ -86,14 +79,25 @@ class Tsv(PairDataModule):
             drop_too_long=drop_too_long,
         )
 
-    def pairs(self, split: str) -> list[Pair]:
+    def pairs(self, split: str) -> Pairs:
         return self.splits[split]
+
+
+def _sides(
+    splitter: SymbolTokenizer, sources: list[str], targets: list[str], *features: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the sources, with their features after a tab, and the targets."""
+    if features:
+        sources = [*map("\t".join, zip(sources, *features, strict=True))]
+    if splitter.target_separator:  # decoded targets have single separators, so references must, too
+        targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
+    return sources, targets
 
 
 def read_columns(
     path: Path, encoding: str, columns: Mapping[str, int | str], header: bool | None = None
-) -> Iterator[list[str]]:
-    """Read a table, and return an iterator over the fields of the given columns of each line.
+) -> Iterator[list[list[str]]]:
+    """Yield the texts of each of the given columns of a table, without white space around them, a part at a time.
 
     Args:
         path: the path of the table.
@@ -106,21 +110,27 @@ def read_columns(
     """
     if header is None and any(isinstance(column, str) for column in columns.values()):
         header = True
-    rows, names = table = read_table(path, encoding, header)
-    numbers = {}
+    table = read_table(path, encoding, header)
+    names = table.columns
+    numbers = []
     for name, column in columns.items():
         if isinstance(column, str):
             if names is None or column not in names:
                 available = "has no header" if names is None else f"has {', '.join(names)}"
                 raise UserError(f"{name} must be a column of {str(path)!r}, which {available}, but is {column!r}")
             column = names.index(column) + 1
-        if not 1 <= column <= len(rows[0]):
-            raise UserError(f"{name} must be a column of {str(path)!r}, from 1 to {len(rows[0])}, but is {column}")
-        numbers[name] = column
-        for number, row in enumerate(rows, start=table.first):
-            if not row[column - 1].strip():
+        if not 1 <= column <= table.num_columns:
+            raise UserError(f"{name} must be a column of {str(path)!r}, from 1 to {table.num_columns}, but is {column}")
+        numbers.append(column)
+    line = table.first
+    for part in in_parts(table.rows):
+        every = [*zip(*part, strict=True)]
+        texts = [[*map(str.strip, every[number - 1])] for number in numbers]
+        for name, number, column_texts in zip(columns, numbers, texts, strict=True):
+            if not all(column_texts):
                 raise UserError(
-                    f"each line must hold a {name}, but column {column} of line {number} of {str(path)!r} is empty; "
-                    "delete the line"
+                    f"each line must hold a {name}, but column {number} of line {line + column_texts.index('')} of "
+                    f"{str(path)!r} is empty; delete the line"
                 )
-    return ([row[column - 1].strip() for column in numbers.values()] for row in rows)
+        line += len(part)
+        yield texts

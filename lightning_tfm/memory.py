@@ -6,8 +6,15 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
+from typing import TypeVar
+
+PART = 10_000
+"""Number of texts that are processed at a time."""
+
+Item = TypeVar("Item")
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # with the prefix M_ in malloc.h
 
@@ -31,6 +38,17 @@ def total_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # on Windows, for example
         return None
+
+
+def in_parts(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield items in lists of at most PART, which limits the memory of intermediate results.
+
+    Args:
+        items: the items, which are read in one pass.
+    """
+    items = iter(items)
+    while part := [*islice(items, PART)]:
+        yield part
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_fol
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
-from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Sharding, WindowSampler, stable_hash
-from lightning_tfm.data.files import read_lines, read_text
+from lightning_tfm import memory
+from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Sharding, WindowSampler, files, stable_hash
+from lightning_tfm.data.files import read_lines, read_text, split_lines
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import (
     EOS,
@@ -841,7 +842,7 @@ def test_a_damaged_gzip_file_is_named_in_the_error(tmp_path):
 def test_lines_end_only_at_line_feeds(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
-    assert read_lines(path) == ["eins", "zwei\x85\u2028drei\x0cvier"]
+    assert [*read_lines(path)] == ["eins", "zwei\x85\u2028drei\x0cvier"]
     path.write_text("größe", encoding="utf-16")
     assert read_text(path, "U16") == read_text(path, "utf_16") == "größe"
     path.write_text("größe", encoding="latin-1")
@@ -1062,7 +1063,32 @@ def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
         ("bad though", "neg"),
     ]
     # the header says that the label is the target
-    assert read_pairs([table], "utf-8", "test", None) == [("good, really", "pos"), ("bad though", "neg")]
+    assert [*read_pairs([table], "utf-8", "test", None)] == [[["good, really", "bad though"], ["pos", "neg"]]]
+
+
+@pytest.mark.parametrize("characters", [1, 2, 5, 1000])
+def test_lines_do_not_depend_on_the_number_of_characters_split_at_a_time(characters, monkeypatch):
+    monkeypatch.setattr(files, "CHARACTERS", characters)
+    for text in map("".join, itertools.product("a\n", repeat=6)):
+        assert [*split_lines(text)] == text.removesuffix("\n").split("\n")
+
+
+def test_tables_do_not_depend_on_the_number_of_rows_read_at_a_time(monkeypatch, tmp_path):
+    lines = [f"source {number}\ttarget {number}" for number in range(7)]
+    table, wrong, short = (tmp_path / f"{name}.tsv" for name in ("table", "wrong", "short"))
+    write_lines(table, lines)
+    write_lines(wrong, [*lines[:5], "source 5\t ", *lines[5:]])
+    write_lines(short, [*lines[:5], "source 5", *lines[5:]])
+    seen = set()
+    for part in (1, 2, 3, memory.PART):
+        monkeypatch.setattr(memory, "PART", part)
+        for data in (Tsv(str(table), str(table)), ParallelText([str(table)], [str(table)], tokenizer="character")):
+            data.setup("fit")
+            seen.add((*data.fingerprint.values(), *data.tokenizer.symbols, *data.datasets["train"].pairs))
+        for path, message in ((wrong, "line 6 of .* is empty"), (short, "line 6 has 0")):
+            with pytest.raises(UserError, match=message):
+                Tsv(str(path), str(table))
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import torch
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Sharding, pairs, stable_hash
-from lightning_tfm.data.rows import TokenRows
+from lightning_tfm import memory
+from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Pair, Pairs, Sharding, stable_hash
+from lightning_tfm.data.rows import TextRows, TokenRows
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.tokenization import (
@@ -131,9 +132,9 @@ def test_targets_are_shifted_once_and_batches_padded_on_the_right(make_data):
             assert ((padded != PAD).long().diff(dim=1) <= 0).all()
 
 
-@pytest.mark.parametrize("part", [7, pairs.PART])
+@pytest.mark.parametrize("part", [7, memory.PART])
 def test_batches_contain_the_pairs_in_whatever_parts_they_are_encoded(make_data, part, monkeypatch):
-    monkeypatch.setattr(pairs, "PART", part)
+    monkeypatch.setattr(memory, "PART", part)
     data = make_data()
     data.setup("fit")
     (loader, *_) = data.test_dataloader()
@@ -298,10 +299,67 @@ def test_rows_are_stored_without_padding_and_read_with_it(vocab_size):
     torch.manual_seed(0)
     lengths = torch.tensor([3, 0, 7, 1])
     rows = [torch.randint(1, vocab_size, (length,)) for length in lengths.tolist()]
-    stored = TokenRows(torch.cat(rows), lengths, vocab_size)
-    for indices in ([0], [1, 3], [3, 2, 2, 0], [1]):
-        expected = torch.nn.utils.rnn.pad_sequence([rows[index] for index in indices], batch_first=True)
-        assert stored[torch.tensor(indices)].equal(expected)
+    for parts in ([torch.cat(rows)], rows):
+        stored = TokenRows(parts, lengths, vocab_size)
+        for indices in ([0], [1, 3], [3, 2, 2, 0], [1]):
+            expected = torch.nn.utils.rnn.pad_sequence([rows[index] for index in indices], batch_first=True)
+            assert stored[torch.tensor(indices)].equal(expected)
+
+
+TEXTS = ["May", "", "größe\n\t", "日本", "\N{GRINNING FACE}a", "", "x" * 50]
+
+
+@pytest.mark.parametrize("part", [1, 3, memory.PART])
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], [""] * 4, []])
+def test_stored_texts_are_those_of_a_list(texts, part, monkeypatch):
+    monkeypatch.setattr(memory, "PART", part)
+    stored = TextRows()
+    for some in memory.in_parts(texts):
+        stored.extend(some)
+    assert [*stored] == texts
+    assert [stored[row] for row in range(-len(texts), len(texts))] == [*texts, *texts]
+    for rows in (slice(None), slice(1, 3), slice(-2, None), slice(2, 1), slice(None, None, -2), slice(9, 20)):
+        assert stored[rows] == texts[rows]
+    with pytest.raises(IndexError):
+        stored[len(texts)]
+
+
+def test_texts_with_zero_bytes_are_refused():
+    stored = TextRows()
+    stored.extend(["a"])
+    with pytest.raises(UserError, match=r"texts must not contain zero bytes, but one does: 'b\\x00c'; remove them"):
+        stored.extend(["b", "b\0c"])
+    assert [*stored] == ["a"]
+
+
+def test_stored_pairs_are_those_of_a_list():
+    whole = [Pair(text, text[::-1], ((0, row),), "long" if row else None) for row, text in enumerate(TEXTS)]
+    stored = Pairs.of(whole)
+    assert [*stored] == stored[:] == whole
+    assert Pairs.of(stored) is stored
+    mask = torch.tensor([len(text) > 1 for text in TEXTS])
+    assert [*stored.subset(mask)] == [pair for pair in whole if len(pair.source) > 1]
+    assert [*Pairs([(TEXTS, TEXTS), (TEXTS, TEXTS)]).subset(mask.repeat(2))] == [
+        Pair(text, text) for text in TEXTS * 2 if len(text) > 1
+    ]
+
+
+@pytest.mark.parametrize("part", [2, memory.PART])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        SymbolTokenizer(()),
+        SymbolTokenizer((), " "),
+        SymbolTokenizer((), "", " "),
+        SymbolTokenizer((), "", feature_separator=";"),
+    ],
+)
+@pytest.mark.parametrize("are_targets", [False, True])
+def test_counts_of_symbols_are_those_of_split_texts(tokenizer, are_targets, part, monkeypatch):
+    monkeypatch.setattr(memory, "PART", part)
+    texts = [*TEXTS, "run\tV;PST", "a a b"]
+    split = tokenizer.split_target if are_targets else tokenizer.split
+    assert tokenizer.count(iter(texts), are_targets) == Counter(symbol for text in texts for symbol in split(text))
 
 
 def test_unknown_characters_of_texts_encoded_together_are_refused():

@@ -11,11 +11,12 @@ from lightning_tfm.data.files import (
     read_table,
     read_text,
     resolve_path,
+    split_lines,
 )
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
-from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset
+from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset, Pairs
 from lightning_tfm.data.samplers import (
     EvaluationSampler,
     LengthGroupedSampler,
@@ -42,6 +43,7 @@ __all__ = [
     "Pair",
     "PairDataModule",
     "PairDataset",
+    "Pairs",
     "ResumableDataLoader",
     "ShardedBatch",
     "Sharding",
@@ -56,5 +58,6 @@ __all__ = [
     "read_table",
     "read_text",
     "resolve_path",
+    "split_lines",
     "stable_hash",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
@@ -87,11 +88,11 @@ class TaskDataModule(LightningDataModule, ABC):
         return None
 
     def _report_overlaps(self) -> None:
-        training = set(self.sources("train"))
-        for split in self.datasets:
-            sources = self.sources(split)
-            known = sum(source in training for source in sources)
-            if known and split != "train":
+        others = {split: self.sources(split) for split in self.datasets if split != "train"}
+        # The training sources, which may be many, are read once and not kept.
+        repeated = set(chain.from_iterable(others.values())).intersection(self.sources("train"))
+        for split, sources in others.items():
+            if known := sum(source in repeated for source in sources):
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
     def check_shards(self, num_shards: int) -> None:

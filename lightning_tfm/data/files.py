@@ -8,13 +8,14 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Sequence
-from io import StringIO
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import normalize_text
 
 BOMS = {
@@ -108,23 +109,28 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     return text
 
 
+CHARACTERS = 1_000_000
+"""Approximate number of characters that are split into lines at a time."""
+
 SOURCE_NAMES = ("source", "src", "input", "text", "review", "sentence")
 TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment")
 """Column names by which the first line of a table is recognized as a header."""
 
 
 class Table(NamedTuple):
-    """Content of a table.
+    """Table of a file. Iterating over `rows` reads them one after the other, so that large tables fit into memory.
 
     Attributes:
-        rows: the fields of each row.
+        rows: the fields of each row, which can be read once.
         columns: the names of the columns; None if the table has no header.
+        num_columns: the number of columns, at least 2.
     """
 
-    rows: list[list[str]]
+    rows: Iterator[list[str]]
     columns: list[str] | None
+    num_columns: int
 
-    def ordered(self, first: Sequence[str], second: Sequence[str]) -> list[list[str]]:
+    def ordered(self, first: Sequence[str], second: Sequence[str]) -> Iterator[list[str]]:
         """Return the rows, with the two columns swapped if the header names them in reverse order.
 
         Args:
@@ -133,7 +139,7 @@ class Table(NamedTuple):
         """
         names = [name.lower() for name in self.columns or ()]
         swapped = len(names) == 2 and names[0] in second and names[1] in first
-        return [row[::-1] for row in self.rows] if swapped else self.rows
+        return (row[::-1] for row in self.rows) if swapped else self.rows
 
     @property
     def first(self) -> int:
@@ -151,37 +157,69 @@ def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) 
             TARGET_NAMES, or "features".
 
     Raises:
-        UserError: if `read_text` fails, a line has no separator or fewer or more than the first line, or there are no
-            rows below the header.
+        UserError: if `read_text` fails, or there are no rows below the header; also while the rows are read, if a line
+            has no separator, or fewer or more than the first line.
     """
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        separator = "comma"
-        text = read_text(path, encoding)
-        try:
-            table = list(csv.reader(StringIO(text), strict=True))
-        except csv.Error as error:
-            raise UserError(f"{str(path)!r} must hold comma-separated values, but does not: {error}") from None
-        rows = [[re.sub(r"[\r\n\t]+", " ", field) for field in row] for row in table]
-    else:
-        separator = "tab"
-        rows = [line.split("\t") for line in read_lines(path, encoding)]
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]) or len(row) < 2:
-            wanted = f"a {separator} between its fields"
-            if len(rows[0]) > 1:
-                wanted = f"as many {separator}s as the first ({len(rows[0]) - 1})"
-            raise UserError(
-                f"{str(path)!r} must have {wanted} in each line, but line {number} has {max(0, len(row) - 1)}"
-            )
-    names = [field.strip() for field in rows[0]]
+    rows = _read_rows(path, encoding)
+    first = next(rows)
+    names = [field.strip() for field in first]
     known = (*SOURCE_NAMES, *TARGET_NAMES, "features")
     if header is None and (header := all(name.lower() in known for name in names)):
         rank_zero_print(f"the first line of {path} names its columns: {', '.join(names)}")
-    if header and len(rows) == 1:
+    if not header:
+        return Table(chain([first], rows), None, len(names))
+    if (second := next(rows, None)) is None:
         raise UserError(f"{str(path)!r} must hold rows below its header, but holds none")
-    return Table(rows[1:], names) if header else Table(rows, None)
+    return Table(chain([second], rows), names, len(names))
 
 
-def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Read the lines of a file, separated only by line feeds; see `read_text`."""
-    return read_text(path, encoding).removesuffix("\n").split("\n")
+def _read_rows(path: Path, encoding: str) -> Iterator[list[str]]:
+    """Yield the fields of each row of a table, including its header, see `read_table`."""
+    lines, num_columns = read_lines(path, encoding), 0
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        separator, rows = "comma", _parse_csv(path, lines)
+    else:
+        separator, rows = "tab", map(str.split, lines, repeat("\t"))
+    before = 0
+    for part in in_parts(rows):
+        widths = [*map(len, part)]
+        num_columns = num_columns or widths[0]
+        if num_columns < 2 or widths.count(num_columns) < len(widths):
+            wanted = f"a {separator} between its fields"
+            if num_columns > 1:
+                wanted = f"as many {separator}s as the first ({num_columns - 1})"
+            row = next(row for row, width in enumerate(widths) if num_columns < 2 or width != num_columns)
+            raise UserError(
+                f"{str(path)!r} must have {wanted} in each line, but line {before + row + 1} has "
+                f"{max(0, widths[row] - 1)}"
+            )
+        before += len(part)
+        yield from part
+
+
+def _parse_csv(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the fields of each row of comma-separated values, with white space inside fields reduced to spaces."""
+    try:
+        for row in csv.reader((f"{line}\n" for line in lines), strict=True):
+            yield [re.sub(r"[\r\n\t]+", " ", field) for field in row]
+    except csv.Error as error:
+        raise UserError(f"{str(path)!r} must hold comma-separated values, but does not: {error}") from None
+
+
+def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """Return an iterator over the lines of a file, separated only by line feeds; see `read_text`."""
+    return split_lines(read_text(path, encoding))
+
+
+def split_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, separated only by line feeds. A list of all lines would take several times its memory.
+
+    Args:
+        text: the text, whose last line may end with a line feed.
+    """
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + CHARACTERS)
+        end = len(text) if end < 0 else end
+        yield from text[begin:end].removesuffix("\n" if end == len(text) else "").split("\n")
+        begin = end + 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from lightning_tfm.memory import in_parts
+
 
 def stable_hash(text: str) -> int:
     """Return a 64-bit hash of a text, which is the same on every machine, unlike `hash`."""
@@ -14,6 +16,6 @@ def stable_hash(text: str) -> int:
 def hash_lines(lines: Iterable[str]) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of lines."""
     total = hashlib.sha256()
-    for line in lines:
-        total.update(line.encode() + b"\n")
+    for part in in_parts(lines):
+        total.update("\n".join([*part, ""]).encode())
     return total.hexdigest()[:16]

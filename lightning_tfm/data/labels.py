@@ -80,7 +80,7 @@ class LabeledDataset(Dataset[LabeledBatch]):
             read = [[numbers.setdefault(token, len(numbers)) for token in row] for row in read]
             self.spelled = torch.tensor([*numbers])  # (words, G)
         self.texts = TokenRows(
-            torch.tensor([*chain.from_iterable(read)]),
+            [torch.tensor([*chain.from_iterable(read)])],
             torch.tensor([*map(len, read)]),
             tokenizer.vocab_size if self.spelled is None else len(self.spelled),
         )

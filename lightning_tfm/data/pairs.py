@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -19,14 +19,11 @@ from torch.utils.data import Dataset
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
-from lightning_tfm.data.rows import TokenRows
+from lightning_tfm.data.rows import TextRows, TokenRows, id_type
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.memory import total_memory
+from lightning_tfm.memory import in_parts, total_memory
 from lightning_tfm.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
-
-PART = 10_000
-"""Number of texts that are encoded at a time."""
 
 SAMPLE = 20_000
 """Number of pairs from which the maximum size of a split is estimated."""
@@ -48,17 +45,68 @@ class Pair(NamedTuple):
     category: str | None = None
 
 
+class Pairs(Sequence[Pair]):
+    """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
+
+    Args:
+        parts: sources and their targets, a part at a time.
+        annotations: the alignment and the category of each pair; None if no pair has one.
+
+    Attributes:
+        sources: the sources.
+        targets: the targets.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[Sequence[Sequence[str]]],
+        annotations: Sequence[tuple[tuple[tuple[int, int], ...] | None, str | None]] | None = None,
+    ) -> None:
+        self.sources, self.targets, self._annotations = TextRows(), TextRows(), annotations
+        for sources, targets in parts:
+            self.sources.extend(sources)
+            self.targets.extend(targets)
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Pairs:
+        """Return pairs as Pairs, without a copy if they are stored so."""
+        if isinstance(pairs, cls):
+            return pairs
+        sources, targets, *_ = zip(*pairs, strict=True)
+        return cls([(sources, targets)], [pair[2:] for pair in pairs])
+
+    def subset(self, mask: Tensor) -> Pairs:
+        """Return the pairs for which a mask (N) is True."""
+        selectors = mask.tolist()
+        kept = compress(zip(self.sources, self.targets, strict=True), selectors)
+        others = None if self._annotations is None else [*compress(self._annotations, selectors)]
+        return Pairs(([*zip(*part, strict=True)] for part in in_parts(kept)), others)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Pair]: ...
+    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        others = () if self._annotations is None else self._annotations[index]
+        return Pair(self.sources[index], self.targets[index], *others)
+
+
 class PairDataset(Dataset[Batch]):
     """Dataset of encoded pairs: `dataset[rows]` is a Batch."""
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> None:
-        self.pairs = pairs
-        self.sources = _encode([pair.source for pair in pairs], tokenizer, are_targets=False)
-        self.targets = _encode([pair.target for pair in pairs], tokenizer, are_targets=True)
+        self.pairs = Pairs.of(pairs)
+        self.sources = _encode(self.pairs.sources, tokenizer, are_targets=False)
+        self.targets = _encode(self.pairs.targets, tokenizer, are_targets=True)
 
     @cached_property
     def fingerprint(self) -> str:
-        return hash_lines(f"{pair.source}\t{pair.target}" for pair in self.pairs)
+        return hash_lines(map("\t".join, zip(self.pairs.sources, self.pairs.targets, strict=True)))
 
     @property
     def source_lengths(self) -> Tensor:
@@ -83,8 +131,8 @@ class PairDataset(Dataset[Batch]):
         return Batch(self.sources[rows], target_in.masked_fill(target_in == EOS, PAD), target[:, 1:], rows)
 
 
-def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
-    """Encode texts PART at a time, which limits the memory of intermediate results.
+def _encode(texts: TextRows, tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
+    """Encode texts.
 
     Args:
         texts: the N texts.
@@ -95,18 +143,18 @@ def _encode(texts: Sequence[str], tokenizer: Tokenizer, are_targets: bool) -> To
         The ids, with EOS at the end of each row.
     """
     parts, lengths = [], []
-    for begin in range(0, len(texts), PART):
-        ids, numbers = tokenizer.encode_flat(texts[begin : begin + PART], are_targets)
-        lengths.append(numbers + (2 if are_targets else 1))
+    for some in in_parts(texts):
+        ids, numbers = tokenizer.encode_flat(some, are_targets)
+        lengths.append((numbers + (2 if are_targets else 1)).int())
         ends = lengths[-1].cumsum(0)
-        part = torch.full((int(ends[-1]),), EOS, dtype=torch.int32)
+        part = torch.full((int(ends[-1]),), EOS, dtype=id_type(tokenizer.vocab_size))
         is_token = torch.ones_like(part, dtype=torch.bool).index_fill(0, ends - 1, False)
         if are_targets:
             is_token[ends - lengths[-1]] = False
             part[ends - lengths[-1]] = BOS
-        part[is_token] = ids
+        part[is_token] = ids.to(part.dtype)
         parts.append(part)
-    return TokenRows(torch.cat(parts), torch.cat(lengths), tokenizer.vocab_size)
+    return TokenRows(parts, torch.cat(lengths), tokenizer.vocab_size)
 
 
 class PairDataModule(TaskDataModule, ABC):
@@ -144,7 +192,7 @@ class PairDataModule(TaskDataModule, ABC):
         self.drop_too_long = drop_too_long
 
     @abstractmethod
-    def pairs(self, split: str) -> list[Pair]:
+    def pairs(self, split: str) -> Sequence[Pair]:
         """Return all pairs of a split, which must be the same in every call and on every machine.
 
         Args:
@@ -155,8 +203,8 @@ class PairDataModule(TaskDataModule, ABC):
     def longest_source(self) -> int:
         return int(self.datasets["train"].source_lengths.max()) - 1  # without EOS
 
-    def sources(self, split: str) -> list[str]:
-        return [pair.source for pair in self.datasets[split].pairs]
+    def sources(self, split: str) -> Sequence[str]:
+        return self.datasets[split].pairs.sources
 
     def examples(self, split: str) -> PairDataset:
         examples = PairDataset(self.pairs(split), self.tokenizer)
@@ -181,8 +229,7 @@ class PairDataModule(TaskDataModule, ABC):
         if left_out == len(examples):
             raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
         rank_zero_print(f"{left_out} of {len(examples)} training pairs are too long and were dropped")
-        kept = [pair for pair, fit in zip(examples.pairs, fits.tolist(), strict=True) if fit]
-        return PairDataset(kept, self.tokenizer)
+        return PairDataset(examples.pairs.subset(fits), self.tokenizer)
 
 
 class GeneratedDataModule(PairDataModule):
@@ -243,7 +290,7 @@ class GeneratedDataModule(PairDataModule):
         super().setup(stage)
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
-            for source in {pair.source for pair in examples.pairs}:
+            for source in set(examples.pairs.sources):
                 if source in seen:
                     raise UserError(f"splits must be disjoint, but {source!r} is in {seen[source]} and in {split}")
                 seen[source] = split

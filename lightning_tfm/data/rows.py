@@ -1,28 +1,87 @@
-"""Storage of encoded texts."""
+"""Storage of texts and of encoded texts, which takes less memory than a Python object for each."""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from lightning_tfm.errors import UserError
+from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import PAD
+
+SEPARATOR = "\0"
+"""Character after each stored text, at which many texts are split at once."""
+
+
+class TextRows(Sequence[str]):
+    """Texts, stored one after the other in UTF-8: `rows[index]` is a text, and `rows[begin:end]` a list of texts.
+
+    A short text takes a third of the memory of a Python string.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._starts = array("q", [0])  # of each text and of the next one to be appended, in bytes (N + 1)
+
+    def extend(self, texts: Sequence[str]) -> None:
+        """Append texts.
+
+        Raises:
+            UserError: if a text contains a zero byte.
+        """
+        encoded = bytearray(SEPARATOR.join([*texts, ""]).encode())
+        ends = (torch.frombuffer(encoded, dtype=torch.uint8) == ord(SEPARATOR)).nonzero()
+        if len(ends) != len(texts):
+            wrong = next(text for text in texts if SEPARATOR in text)
+            raise UserError(f"texts must not contain zero bytes, but one does: {wrong[:40]!r}; remove them")
+        self._starts.frombytes((ends + (self._starts[-1] + 1)).numpy().tobytes())
+        self._bytes += encoded
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        rows = range(len(self))[index]
+        if isinstance(rows, int):
+            return self._bytes[self._starts[rows] : self._starts[rows + 1] - 1].decode()
+        if rows.step != 1 or not rows:
+            return [self[row] for row in rows]
+        return self._bytes[self._starts[rows.start] : self._starts[rows.stop] - 1].decode().split(SEPARATOR)
+
+    def __iter__(self) -> Iterator[str]:
+        for rows in in_parts(range(len(self))):
+            yield from self[rows[0] : rows[-1] + 1]
+
+
+def id_type(vocab_size: int) -> torch.dtype:
+    """Return the smallest type, of int16 and int32, in which ids of a vocabulary can be stored."""
+    return torch.int16 if vocab_size <= torch.iinfo(torch.int16).max else torch.int32
 
 
 class TokenRows:
     """Rows of token ids, stored one after the other without padding: `rows[indices]` is a padded batch.
 
     Args:
-        ids: the ids of all rows, one row after the other.
+        parts: the ids of all rows, one row after the other, in one or several tensors.
         lengths: the number of ids of each row (N).
         vocab_size: the number of different ids, which determines the type in which they are stored.
     """
 
-    def __init__(self, ids: Tensor, lengths: Tensor, vocab_size: int) -> None:
+    def __init__(self, parts: Iterable[Tensor], lengths: Tensor, vocab_size: int) -> None:
         self.lengths = lengths
         self._starts = lengths.cumsum(0) - lengths
-        dtype = torch.int16 if vocab_size <= torch.iinfo(torch.int16).max else torch.int32
+        dtype = id_type(vocab_size)
         # Rows are read up to the length of the longest in a batch, so padding follows the last row.
-        self._ids = torch.nn.functional.pad(ids.to(dtype), (0, int(lengths.max())), value=PAD)
+        padding = torch.full((int(lengths.max()),), PAD, dtype=dtype)
+        self._ids = torch.cat([*(part.to(dtype) for part in parts), padding])
 
     def __getitem__(self, indices: Tensor) -> Tensor:
         """Return the rows with indices (B), right-padded to the length T of the longest, as int64 (B, T)."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization.subwords import SubwordTokenizer
-from lightning_tfm.tokenization.symbols import SymbolTokenizer, split_symbols
+from lightning_tfm.tokenization.symbols import SymbolTokenizer
 from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, UNKNOWN, Tokenizer
 from lightning_tfm.tokenization.words import WordTokenizer
 
@@ -28,8 +27,8 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
     if tokens == "subword":
         return _train_subwords(texts, vocab_size)
     separator = {"character": "", "word": " "}[tokens]
-    symbols = chain.from_iterable(split_symbols(text, separator) for text in texts)
-    return SymbolTokenizer([UNKNOWN, *build_vocab(symbols, vocab_size)], separator)
+    counts = SymbolTokenizer((), separator).count(texts, are_targets=False)
+    return SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], separator)
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
@@ -44,14 +43,15 @@ def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int 
         UserError: if vocab_size is below the minimum.
     """
     split = WordTokenizer(()).split
-    return WordTokenizer(build_vocab((word for text in texts for word in split(text)), vocab_size), num_ngrams)
+    counts = Counter(word for text in texts for word in split(text))
+    return WordTokenizer(build_vocab(counts, vocab_size), num_ngrams)
 
 
-def build_vocab(symbols: Iterable[str], vocab_size: int) -> list[str]:
+def build_vocab(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Return the most frequent symbols in descending order of frequency.
 
     Args:
-        symbols: all occurrences of symbols.
+        counts: the number of occurrences of each symbol.
         vocab_size: maximum number of ids, including PAD, BOS, EOS and UNKNOWN.
 
     Raises:
@@ -62,10 +62,8 @@ def build_vocab(symbols: Iterable[str], vocab_size: int) -> list[str]:
             f"vocab_size must be above {NUM_SPECIAL + 1}, the number of special ids (padding, begin, end and unknown), "
             f"but is {vocab_size}; try 1000"
         )
-    counts = Counter(symbols)
-    counts.pop(UNKNOWN, None)
-    ordered = sorted(counts.items(), key=lambda count: (-count[1], count[0]))
-    return [symbol for symbol, _ in ordered[: vocab_size - NUM_SPECIAL - 1]]
+    ordered = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
+    return ordered[: vocab_size - NUM_SPECIAL - 1]
 
 
 def _train_subwords(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
