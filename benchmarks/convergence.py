@@ -72,8 +72,8 @@ SINGLE_SEED = SEEDS[0]
 LARGE_GOAL = 1.4646
 """Validation loss of the best replication of nanoGPT's GPU settings that we know; nanoGPT itself reports 1.4697."""
 
-MULTI30K_STEPS = 7000
-"""Training steps on Multi30k with Muon instead of AdamW, which needs 10,000 in the experiment."""
+MULTI30K_STEPS = 2000
+"""Training steps on Multi30k, chosen with seed 1; the experiment has 3,000."""
 
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
@@ -488,11 +488,6 @@ def multi30k(full: bool) -> Iterator[Row]:
     settings = (
         "--data.init_args.test=null",  # the trained model is then tested on the validation split
         f"--trainer.precision={precision}",
-        "--trainer.callbacks=[]",  # no averaged weights
-        "--model.init_args.optimizer=lightning_tfm.optimizers.Muon",
-        "--model.init_args.optimizer.lr=8e-3",
-        "--model.init_args.lr_schedule.warmup_steps=300",
-        "--model.init_args.lr_schedule.decay=linear",
     )
     files = [f"multi30k/{split}.{language}.gz" for split in ("train", "val") for language in ("de", "en")]
     if note := missing(parallel_text.FILES, *files):
@@ -500,7 +495,7 @@ def multi30k(full: bool) -> Iterator[Row]:
         return
     summary, _ = trained("multi30k_transformer", SINGLE_SEED, *settings, steps=MULTI30K_STEPS)
     run = Block(summary["val"]["bleu"], summary["train_seconds"])
-    note = f"{MULTI30K_STEPS:,} steps with Muon in {precision}; {run.amount:.2f} BLEU with five beams"
+    note = f"{MULTI30K_STEPS:,} steps in {precision}; {run.amount:.2f} BLEU with five beams"
     yield until_row(name, target, *_outcome([run], goal), note=note)
 
 
