@@ -337,6 +337,9 @@ def test_stored_pairs_are_those_of_a_list():
     stored = Pairs.of(whole)
     assert [*stored] == stored[:] == whole
     assert Pairs.of(stored) is stored
+    assert stored.are_aligned
+    assert not Pairs.of([*whole, Pair("May", "05")]).are_aligned
+    assert not Pairs([(TEXTS, TEXTS)]).are_aligned
     mask = torch.tensor([len(text) > 1 for text in TEXTS])
     assert [*stored.subset(mask)] == [pair for pair in whole if len(pair.source) > 1]
     assert [*Pairs([(TEXTS, TEXTS), (TEXTS, TEXTS)]).subset(mask.repeat(2))] == [

@@ -104,7 +104,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
             f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
-    if not text.strip():
+    if not text or text.isspace():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text
 

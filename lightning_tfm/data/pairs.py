@@ -75,6 +75,11 @@ class Pairs(Sequence[Pair]):
         sources, targets, *_ = zip(*pairs, strict=True)
         return cls([(sources, targets)], [pair[2:] for pair in pairs])
 
+    @property
+    def are_aligned(self) -> bool:
+        """Return whether all pairs have an alignment."""
+        return self._annotations is not None and all(alignment is not None for alignment, _ in self._annotations)
+
     def subset(self, mask: Tensor) -> Pairs:
         """Return the pairs for which a mask (N) is True."""
         selectors = mask.tolist()
@@ -132,7 +137,7 @@ class PairDataset(Dataset[Batch]):
 
 
 def _encode(texts: TextRows, tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
-    """Encode texts.
+    """Encode texts, a part at a time.
 
     Args:
         texts: the N texts.

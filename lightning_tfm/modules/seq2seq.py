@@ -148,7 +148,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         self._log_scores()
 
     def aligned_attention(self, dataset: PairDataset, batch: Batch) -> tuple[dict[str, Tensor], Tensor] | None:
-        if any(pair.alignment is None for pair in dataset.pairs):  # of the whole split, since all processes must agree
+        if not dataset.pairs.are_aligned:  # of the whole split, since all processes must agree
             return None
         with attention_maps(self.network) as maps:
             self.network(batch.source, batch.target_in)
