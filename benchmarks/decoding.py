@@ -240,13 +240,13 @@ def translation_data() -> ParallelText:
 
 
 def train_translator(folder: str) -> Path:
-    """Train `multi30k_transformer` for TRANSLATION_STEPS, and return the path of its checkpoint.
+    """Train `multi30k_transformer` with sinusoidal positions, and return the path of its checkpoint.
 
     Args:
         folder: the working directory.
 
     Note:
-        The positions are sinusoidal, since CTranslate2 does not rotate queries and keys of cross-attention.
+        CTranslate2 does not support rotary positions in cross-attention.
     """
     settings = {
         "trainer.accelerator": "cpu",
@@ -418,7 +418,7 @@ def translations(full: bool) -> Iterator[Row]:
         for row, target, _, _ in compared:
             yield Row(row, "sentences/s", target, note=str(error))
         return
-    note = f"multi30k_transformer after {TRANSLATION_STEPS:,} steps; "
+    note = f"multi30k_transformer with sinusoidal positions after {TRANSLATION_STEPS:,} steps; "
     note += f"both end with {PATIENCE * BEAMS} finished sequences"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = train_translator(folder)

@@ -463,7 +463,7 @@ def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
         sources, targets = zip(*((codes(pair.source), codes(pair.target)) for pair in pairs), strict=True)
         return pad_sequence(sources, batch_first=True), pad_sequence(targets, batch_first=True)
 
-    return DataLoader(pairs, 32, collate_fn=collate)
+    return DataLoader([*pairs], 32, collate_fn=collate)  # a list, whose items are found at once
 
 
 def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor]], None]:

@@ -152,14 +152,14 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
                 "set data.class_path to datamodules.Tsv, which can select columns"
             )
     else:
-        texts = [read_text(path, encoding) for path in paths]
-        lines, other_lines = (text.count("\n") + (not text.endswith("\n")) for text in texts)
+        contents = [read_text(path, encoding) for path in paths]
+        lines, other_lines = (content.count("\n") + (not content.endswith("\n")) for content in contents)
         if lines != other_lines:
             raise UserError(
                 f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines} and "
                 f"{other_lines}"
             )
-        rows = zip(*map(split_lines, texts), strict=True)
+        rows = zip(*map(split_lines, contents), strict=True)
     for part in in_parts(rows):
         sides = [[*map(str.strip, side)] for side in zip(*part, strict=True)]
         for path, texts in zip((paths[0], paths[-1]), sides, strict=True):

@@ -124,8 +124,8 @@ def read_columns(
         numbers.append(column)
     line = table.first
     for part in in_parts(table.rows):
-        every = [*zip(*part, strict=True)]
-        texts = [[*map(str.strip, every[number - 1])] for number in numbers]
+        fields = [*zip(*part, strict=True)]  # by column
+        texts = [[*map(str.strip, fields[number - 1])] for number in numbers]
         for name, number, column_texts in zip(columns, numbers, texts, strict=True):
             if not all(column_texts):
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Memory size, allocation and garbage collection."""
+"""Memory size, allocation, garbage collection, and processing in parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 PART = 10_000
-"""Number of texts that are processed at a time."""
+"""Maximum number of items, such as texts, that are processed at a time."""
 
 Item = TypeVar("Item")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import ctypes
 import inspect
-import itertools
 import json
 import math
 import multiprocessing
@@ -109,19 +108,14 @@ TWO_PROCESSES = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.
 """Options for which Lightning starts a second process."""
 
 
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-PORTS = itertools.count(10_000 + 1_000 * WORKER)
-"""Candidates for the ports of runs, different in each worker of pytest.
-
-Linux assigns ports from 32,768 to connections and to binds of port 0. Such a port might be taken before the run, which
-imports for seconds, binds it.
-"""
+PORTS = range(10_000, 32_768)
+"""Candidates for the ports of runs. Linux assigns those from 32,768 to connections, perhaps before a run binds its."""
 
 
 def free_port() -> int:
-    """Return a port that no program uses and that no earlier call has returned."""
+    """Return a random port that no program uses now."""
     while True:
-        port = next(PORTS)
+        port = random.SystemRandom().choice(PORTS)
         with suppress(OSError), socket.create_server(("", port)):
             return port
 

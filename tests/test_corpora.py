@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import hashlib
 import io
 import itertools
 import random
@@ -11,6 +12,7 @@ import re
 import sys
 import tarfile
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from datamodules import ParallelText, Sentiment, Text, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
 from lightning_tfm import memory
-from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Sharding, WindowSampler, files, stable_hash
+from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Pair, Sharding, WindowSampler, files, stable_hash
 from lightning_tfm.data.files import read_lines, read_text, split_lines
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import (
@@ -839,6 +841,14 @@ def test_a_damaged_gzip_file_is_named_in_the_error(tmp_path):
         read_text(path)
 
 
+def test_zero_bytes_are_refused_in_every_encoding(tmp_path):
+    path = tmp_path / "text"
+    for encoding in ("utf-8", "utf-16", "utf-32"):
+        path.write_text("a\0b", encoding=encoding)
+        with pytest.raises(UserError, match="must hold text, but is binary: it holds zero bytes"):
+            read_text(path, encoding)
+
+
 def test_lines_end_only_at_line_feeds(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
@@ -1073,22 +1083,53 @@ def test_lines_do_not_depend_on_the_number_of_characters_split_at_a_time(charact
         assert [*split_lines(text)] == text.removesuffix("\n").split("\n")
 
 
-def test_tables_do_not_depend_on_the_number_of_rows_read_at_a_time(monkeypatch, tmp_path):
-    lines = [f"source {number}\ttarget {number}" for number in range(7)]
-    table, wrong, short = (tmp_path / f"{name}.tsv" for name in ("table", "wrong", "short"))
-    write_lines(table, lines)
-    write_lines(wrong, [*lines[:5], "source 5\t ", *lines[5:]])
-    write_lines(short, [*lines[:5], "source 5", *lines[5:]])
-    seen = set()
-    for part in (1, 2, 3, memory.PART):
-        monkeypatch.setattr(memory, "PART", part)
-        for data in (Tsv(str(table), str(table)), ParallelText([str(table)], [str(table)], tokenizer="character")):
-            data.setup("fit")
-            seen.add((*data.fingerprint.values(), *data.tokenizer.symbols, *data.datasets["train"].pairs))
-        for path, message in ((wrong, "line 6 of .* is empty"), (short, "line 6 has 0")):
-            with pytest.raises(UserError, match=message):
-                Tsv(str(path), str(table))
-    assert len(seen) == 1
+ROWS = [(f"source {number}", f"target {number}") for number in range(7)]
+
+
+def write_rows(folder, name, rows):
+    """Write a table, or two files NAME.0 and NAME.1, and return their paths."""
+    if name.endswith(".tsv"):
+        return [write_lines(folder / name, ["\t".join(row) for row in rows])]
+    if name.endswith(".csv"):
+        quoted = (",".join(f'"{field}"'.replace(" ", "\n") for field in row) for row in rows)
+        return [write_lines(folder / name, ["source,target", *quoted])]
+    return [write_lines(folder / f"{name}.{side}", texts) for side, texts in enumerate(zip(*rows, strict=True))]
+
+
+@pytest.mark.parametrize("name", ["table.tsv", "table.csv", "files"])
+@pytest.mark.parametrize("tokenizer", ["character", "word"])
+@pytest.mark.parametrize("part", [1, 3, memory.PART])
+def test_pairs_do_not_depend_on_the_number_of_rows_read_at_a_time(part, tokenizer, name, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "PART", part)
+    monkeypatch.setattr(files, "CHARACTERS", part)
+    names = write_rows(tmp_path, name, ROWS)
+    data = ParallelText(names, names, tokenizer=tokenizer)
+    data.setup("fit")
+    assert [pair[:2] for pair in data.datasets["train"].pairs] == ROWS
+    lines = "".join(f"{source}\t{target}\n" for source, target in ROWS)
+    assert data.fingerprint["train"] == hashlib.sha256(lines.encode()).hexdigest()[:16]
+    texts = [text for row in ROWS for text in row]
+    counts = Counter("".join(texts) if tokenizer == "character" else " ".join(texts).split())
+    assert data.tokenizer.symbols == (UNKNOWN, *sorted(counts, key=lambda symbol: (-counts[symbol], symbol)))
+    broken = write_rows(tmp_path, f"broken.{name}", [*ROWS[:5], ("source 5", ""), *ROWS[5:]])
+    number = 7 if name.endswith(".csv") else 6
+    with pytest.raises(UserError, match=f"line {number} of .*broken.* is empty"):
+        ParallelText(broken, names, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("part", [1, 3, memory.PART])
+def test_tables_do_not_depend_on_the_number_of_rows_read_at_a_time(part, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "PART", part)
+    lines = [f"a {number}\tb  {number}\tV;PST" for number in range(7)]
+    table = write_lines(tmp_path / "table.tsv", lines)
+    data = Tsv(table, table, features=3, target_separator=" ", max_source_length=8)
+    data.setup("fit")
+    assert [*data.datasets["train"].pairs] == [Pair(f"a {number}\tV;PST", f"b {number}") for number in range(7)]
+    assert data.tokenizer.symbols[1:6] == (" ", "[PST]", "[V]", "a", "b")
+    for line, message in (("a 5\t \tV", "column 2 of line 6 of .* is empty"), ("a 5", "line 6 has 0")):
+        broken = write_lines(tmp_path / "broken.tsv", [*lines[:5], line, *lines[5:]])
+        with pytest.raises(UserError, match=message):
+            Tsv(broken, table, features=3)
 
 
 @pytest.mark.parametrize(

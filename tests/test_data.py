@@ -132,6 +132,21 @@ def test_targets_are_shifted_once_and_batches_padded_on_the_right(make_data):
             assert ((padded != PAD).long().diff(dim=1) <= 0).all()
 
 
+def test_rows_of_similar_length_are_batched_as_by_sorting_a_list():
+    lengths, batch_size, seed = torch.randint(1, 9, (1_000,), generator=torch.Generator().manual_seed(0)), 7, 3
+    sampler = LengthGroupedSampler(lengths, batch_size, seed)
+    generator = torch.Generator().manual_seed(1)
+    batches = sampler._epoch(0, generator).tolist()
+    generator.manual_seed(1)
+    rows = torch.randperm(1_000, generator=generator).tolist()[: 1_000 // batch_size * batch_size]
+    size = sampler.POOL * batch_size
+    pools = [
+        sorted(rows[begin : begin + size], key=lengths.tolist().__getitem__) for begin in range(0, len(rows), size)
+    ]
+    whole = torch.tensor([row for pool in pools for row in pool]).view(-1, batch_size)
+    assert batches == whole[torch.randperm(len(whole), generator=generator)].tolist()
+
+
 @pytest.mark.parametrize("part", [7, memory.PART])
 def test_batches_contain_the_pairs_in_whatever_parts_they_are_encoded(make_data, part, monkeypatch):
     monkeypatch.setattr(memory, "PART", part)

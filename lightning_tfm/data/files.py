@@ -91,9 +91,8 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
                 f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
                 "set encoding to that"
             )
-        if not known.startswith(("utf-16", "utf-32")) and b"\0" in data:
-            raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
-        text = data.decode(encoding)
+        is_binary = b"\0" in data and not known.startswith(("utf-16", "utf-32"))
+        text = "" if is_binary else data.decode(encoding)
     except UnicodeError as error:
         line = data[: getattr(error, "start", 0)].count(b"\n") + 1
         raise UserError(
@@ -103,6 +102,8 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         raise UserError(
             f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
+    if is_binary or "\0" in text:
+        raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if not text or text.isspace():
         raise UserError(f"the file {name!r} must hold text, but is empty")
@@ -110,7 +111,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
 
 
 CHARACTERS = 1_000_000
-"""Approximate number of characters that are split into lines at a time."""
+"""Minimum number of characters that are split into lines at a time, except at the end of a text."""
 
 SOURCE_NAMES = ("source", "src", "input", "text", "review", "sentence")
 TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment")
@@ -118,7 +119,7 @@ TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class
 
 
 class Table(NamedTuple):
-    """Table of a file. Iterating over `rows` reads them one after the other, so that large tables fit into memory.
+    """Table of a file, whose rows are parsed while they are read, so that large tables fit into memory.
 
     Attributes:
         rows: the fields of each row, which can be read once.
@@ -212,14 +213,17 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def split_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text, separated only by line feeds. A list of all lines would take several times its memory.
+    """Yield the lines of a text, separated only by line feeds.
 
     Args:
         text: the text, whose last line may end with a line feed.
+
+    Note:
+        A list of all lines takes several times the memory of the text.
     """
-    begin = 0
-    while begin < len(text):
-        end = text.find("\n", begin + CHARACTERS)
-        end = len(text) if end < 0 else end
-        yield from text[begin:end].removesuffix("\n" if end == len(text) else "").split("\n")
+    begin, last = 0, len(text) - text.endswith("\n")
+    while begin <= last:
+        end = text.find("\n", begin + CHARACTERS, last)
+        end = last if end < 0 else end
+        yield from text[begin:end].split("\n")
         begin = end + 1

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress, islice
+from itertools import compress, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple, overload
 
@@ -72,20 +72,20 @@ class Pairs(Sequence[Pair]):
         """Return pairs as Pairs, without a copy if they are stored so."""
         if isinstance(pairs, cls):
             return pairs
-        sources, targets, *_ = zip(*pairs, strict=True)
-        return cls([(sources, targets)], [pair[2:] for pair in pairs])
+        sides = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        annotations = [pair[2:] for pair in pairs]
+        return cls([sides], annotations if any(annotation != (None, None) for annotation in annotations) else None)
 
-    @property
+    @cached_property
     def are_aligned(self) -> bool:
         """Return whether all pairs have an alignment."""
         return self._annotations is not None and all(alignment is not None for alignment, _ in self._annotations)
 
     def subset(self, mask: Tensor) -> Pairs:
         """Return the pairs for which a mask (N) is True."""
-        selectors = mask.tolist()
-        kept = compress(zip(self.sources, self.targets, strict=True), selectors)
-        others = None if self._annotations is None else [*compress(self._annotations, selectors)]
-        return Pairs(([*zip(*part, strict=True)] for part in in_parts(kept)), others)
+        kept = compress(zip(self.sources, self.targets, strict=True), mask.tolist())
+        annotations = None if self._annotations is None else [*compress(self._annotations, mask.tolist())]
+        return Pairs(([*zip(*part, strict=True)] for part in in_parts(kept)), annotations)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -97,8 +97,13 @@ class Pairs(Sequence[Pair]):
     def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
-        others = () if self._annotations is None else self._annotations[index]
-        return Pair(self.sources[index], self.targets[index], *others)
+        annotation = () if self._annotations is None else self._annotations[index]
+        return Pair(self.sources[index], self.targets[index], *annotation)
+
+    def __iter__(self) -> Iterator[Pair]:
+        annotations = repeat((), len(self)) if self._annotations is None else self._annotations
+        for source, target, annotation in zip(self.sources, self.targets, annotations, strict=True):
+            yield Pair(source, target, *annotation)
 
 
 class PairDataset(Dataset[Batch]):
@@ -148,8 +153,8 @@ def _encode(texts: TextRows, tokenizer: Tokenizer, are_targets: bool) -> TokenRo
         The ids, with EOS at the end of each row.
     """
     parts, lengths = [], []
-    for some in in_parts(texts):
-        ids, numbers = tokenizer.encode_flat(some, are_targets)
+    for some_texts in in_parts(texts):
+        ids, numbers = tokenizer.encode_flat(some_texts, are_targets)
         lengths.append((numbers + (2 if are_targets else 1)).int())
         ends = lengths[-1].cumsum(0)
         part = torch.full((int(ends[-1]),), EOS, dtype=id_type(tokenizer.vocab_size))
@@ -202,6 +207,9 @@ class PairDataModule(TaskDataModule, ABC):
 
         Args:
             split: "train", "val" or the name of a test set.
+
+        Note:
+            Millions of pairs take less memory as `Pairs` than as a list.
         """
 
     @property
@@ -212,7 +220,10 @@ class PairDataModule(TaskDataModule, ABC):
         return self.datasets[split].pairs.sources
 
     def examples(self, split: str) -> PairDataset:
-        examples = PairDataset(self.pairs(split), self.tokenizer)
+        pairs = self.pairs(split)
+        if not pairs:
+            raise UserError(f"{split} must hold at least one pair, but {type(self).__name__}.pairs returned none")
+        examples = PairDataset(pairs, self.tokenizer)
         sides = (
             ("source", examples.source_lengths, self.max_source_length),
             ("target", examples.target_lengths - 1, self.max_target_length),
@@ -234,7 +245,9 @@ class PairDataModule(TaskDataModule, ABC):
         if left_out == len(examples):
             raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
         rank_zero_print(f"{left_out} of {len(examples)} training pairs are too long and were dropped")
-        return PairDataset(examples.pairs.subset(fits), self.tokenizer)
+        pairs = examples.pairs.subset(fits)
+        del examples  # before the kept pairs are encoded, since both together may not fit into memory
+        return PairDataset(pairs, self.tokenizer)
 
 
 class GeneratedDataModule(PairDataModule):
@@ -318,8 +331,9 @@ class GeneratedDataModule(PairDataModule):
                     f"{most:,}, but is {size:,}; try {most:,}"
                 )
         each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
-        # The ids of the sample's texts in parts, as a whole and in their final type, of 4, 4 and up to 4 bytes.
-        each += 12 * sum(len(pair.source) + len(pair.target) + 3 for pair in sample) / len(sample)
+        # The stored texts, mostly one byte per character, and their ids in parts and as a whole, of up to 4 bytes each.
+        each += 9 * sum(len(pair.source) + len(pair.target) + 3 for pair in sample) / len(sample)
+        each += sys.getsizeof(Pair("", "")[2:])
         each *= 1.2  # a margin: the measured peak while the pairs are encoded is 0.6 to 0.8 times this sum
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(

@@ -51,10 +51,10 @@ class TextRows(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        rows = range(self._length)[index]
-        if isinstance(rows, range):
-            return [self[row] for row in rows]
-        block, place = divmod(rows, BLOCK)
+        selected = range(self._length)[index]
+        if isinstance(selected, range):
+            return [self[row] for row in selected]
+        block, place = divmod(selected, BLOCK)
         return self._blocks[block].decode().split(SEPARATOR)[place]
 
     def __iter__(self) -> Iterator[str]:

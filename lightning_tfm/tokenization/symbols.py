@@ -105,8 +105,9 @@ class SymbolTokenizer(Tokenizer):
         counts: Counter[str] = Counter()
         for part in in_parts(texts):
             if joined := "".join(part):
-                found = code_points(joined).bincount()
-                counts.update({chr(code_point): int(found[code_point]) for code_point in found.nonzero()})
+                occurrences = code_points(joined).bincount()
+                present = occurrences.nonzero().flatten()
+                counts.update(dict(zip(map(chr, present.tolist()), occurrences[present].tolist(), strict=True)))
         return counts
 
     def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
