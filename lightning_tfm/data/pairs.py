@@ -45,6 +45,10 @@ class Pair(NamedTuple):
     category: str | None = None
 
 
+Annotation = tuple[tuple[tuple[int, int], ...] | None, str | None]
+"""Alignment and category of a pair."""
+
+
 class Pairs(Sequence[Pair]):
     """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
 
@@ -60,7 +64,7 @@ class Pairs(Sequence[Pair]):
     def __init__(
         self,
         parts: Iterable[Sequence[Sequence[str]]],
-        annotations: Sequence[tuple[tuple[tuple[int, int], ...] | None, str | None]] | None = None,
+        annotations: Sequence[Annotation] | None = None,
     ) -> None:
         self.sources, self.targets, self._annotations = TextRows(), TextRows(), annotations
         for sources, targets in parts:
@@ -97,11 +101,11 @@ class Pairs(Sequence[Pair]):
     def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
-        annotation = () if self._annotations is None else self._annotations[index]
+        annotation = (None, None) if self._annotations is None else self._annotations[index]
         return Pair(self.sources[index], self.targets[index], *annotation)
 
     def __iter__(self) -> Iterator[Pair]:
-        annotations = repeat((), len(self)) if self._annotations is None else self._annotations
+        annotations: Iterable[Annotation] = self._annotations or repeat((None, None), len(self))
         for source, target, annotation in zip(self.sources, self.targets, annotations, strict=True):
             yield Pair(source, target, *annotation)
 
