@@ -752,7 +752,7 @@ def test_measured_curves_replace_only_themselves(tmp_path):
     assert points == [growth.rounded(point) for point in wanted]
     text = (tmp_path / "GROWTH.md").read_text(encoding="utf-8")
     assert text == growth.markdown(points)
-    assert "| data | pairs | 10,000 to 1,000,000 | 1 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
+    assert "| data | pairs | 100,000 to 10,000,000 | 1 | 1.00 | 1.00 | 1.00 | 1.00 |" in text
     assert {path.name for path in tmp_path.iterdir()} == {
         *("growth.json", "GROWTH.md", "growth_time.png", "growth_memory.png")
     }
