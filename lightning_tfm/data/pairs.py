@@ -338,7 +338,7 @@ class GeneratedDataModule(PairDataModule):
         # The stored texts, mostly one byte per character, and their ids in parts and as a whole, of up to 4 bytes each.
         each += 9 * sum(len(pair.source) + len(pair.target) + 3 for pair in sample) / len(sample)
         each += sys.getsizeof(Pair("", "")[2:])
-        each *= 1.2  # a margin: the measured peak while the pairs are encoded is 0.6 to 0.8 times this sum
+        each *= 1.2  # a margin: the measured peak while the pairs are encoded is 0.6 to 0.9 times this sum
         if (memory := total_memory()) is not None and size * each > memory:
             raise UserError(
                 f"{self.size_setting(split)} must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need "
