@@ -68,7 +68,7 @@ LONG = (
     framework.elastic,
     framework.elastic_sizes,
 )
-"""Benchmarks that take a quarter of an hour or more each, and run only if named or with `--full`."""
+"""Benchmarks that take ten minutes or more each, and run only if named or with `--full`."""
 
 
 def number(value: float | None) -> str:

@@ -67,7 +67,7 @@ COPY_SEEDS = range(21, 21 + ROUNDS)
 """Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its number of steps was chosen."""
 
 SINGLE_SEED = SEEDS[0]
-"""The only seed for `large_shakespeare` and `multi30k`, whose runs take up to an hour."""
+"""The only seed for `large_shakespeare` and `multi30k`, whose runs take ten minutes to an hour."""
 
 LARGE_GOAL = 1.4646
 """Validation loss of the best replication of nanoGPT's GPU settings that we know; nanoGPT itself reports 1.4697."""
