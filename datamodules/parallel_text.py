@@ -21,9 +21,9 @@ from lightning_tfm.data import (
     read_text,
     resolve_path,
     split_lines,
+    strip_columns,
 )
 from lightning_tfm.errors import UserError
-from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import train_tokenizer
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw/"
@@ -160,13 +160,11 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
                 f"{other_lines}"
             )
         rows = zip(*map(split_lines, contents), strict=True)
-    for part in in_parts(rows):
-        sides = [[*map(str.strip, side)] for side in zip(*part, strict=True)]
-        for path, texts in zip((paths[0], paths[-1]), sides, strict=True):
-            if not all(texts):
-                raise UserError(
-                    f"each line must hold a text, but line {first + texts.index('')} of {str(path)!r} is empty; delete "
-                    "the pair"
-                )
-        first += len(part)
-        yield sides
+
+    def empty(side: int, row: int) -> UserError:
+        path = (paths[0], paths[-1])[side]
+        return UserError(
+            f"each line must hold a text, but line {first + row} of {str(path)!r} is empty; delete the pair"
+        )
+
+    yield from strip_columns(rows, (0, 1), empty)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lightning_tfm.data import PairDataModule, Pairs, read_table, resolve_path
+from lightning_tfm.data import PairDataModule, Pairs, read_table, resolve_path, strip_columns
 from lightning_tfm.errors import UserError
-from lightning_tfm.memory import in_parts
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
@@ -122,15 +121,11 @@ def read_columns(
         if not 1 <= column <= table.num_columns:
             raise UserError(f"{name} must be a column of {str(path)!r}, from 1 to {table.num_columns}, but is {column}")
         numbers.append(column)
-    line = table.first
-    for part in in_parts(table.rows):
-        fields = [*zip(*part, strict=True)]  # by column
-        texts = [[*map(str.strip, fields[number - 1])] for number in numbers]
-        for name, number, column_texts in zip(columns, numbers, texts, strict=True):
-            if not all(column_texts):
-                raise UserError(
-                    f"each line must hold a {name}, but column {number} of line {line + column_texts.index('')} of "
-                    f"{str(path)!r} is empty; delete the line"
-                )
-        line += len(part)
-        yield texts
+
+    def empty(place: int, row: int) -> UserError:
+        return UserError(
+            f"each line must hold a {[*columns][place]}, but column {numbers[place]} of line {table.first + row} of "
+            f"{str(path)!r} is empty; delete the line"
+        )
+
+    yield from strip_columns(table.rows, [number - 1 for number in numbers], empty)

@@ -12,6 +12,7 @@ from lightning_tfm.data.files import (
     read_text,
     resolve_path,
     split_lines,
+    strip_columns,
 )
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
@@ -60,4 +61,5 @@ __all__ = [
     "resolve_path",
     "split_lines",
     "stable_hash",
+    "strip_columns",
 ]

@@ -8,7 +8,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -172,6 +172,27 @@ def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) 
     if (second := next(rows, None)) is None:
         raise UserError(f"{str(path)!r} must hold rows below its header, but holds none")
     return Table(chain([second], rows), names, len(names))
+
+
+def strip_columns(
+    rows: Iterable[Sequence[str]], columns: Sequence[int], empty: Callable[[int, int], UserError]
+) -> Iterator[list[list[str]]]:
+    """Yield the texts of each of the given columns, without white space around them, a part at a time.
+
+    Args:
+        rows: the fields of each row.
+        columns: the numbers of the columns, from 0.
+        empty: function that returns the error for an empty text, given its place in `columns` and its row, from 0.
+    """
+    before = 0
+    for part in in_parts(rows):
+        fields = [*zip(*part, strict=True)]  # by column
+        stripped = [[*map(str.strip, fields[column])] for column in columns]
+        for place, texts in enumerate(stripped):
+            if not all(texts):
+                raise empty(place, before + texts.index(""))
+        before += len(part)
+        yield stripped
 
 
 def _read_rows(path: Path, encoding: str) -> Iterator[list[str]]:

@@ -87,8 +87,9 @@ class Pairs(Sequence[Pair]):
 
     def subset(self, mask: Tensor) -> Pairs:
         """Return the pairs for which a mask (N) is True."""
-        kept = compress(zip(self.sources, self.targets, strict=True), mask.tolist())
-        annotations = None if self._annotations is None else [*compress(self._annotations, mask.tolist())]
+        selectors = mask.tolist()
+        kept = compress(zip(self.sources, self.targets, strict=True), selectors)
+        annotations = None if self._annotations is None else [*compress(self._annotations, selectors)]
         return Pairs(([*zip(*part, strict=True)] for part in in_parts(kept)), annotations)
 
     def __len__(self) -> int:

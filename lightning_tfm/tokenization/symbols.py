@@ -83,8 +83,8 @@ class SymbolTokenizer(Tokenizer):
         """Return the id of each code point; unknown characters have `unknown_id`, or PAD without one."""
         table = torch.full((sys.maxunicode + 1,), self.unknown_id or PAD, dtype=torch.int32)
         characters = [(ord(symbol), id) for symbol, id in self._ids.items() if len(symbol) == 1]
-        code_points, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
-        table[code_points] = ids
+        known, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
+        table[known] = ids
         return table
 
     def _are_characters(self, are_targets: bool) -> bool:
