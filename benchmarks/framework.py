@@ -335,8 +335,8 @@ metadata.version = version
 """Source of a sitecustomize.py that hides transformers, a peer that torchmetrics would import if it is installed."""
 
 
-IMPORTS = "import gc; gc.disable(); import {}; gc.freeze()"
-"""Program that only imports packages, without garbage collection, as the commands do."""
+IMPORTS = "from lightning_tfm.__main__ import importing\nwith importing(): import {}"
+"""Program that only imports packages, as the commands do: without garbage collection and scipy.signal."""
 
 
 def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:

@@ -31,6 +31,9 @@ FORMATS = (
 )
 """Babel's format names and patterns. The year is `y`, since `Y`, the week-based year, differs around New Year."""
 
+DAY = 24 * 60 * 60
+"""Number of seconds of a day."""
+
 DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
 """Positions of the digits of each field in an ISO 8601 date, by the first letter of the field in a pattern."""
 
@@ -126,13 +129,15 @@ class Date(GeneratedDataModule):
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         faker = Faker()
         faker.seed_instance(seed)
-        drawn, chosen = faker.date_time_between_dates, faker.random.choice  # attribute lookups in faker are slow
+        draw, choose = faker.unix_time, faker.random.choice  # attribute lookups in faker are slow
         # In UTC and up to a fixed day: the dates must depend neither on the time zone nor on the current day.
-        start, end = (datetime.combine(day, time(), UTC) for day in (self.first, self.last + timedelta(days=1)))
+        days = list(days_between(self.first, self.last))
+        start = int(datetime.combine(self.first, time(), UTC).timestamp())
+        end = start + len(days) * DAY - 1
         ambiguous = self._ambiguous()
         while True:
-            day = drawn(start, end - timedelta(seconds=1), tzinfo=UTC).date()
-            pattern = chosen(self.patterns)
+            day = days[int(draw(end, start) - start) // DAY]
+            pattern = choose(self.patterns)
             text, spans = pattern.format(day)
             if text not in ambiguous:
                 yield Pair(text, day.isoformat(), links(spans), pattern.category)
@@ -157,16 +162,20 @@ class Pattern:
         self.parts = [part.replace("%%", "%") for part in re.split(r"%\((\w+)\)s", format)]
         self.locale = locale
         self.category = category
-        self._formatted: dict[tuple[str, int | date], str] = {}  # by field and value, as babel is slow
+        # Each field is formatted once for each of its values, since babel is slow.
+        self._fields: list[tuple[str, Callable[[date], int | date], dict[int | date, str], str]] = [
+            (field, FIELD_VALUES.get(field[0], lambda day: day), {}, after)
+            for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True)
+        ]
 
     def format(self, day: date) -> tuple[str, tuple[Span, ...]]:
         """Format a date, and return the text and the spans of its year, month and day."""
         text, spans = self.parts[0], []
-        for field, after in zip(self.parts[1::2], self.parts[2::2], strict=True):
-            value = FIELD_VALUES[field[0]](day) if field[0] in FIELD_VALUES else day
-            formatted = self._formatted.get((field, value))
+        for field, value_of, texts, after in self._fields:
+            value = value_of(day)
+            formatted = texts.get(value)
             if formatted is None:
-                formatted = self._formatted[field, value] = DateTimeFormat(day, self.locale)[field]
+                formatted = texts[value] = DateTimeFormat(day, self.locale)[field]
             if field[0] in DIGITS:  # a weekday is not part of the target
                 begin = len(text)
                 spans.append((field[0], begin, begin + len(formatted), formatted.isdigit()))

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
+from types import ModuleType
 
 from lightning_tfm.commands import FUNCTIONS
 from lightning_tfm.errors import Interrupted, UserError, ignore_signals, is_main_process, requeue, shell_quote
@@ -66,7 +67,7 @@ def main() -> None:
         elif command == "--version":
             print(f"lightning-tfm {version('lightning_tfm')}")
         elif command in FUNCTIONS:
-            with gc_disabled(), _starting():
+            with importing():
                 module = import_module(f"lightning_tfm.commands.{command}")
             sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
         elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
@@ -74,11 +75,11 @@ def main() -> None:
 
             print(help_text(command), end="")
         elif command == "fit" and any(argument.partition("=")[0] == "--seeds" for argument in arguments):
-            with gc_disabled(), _starting():
+            with importing():
                 from lightning_tfm.commands.seeds import fit_seeds
             sys.exit(fit_seeds(arguments[1:]))
         elif command in ("fit", "validate", "test"):
-            with gc_disabled(), _starting():
+            with importing():
                 from lightning_tfm.cli import run
                 from lightning_tfm.commands.help import with_class_names
             run(["--help" if argument == "--help-all" else argument for argument in with_class_names(arguments)])
@@ -130,17 +131,34 @@ def _ends_main_process(seconds: float = 10.0) -> bool:
 
 
 @contextmanager
-def _starting() -> Iterator[None]:
-    """Show a message in a terminal while packages are imported, and exclude them from garbage collection."""
+def importing() -> Iterator[None]:
+    """Import packages faster, with a message in a terminal, and exclude them from garbage collection."""
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:
         print("starting ...", end="", file=sys.stderr, flush=True)
     try:
-        yield
+        with gc_disabled(), _without_scipy_signal():
+            yield
     finally:
         gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _without_scipy_signal() -> Iterator[None]:
+    """Keep torchmetrics from importing scipy.signal, which takes 0.6 s.
+
+    torchmetrics imports it only to add `scipy.signal.hamming`, which a package for speech expects.
+    """
+    placeholder = ModuleType("scipy.signal")
+    placeholder.hamming = None  # type: ignore[attr-defined]
+    sys.modules.setdefault(placeholder.__name__, placeholder)
+    try:
+        yield
+    finally:
+        if sys.modules[placeholder.__name__] is placeholder:
+            del sys.modules[placeholder.__name__]
 
 
 def _print_resume_command(interrupted: Interrupted) -> None:

@@ -367,6 +367,8 @@ class TfmCLI(LightningCLI):
     def before_fit(self) -> None:
         """Create or reopen the folder of the run; a resumed run keeps the metrics up to its checkpoint."""
         path = self._get(self.config, "ckpt_path")
+        for logger in wandb_loggers(self.trainer):
+            logger.connect()  # while the data are set up
         # Set up the data first, since invalid data or weights must not leave a folder behind.
         self.datamodule.setup("fit")
         self.datamodule.training_batches(self.datamodule.sharding)

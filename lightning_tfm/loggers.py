@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from io import StringIO
@@ -54,7 +55,28 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         super().__init__(**settings)
         self.log_best = log_best
         self._wandb_init.pop("anonymous")  # W&B warns about this argument, even if it is None
+        self._connection: Future[tuple[Any, bool]] | None = None
         self.failed = False
+
+    def connect(self) -> None:
+        """Start W&B's service and look for its server in a thread, since both wait; on ranks other than 0, do nothing.
+
+        Note:
+            Otherwise, `experiment` does so.
+        """
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
+            self._connection = Future()
+            threading.Thread(target=_fulfill, args=(self._connection, self._find_server), daemon=True).start()
+
+    def _find_server(self) -> tuple[Any, bool]:
+        """Return the settings of W&B, and whether the run is to be online and the server responds."""
+        import wandb
+
+        settings = wandb.setup().settings
+        return settings, self._is_online(settings) and _is_reachable(f"{settings.base_url}/graphql")
+
+    def _is_online(self, settings: Any) -> bool:
+        return not self._offline and settings.mode not in ("offline", "dryrun", "disabled")  # set by WANDB_MODE
 
     @property
     def experiment(self) -> Any:
@@ -89,11 +111,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     def _mode(self) -> str | None:
         import wandb
 
-        settings = wandb.setup().settings
-        if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
-            return "offline" if self._offline else None
         # Check the server first, since the login takes seconds without a server.
-        is_reachable = _is_reachable(f"{settings.base_url}/graphql")
+        settings, is_reachable = self._find_server() if self._connection is None else self._connection.result()
+        if not self._is_online(settings):
+            return "offline" if self._offline else None
         with redirect_stdout(StringIO()):
             if is_reachable and wandb.login(prompt=False, verify=False):
                 return "online"
@@ -195,6 +216,14 @@ class MediaLogger(Protocol):
             step: the training step.
             settings: lists with one entry per image, such as `caption`.
         """
+
+
+def _fulfill(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Set the result of a future to that of a function, or to its exception."""
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)
 
 
 def media_loggers(trainer: Trainer) -> list[MediaLogger]:

@@ -116,6 +116,19 @@ def test_inference_imports_neither_lightning_nor_torchmetrics(statement):
     assert run.stdout.split() == []
 
 
+def test_commands_import_scipy_signal_only_when_it_is_used():
+    code = """if True:
+        import sys
+        from lightning_tfm.__main__ import importing
+        with importing():
+            import lightning_tfm.cli
+        assert "torchmetrics" in sys.modules
+        assert "scipy.signal" not in sys.modules
+        from scipy.signal import hilbert
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_module_belongs_to_a_layer():
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts[:2]).removesuffix(".__init__") for path in FILES}
     assert all(layer_of(name) is not None for name in names if name.startswith("lightning_tfm."))

@@ -161,18 +161,33 @@ def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
     assert list(cwd.glob(pattern)) == [path.parent]
 
 
-def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(monkeypatch, new_wandb):
+@pytest.mark.parametrize("connects_early", [False, True])
+def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connects_early, monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(loggers, "_is_reachable", lambda address: True)
     calls = []
     monkeypatch.setattr(wandb, "login", lambda **settings: calls.append(settings) or True)
     monkeypatch.setattr(wandb, "init", lambda **settings: calls.append(settings))
-    _ = loggers.WandbLogger(project="tests").experiment
+    logger = loggers.WandbLogger(project="tests")
+    if connects_early:
+        logger.connect()
+    _ = logger.experiment
     login, init = calls[:2]
     assert login["prompt"] is False
     assert init["mode"] == "online"
     assert init["settings"].init_timeout >= 10, "a server that responds may be slow"
     assert not init["settings"].silent
+
+
+def test_a_service_that_fails_to_start_in_the_thread_disables_wandb(monkeypatch, capsys, new_wandb):
+    def fail():
+        raise RuntimeError("no service")
+
+    monkeypatch.setattr(wandb, "setup", fail)
+    logger = loggers.WandbLogger(project="tests")
+    logger.connect()
+    logger.experiment.log({"loss": 1.0})
+    assert "failed to start: no service" in capsys.readouterr().err
 
 
 def test_uploading_every_checkpoint_is_refused():

@@ -25,6 +25,9 @@ from lightning_tfm.memory import in_parts, total_memory
 from lightning_tfm.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
+KINDS = ("val", "test", "test", *["train"] * 7)
+"""Kind of split of a generated pair by the hash of its key, modulo 10; "test" stands for all test splits."""
+
 SAMPLE = 20_000
 """Number of pairs from which the maximum size of a split is estimated."""
 
@@ -347,7 +350,8 @@ class GeneratedDataModule(PairDataModule):
             )
 
     def _belongs(self, pair: Pair, split: str) -> bool:
-        return _bucket(self.split_key(pair)) == (split if split in ("train", "val") else "test")
+        kind = split if split in ("train", "val") else "test"
+        return KINDS[stable_hash(self.split_key(pair)) % len(KINDS)] == kind
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
@@ -382,8 +386,3 @@ class GeneratedDataModule(PairDataModule):
                         f"try {len(pairs)}"
                     )
         raise AssertionError("a stream ended")
-
-
-def _bucket(key: str) -> str:
-    """Return the split of a key: "train", "val", or "test" for all test splits."""
-    return ("val", "test", "test", *["train"] * 7)[stable_hash(key) % 10]
