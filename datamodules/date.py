@@ -32,7 +32,7 @@ FORMATS = (
 """Babel's format names and patterns. The year is `y`, since `Y`, the week-based year, differs around New Year."""
 
 DAY = 24 * 60 * 60
-"""Number of seconds of a day."""
+"""Number of seconds in a day."""
 
 DIGITS = {"y": (0, 1, 2, 3), "M": (5, 6), "L": (5, 6), "d": (8, 9)}
 """Positions of the digits of each field in an ISO 8601 date, by the first letter of the field in a pattern."""

@@ -136,20 +136,21 @@ def importing() -> Iterator[None]:
     shown = sys.stderr is not None and sys.stderr.isatty()
     if shown:
         print("starting ...", end="", file=sys.stderr, flush=True)
-    try:
-        with gc_disabled(), _without_scipy_signal():
-            yield
-    finally:
-        gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
-        if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with gc_disabled():
+        try:
+            with _without_scipy_signal():
+                yield
+        finally:
+            gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
+            if shown:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _without_scipy_signal() -> Iterator[None]:
     """Keep torchmetrics from importing scipy.signal, which takes 0.6 s.
 
-    torchmetrics imports it only to add `scipy.signal.hamming`, which a package for speech expects.
+    torchmetrics imports it only to add `scipy.signal.hamming`, which the package SRMRpy expects.
     """
     placeholder = ModuleType("scipy.signal")
     placeholder.hamming = None  # type: ignore[attr-defined]
@@ -157,7 +158,7 @@ def _without_scipy_signal() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.modules[placeholder.__name__] is placeholder:
+        if sys.modules.get(placeholder.__name__) is placeholder:
             del sys.modules[placeholder.__name__]
 
 

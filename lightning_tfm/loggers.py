@@ -59,23 +59,24 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self.failed = False
 
     def connect(self) -> None:
-        """Start W&B's service and look for its server in a thread, since both wait; on ranks other than 0, do nothing.
+        """Start W&B's service and check its server in a background thread, since both take time.
 
         Note:
-            Otherwise, `experiment` does so.
+            Without this call, `experiment` does so when it is first accessed. Only rank 0 connects.
         """
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
             self._connection = Future()
-            threading.Thread(target=_fulfill, args=(self._connection, self._find_server), daemon=True).start()
+            threading.Thread(target=_fulfill, args=(self._connection, self._check_server), daemon=True).start()
 
-    def _find_server(self) -> tuple[Any, bool]:
-        """Return the settings of W&B, and whether the run is to be online and the server responds."""
+    def _check_server(self) -> tuple[Any, bool]:
+        """Start W&B's service, and return its settings and whether the server responds; False for an offline run."""
         import wandb
 
         settings = wandb.setup().settings
-        return settings, self._is_online(settings) and _is_reachable(f"{settings.base_url}/graphql")
+        return settings, self._wants_online(settings) and _is_reachable(f"{settings.base_url}/graphql")
 
-    def _is_online(self, settings: Any) -> bool:
+    def _wants_online(self, settings: Any) -> bool:
+        """Return whether the run is to be online if the user is logged in and the server responds."""
         return not self._offline and settings.mode not in ("offline", "dryrun", "disabled")  # set by WANDB_MODE
 
     @property
@@ -112,8 +113,9 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         import wandb
 
         # Check the server first, since the login takes seconds without a server.
-        settings, is_reachable = self._find_server() if self._connection is None else self._connection.result()
-        if not self._is_online(settings):
+        connection, self._connection = self._connection, None
+        settings, is_reachable = self._check_server() if connection is None else connection.result()
+        if not self._wants_online(settings):
             return "offline" if self._offline else None
         with redirect_stdout(StringIO()):
             if is_reachable and wandb.login(prompt=False, verify=False):
@@ -219,10 +221,10 @@ class MediaLogger(Protocol):
 
 
 def _fulfill(future: Future[Any], function: Callable[[], Any]) -> None:
-    """Set the result of a future to that of a function, or to its exception."""
+    """Call a function, and store its result or its exception in a future."""
     try:
         future.set_result(function())
-    except Exception as error:
+    except BaseException as error:  # otherwise, the future would be awaited forever
         future.set_exception(error)
 
 

@@ -398,9 +398,10 @@ Of the calls of `Path.replace`, only those count that put a checkpoint in its pl
 
 
 def in_process(monkeypatch, *arguments):
-    """Run a command in this process, and return its exit status; signals are handled as before."""
+    """Run a command in this process without W&B, and return its exit status; signals are handled as before."""
     from lightning_tfm.__main__ import main
 
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # its service would survive the command
     monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     try:

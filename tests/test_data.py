@@ -11,10 +11,11 @@ import subprocess
 import sys
 import unicodedata
 from collections import Counter
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 import torch
+from faker import Faker
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
@@ -522,6 +523,17 @@ def test_ambiguous_dates_are_excluded():
     assert "1/13/03" not in ambiguous
     data.setup("fit")
     assert not ambiguous & {pair.source for dataset in data.datasets.values() for pair in dataset.pairs}
+
+
+@pytest.mark.parametrize(("first_year", "last_year"), [(1970, 2025), (1930, 1980)])
+def test_dates_are_those_that_faker_draws_between_two_dates(first_year, last_year):
+    stream = Date(first_year=first_year, last_year=last_year).stream("train", 3)
+    faker = Faker()
+    faker.seed_instance(3)
+    limits = datetime(first_year, 1, 1, tzinfo=UTC), datetime(last_year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    for pair in itertools.islice(stream, 500):
+        assert pair.target == faker.date_time_between_dates(*limits, tzinfo=UTC).date().isoformat()
+        faker.random.choice(FORMATS)
 
 
 def test_dates_cover_their_range_to_the_last_day():

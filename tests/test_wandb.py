@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import wandb
 import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from datamodules import Copy
 from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
-from runs import EXPERIMENTS, SETTINGS, fit, folder, run, start_two
+from runs import EXPERIMENTS, SETTINGS, fit, folder, in_process, run, start_two
 
 
 def offline_files(cwd):
@@ -179,15 +180,51 @@ def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connec
     assert not init["settings"].silent
 
 
-def test_a_service_that_fails_to_start_in_the_thread_disables_wandb(monkeypatch, capsys, new_wandb):
+def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, capsys, new_wandb):
     def fail():
         raise RuntimeError("no service")
 
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(wandb, "setup", fail)
-    logger = loggers.WandbLogger(project="tests")
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    logger = loggers.WandbLogger(project="tests", save_dir=tmp_path)
     logger.connect()
-    logger.experiment.log({"loss": 1.0})
+    _ = logger.experiment
+    assert modes[0] == "offline"
     assert "failed to start: no service" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("offline", {}), ("disabled", {}), ("online", {"offline": True})], ids=str
+)
+def test_an_offline_run_does_not_contact_the_server(mode, settings, monkeypatch, tmp_path, new_wandb):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
+    monkeypatch.setattr(wandb, "init", lambda **settings: None)
+    logger = loggers.WandbLogger(save_dir=tmp_path, **settings)
+    logger.connect()
+    assert not logger._connection.result()[1]
+
+
+def test_only_rank_0_connects(monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    monkeypatch.setattr(wandb, "setup", lambda: pytest.fail("the service is started"))
+    logger = loggers.WandbLogger()
+    logger.connect()
+    assert logger._connection is None
+
+
+def test_fit_connects_before_it_sets_up_the_data(monkeypatch, tmp_path):
+    def stop(data, stage):
+        raise UserError("stopped")
+
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loggers.WandbLogger, "connect", lambda logger: calls.append(logger))
+    monkeypatch.setattr(Copy, "setup", stop)
+    assert in_process(monkeypatch, *fit("transformer")) == 2
+    assert len(calls) == 1
 
 
 def test_uploading_every_checkpoint_is_refused():

@@ -26,7 +26,7 @@ from lightning_tfm.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 KINDS = ("val", "test", "test", *["train"] * 7)
-"""Kind of split of a generated pair by the hash of its key, modulo 10; "test" stands for all test splits."""
+"""Kinds of splits of generated pairs, indexed by the hash of the key modulo 10; "test" stands for all test splits."""
 
 SAMPLE = 20_000
 """Number of pairs from which the maximum size of a split is estimated."""
