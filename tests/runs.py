@@ -398,10 +398,13 @@ Of the calls of `Path.replace`, only those count that put a checkpoint in its pl
 
 
 def in_process(monkeypatch, *arguments):
-    """Run a command in this process without W&B, and return its exit status; signals are handled as before."""
+    """Run a command in this process, and return its exit status; signals are handled as before.
+
+    W&B is disabled unless WANDB_MODE is set, since its service would survive the command.
+    """
     from lightning_tfm.__main__ import main
 
-    monkeypatch.setenv("WANDB_MODE", "disabled")  # its service would survive the command
+    monkeypatch.setenv("WANDB_MODE", os.environ.get("WANDB_MODE", "disabled"))
     monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     try:
