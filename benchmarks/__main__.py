@@ -31,6 +31,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.copying,
     convergence.shakespeare,
     convergence.large_shakespeare,
+    convergence.polarity,
     convergence.multi30k,
     tables.inflection,
     tables.pronunciation,

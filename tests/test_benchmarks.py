@@ -217,6 +217,23 @@ def test_single_runs_are_scored_on_the_validation_split(benchmark, metric, value
     assert row.low is None
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "expected", "reached"),
+    [([0.80] * 8, 9.0, "8 of 8 seeds"), ([0.81] * 6 + [0.7999] * 2, 12.0, "6 of 8 seeds")],
+)
+def test_polarity_is_scored_on_the_test_set(accuracies, expected, reached, monkeypatch):
+    left = iter(accuracies)
+
+    def trained(experiment, seed):
+        return {"test": {"accuracy": next(left)}, "train_seconds": 9.0}, []
+
+    monkeypatch.setattr(convergence, "trained", trained)
+    monkeypatch.setattr(convergence, "resolve_path", lambda name, files: None)
+    (row,) = convergence.polarity(False)
+    assert (row.ours, row.held, row.reached) == (pytest.approx(expected), expected <= 10, reached)
+    assert ("(those that miss it end at 0.7999, 0.7999)" in row.note) == (expected > 10)
+
+
 def test_every_measured_ratio_with_a_target_is_plotted(tmp_path, monkeypatch):
     """Plot rows with missed targets too, and mark those whose peer was extrapolated."""
     labels = []
