@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -25,6 +25,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import delete_folder, relative
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT = 2.0
 """Timeout in seconds for a response of the W&B server, after which a run starts offline."""
@@ -55,7 +57,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         super().__init__(**settings)
         self.log_best = log_best
         self._wandb_init.pop("anonymous")  # W&B warns about this argument, even if it is None
-        self._connection: Future[tuple[Any, bool]] | None = None
+        self._connection: Future[tuple[str, bool | None]] | None = None
         self.failed = False
 
     def connect(self) -> None:
@@ -65,19 +67,16 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             Without this call, `experiment` does so when it is first accessed. Only rank 0 connects.
         """
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
-            self._connection = Future()
-            threading.Thread(target=_fulfill, args=(self._connection, self._check_server), daemon=True).start()
+            self._connection = _in_thread(self._check_server)
 
-    def _check_server(self) -> tuple[Any, bool]:
-        """Start W&B's service, and return its settings and whether the server responds; False for an offline run."""
+    def _check_server(self) -> tuple[str, bool | None]:
+        """Start W&B's service, and return the server's address and whether it responds; None for an offline run."""
         import wandb
 
         settings = wandb.setup().settings
-        return settings, self._wants_online(settings) and _is_reachable(f"{settings.base_url}/graphql")
-
-    def _wants_online(self, settings: Any) -> bool:
-        """Return whether the run is to be online if the user is logged in and the server responds."""
-        return not self._offline and settings.mode not in ("offline", "dryrun", "disabled")  # set by WANDB_MODE
+        if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
+            return settings.base_url, None
+        return settings.base_url, _is_reachable(f"{settings.base_url}/graphql")
 
     @property
     def experiment(self) -> Any:
@@ -114,14 +113,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         # Check the server first, since the login takes seconds without a server.
         connection, self._connection = self._connection, None
-        settings, is_reachable = self._check_server() if connection is None else connection.result()
-        if not self._wants_online(settings):
+        address, is_reachable = self._check_server() if connection is None else connection.result()
+        if is_reachable is None:
             return "offline" if self._offline else None
         with redirect_stdout(StringIO()):
             if is_reachable and wandb.login(prompt=False, verify=False):
                 return "online"
         if not is_reachable:
-            _warn(f"cannot be reached at {settings.base_url}, so the run is offline")
+            _warn(f"cannot be reached at {address}, so the run is offline")
         return "offline"
 
     @rank_zero_only
@@ -218,14 +217,6 @@ class MediaLogger(Protocol):
             step: the training step.
             settings: lists with one entry per image, such as `caption`.
         """
-
-
-def _fulfill(future: Future[Any], function: Callable[[], Any]) -> None:
-    """Call a function, and store its result or its exception in a future."""
-    try:
-        future.set_result(function())
-    except BaseException as error:  # otherwise, the future would be awaited forever
-        future.set_exception(error)
 
 
 def media_loggers(trainer: Trainer) -> list[MediaLogger]:
@@ -330,25 +321,35 @@ def _without_epoch(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _is_reachable(address: str) -> bool:
     """Return whether a server responds within `CONNECT_TIMEOUT` with JSON, or with an HTTP error below 500."""
-    statuses = []
 
-    def request_viewer() -> None:
+    def status() -> int:
+        request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
         try:
-            request = Request(address, b'{"query": "{viewer{id}}"}', {"Content-Type": "application/json"})
-            try:
-                with urlopen(request, timeout=CONNECT_TIMEOUT) as response:
-                    json.load(response)  # unlike the login page of a public Wi-Fi network
-                statuses.append(200)
-            except HTTPError as error:
-                statuses.append(error.code)
-        except Exception:  # no response, or not from W&B
-            return
+            with urlopen(request, timeout=CONNECT_TIMEOUT) as response:
+                json.load(response)  # unlike the login page of a public Wi-Fi network
+                return 200
+        except HTTPError as error:
+            return error.code
 
     # Use a thread, since a DNS lookup has no timeout.
-    thread = threading.Thread(target=request_viewer, daemon=True)
-    thread.start()
-    thread.join(CONNECT_TIMEOUT)
-    return bool(statuses) and statuses[0] < 500
+    try:
+        return _in_thread(status).result(CONNECT_TIMEOUT) < 500
+    except Exception:  # no response, or not from W&B
+        return False
+
+
+def _in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread that does not keep the process from ending, and return its future result."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # otherwise, the future would be awaited forever
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 @contextmanager
