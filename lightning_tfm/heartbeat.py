@@ -138,10 +138,27 @@ class Monitor:
                 self._send("")
                 beat = now
         self._send(self.goodbye)
+        self._drain()
         self.alarm.close()
         for key in list(self.selector.get_map().values()):
             cast(socket.socket, key.fileobj).close()
         self.selector.close()
+
+    def _drain(self) -> None:
+        """Read until the others have closed their connections.
+
+        Note:
+            Closing a socket with unread bytes resets its connection, and the goodbye is lost if it is still in the
+            buffer, where it waits for the acknowledgment of a heartbeat.
+        """
+        for peer in [peer for peer in self.peers if not peer.closed]:
+            with suppress(OSError):  # the peer has closed it
+                peer.connection.shutdown(socket.SHUT_WR)
+        end = time.monotonic() + INTERVAL
+        while any(peer.rank is not None and not peer.closed for peer in self.peers) and time.monotonic() < end:
+            for key, _ in self.selector.select(INTERVAL / 10):
+                if key.data is not None:
+                    self._read(key.data)
 
     def _accept(self) -> None:
         assert self.listener is not None

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 
 from lightning_tfm.callbacks import Heartbeat
 from lightning_tfm.errors import UserError
-from lightning_tfm.heartbeat import Monitor
+from lightning_tfm.heartbeat import Endpoint, Monitor
 from runs import (
     EXPERIMENTS,
     TWO_PROCESSES,
@@ -290,6 +291,22 @@ def test_another_program_cannot_disturb_the_heartbeats():
         first.stop()
     with pytest.raises(OSError, match="no connection to rank 0"):
         Monitor(5, first.endpoint, rank=1)
+
+
+def test_a_goodbye_is_received_although_heartbeats_are_unread():
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        endpoint = Endpoint(["127.0.0.1"], server.getsockname()[1], "token", "localhost")
+        connected = pool.submit(Monitor, 5, endpoint, 1)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as received:
+            assert received.readline().startswith(b"token 1 ")
+            connection.sendall(b"token\n")
+            monitor = connected.result()
+            connection.sendall(1_000_000 * b"\n")
+            stopped = pool.submit(monitor.stop)
+            assert received.read().strip() == b"done"  # and no reset
+        stopped.result()
+    assert not monitor.thread.is_alive()
 
 
 def test_a_short_limit_is_refused():
