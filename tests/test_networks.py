@@ -37,6 +37,7 @@ from lightning_tfm.layers import (
     apply_rotary,
     attention_maps,
     causal_mask,
+    lstm_with_attention,
     monotonic_weights,
     quantize,
 )
@@ -546,6 +547,44 @@ def test_gradients_of_monotonic_attention(starts):
         return monotonic_weights(query, key, mask, previous, training=True)
 
     assert torch.autograd.gradcheck(weights, (query, key))
+
+
+def test_gradients_of_the_recurrent_decoder():
+    """The gradients are those of finite differences, for each result alone and if memory positions are padding."""
+    B, T, S, D = 3, 4, 5, 2
+    shapes = ((B, T, 4 * D), (B, S, D), (B, S, 2 * D), (B, D), (B, D), (D, D), (1, D), (4 * D, 3 * D))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    mask = torch.arange(S) < torch.tensor([5, 3, 1])[:, None]
+    assert torch.autograd.gradcheck(lambda *rest: lstm_with_attention(*rest[:3], mask, *rest[3:]), tensors)
+
+
+@pytest.mark.parametrize("pointer_generator", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [
+        (torch.float64, False, 1e-12),
+        (torch.float32, False, 1e-5),
+        (torch.float32, True, 0.025),
+        (torch.bfloat16, False, 0.025),
+    ],
+)
+def test_attention_lstm_trains_what_it_evaluates_in_every_precision(
+    dtype, autocast, tolerance, pointer_generator, batch
+):
+    """The loop over the decoder in evaluation mode, in float64, has the same logits and gradients."""
+    exact = AttentionLSTM(VOCAB_SIZE, 16, pointer_generator=pointer_generator)
+    for parameter in exact.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    trained = deepcopy(exact).to(dtype)
+    results = []
+    for network, enabled in ((trained.train(), autocast), (exact.double().eval(), False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logits = network(*batch)
+            nll = token_nll(logits, batch[1])
+        nll.backward()
+        results.append([logits.detach(), *(parameter.grad for parameter in network.parameters())])
+    for result, expected in zip(*results, strict=True):
+        assert (result - expected).norm() <= tolerance * expected.norm()
 
 
 def test_hard_monotonic_attention_sums_over_all_alignments():

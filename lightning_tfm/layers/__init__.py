@@ -33,6 +33,7 @@ from lightning_tfm.layers.positions import (
     apply_rotary,
     position_scheme,
 )
+from lightning_tfm.layers.recurrence import lstm_with_attention
 from lightning_tfm.layers.transformer import AddNorm, CrossAttentionKind, FeedForward, TransformerLayer
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "attention_maps",
     "causal_mask",
     "check_num_heads",
+    "lstm_with_attention",
     "monotonic_weights",
     "position_scheme",
     "quantize",

@@ -17,6 +17,7 @@ from lightning_tfm.layers import (
     LocationAwareAttention,
     MonotonicAttention,
     PointerGenerator,
+    lstm_with_attention,
 )
 from lightning_tfm.networks.network import Memory, Seq2SeqNetwork, State
 from lightning_tfm.tokenization import PAD
@@ -100,12 +101,13 @@ class AttentionLSTM(Seq2SeqNetwork):
         lengths = mask.sum(1, keepdim=True)
         x = self.dropout(self.source_embedding(source))  # (B, S, D)
         # The index reverses the tokens of each row and keeps the padding in place. Packed sequences would do the same,
-        # but do not use the fast CPU kernel.
+        # but do not use the fast CPU kernel; `gather` takes several times as long.
         steps = torch.arange(source.size(1), device=source.device)
-        turned = torch.where(mask, lengths - 1 - steps, steps).unsqueeze(-1)  # (B, S, 1)
+        turned = torch.where(mask, lengths - 1 - steps, steps)  # (B, S)
+        order = (turned + source.size(1) * torch.arange(len(source), device=source.device).unsqueeze(1)).flatten()
         rightwards, _ = self.encoder_forward(x)
-        leftwards, _ = self.encoder_backward(x.gather(1, turned.expand_as(x)))
-        leftwards = leftwards.gather(1, turned.expand_as(leftwards))
+        leftwards, _ = self.encoder_backward(x.flatten(0, 1).index_select(0, order).view_as(x))
+        leftwards = leftwards.flatten(0, 1).index_select(0, order).view_as(leftwards)
         memory = torch.cat((rightwards, leftwards), dim=-1)  # (B, S, 2D)
         recurrent = torch.tanh(self.start(leftwards[:, 0])).chunk(self.num_states, dim=-1)  # (Bahdanau et al., A.2.2)
         keys = self.attention.k_proj(memory)
@@ -146,6 +148,15 @@ class AttentionLSTM(Seq2SeqNetwork):
         features = torch.tanh(self.readout(torch.cat((hidden, context), dim=-1)))
         return self.head(self.dropout(features))
 
+    def _is_fused(self) -> bool:
+        """Return whether all steps of the decoder are one operation with a gradient of its own.
+
+        Note:
+            In evaluation mode, attention weights are recorded in the calls of the attention layer.
+        """
+        is_additive = type(self.attention) is AdditiveAttention
+        return self.training and is_additive and self.num_states == 2 and not torch.compiler.is_compiling()
+
     def _decode(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
         if isinstance(self.attention, HardMonotonicAttention):
@@ -164,6 +175,20 @@ class AttentionLSTM(Seq2SeqNetwork):
                 hiddens, hidden = self.decoder(inputs, initial[0])
                 recurrent = (hidden[0],)
             weights = maps[:, -1]
+        elif self._is_fused():
+            hidden, cell = recurrent
+            hiddens, contexts, maps, cell = lstm_with_attention(
+                self.decoder_token(embedded),
+                keys,
+                memory,
+                mask,
+                hidden,
+                cell,
+                self.attention.q_proj.weight,
+                self.attention.energy.weight,
+                self.decoder_state.weight,
+            )
+            recurrent, weights = (hiddens[:, -1], cell), maps[:, -1]
         else:
             # The loop contains only the recurrent operations; the others are batched over all tokens.
             steps = []
