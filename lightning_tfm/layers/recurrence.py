@@ -44,9 +44,10 @@ def lstm_with_attention(
         state_weight: the contributions (4D, E + D) of context and hidden state.
 
     Note:
-        This is the loop over the layers with fewer operations. Its backward pass computes only recurrent gradients step
-        by step: the derivatives of activations are computed for all steps before, and the gradients of weights, keys
-        and memory for all steps after. With half precision, it computes in float32. It has no second derivative.
+        The result is that of a loop over the layers, in fewer operations. The backward pass computes step by step only
+        what depends on the next step: derivatives of activations are computed for all steps before, and gradients of
+        weights, keys and memory for all steps after. In half precision, it is computed in float32, since rounding
+        errors add up over the steps. Second derivatives are not supported.
     """
     tensors = token_gates, keys, memory, hidden, cell, query_weight, energy_weight, state_weight
     with torch.autocast(token_gates.device.type, enabled=False):
