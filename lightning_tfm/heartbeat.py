@@ -140,25 +140,30 @@ class Monitor:
         self._send(self.goodbye)
         self._drain()
         self.alarm.close()
-        for key in list(self.selector.get_map().values()):
-            cast(socket.socket, key.fileobj).close()
+        for peer in self.peers:
+            if not peer.closed:
+                self._close(peer)
         self.selector.close()
 
     def _drain(self) -> None:
-        """Read until the others have closed their connections.
+        """Close the sending sides, and read until the other processes have closed theirs, at most INTERVAL seconds.
 
         Note:
             Closing a socket with unread bytes resets its connection, and the goodbye is lost if it is still in the
-            buffer, where it waits for the acknowledgment of a heartbeat.
+            buffer: by Nagle's algorithm, it waits there until a heartbeat has been acknowledged.
         """
-        for peer in [peer for peer in self.peers if not peer.closed]:
-            with suppress(OSError):  # the peer has closed it
-                peer.connection.shutdown(socket.SHUT_WR)
+        for key in list(self.selector.get_map().values()):
+            if key.data is None:  # the listener and the alarm, which would end each wait at once
+                self.selector.unregister(key.fileobj)
+                cast(socket.socket, key.fileobj).close()
+        for peer in self.peers:
+            if not peer.closed:
+                with suppress(OSError):  # the peer has closed it
+                    peer.connection.shutdown(socket.SHUT_WR)
         end = time.monotonic() + INTERVAL
         while any(peer.rank is not None and not peer.closed for peer in self.peers) and time.monotonic() < end:
-            for key, _ in self.selector.select(INTERVAL / 10):
-                if key.data is not None:
-                    self._read(key.data)
+            for key, _ in self.selector.select(end - time.monotonic()):
+                self._read(key.data)
 
     def _accept(self) -> None:
         assert self.listener is not None
@@ -179,6 +184,8 @@ class Monitor:
     def _close(self, peer: Peer) -> None:
         peer.closed = True
         self.selector.unregister(peer.connection)
+        with suppress(OSError):  # the peer has closed it
+            peer.connection.shutdown(socket.SHUT_RDWR)  # also in workers of the data loader, which inherit it
         peer.connection.close()
 
     def _read(self, peer: Peer) -> None:

@@ -214,6 +214,15 @@ def test_logits_are_finite_with_extreme_dropout(dropout):
         assert logits.isfinite().all()
 
 
+def test_attention_maps_are_also_recorded_in_training_mode(network, batch):
+    layers = []
+    for training in (False, True):
+        with attention_maps(network.train(training)) as maps:
+            network(*batch)
+        layers.append({name: weights.shape for name, weights in maps.items()})
+    assert layers[0] == layers[1]
+
+
 def test_attention_maps_are_distributions_over_real_tokens(network, batch):
     source, target_in = batch
     with attention_maps(network) as maps:
@@ -549,12 +558,14 @@ def test_gradients_of_monotonic_attention(starts):
     assert torch.autograd.gradcheck(weights, (query, key))
 
 
-def test_gradients_of_the_recurrent_decoder():
-    """The gradients are those of finite differences, for each result alone and if memory positions are padding."""
-    B, T, S, D = 3, 4, 5, 2
-    shapes = ((B, T, 4 * D), (B, S, D), (B, S, 2 * D), (B, D), (B, D), (D, D), (1, D), (4 * D, 3 * D))
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 1, 1)])
+def test_gradients_of_the_lstm_with_attention(sizes):
+    """They equal finite differences, for each result alone and if memory positions are padding."""
+    B, T, S = sizes
+    D, A, E = 2, 3, 5
+    shapes = ((B, T, 4 * D), (B, S, A), (B, S, E), (B, D), (B, D), (A, D), (1, A), (4 * D, E + D))
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    mask = torch.arange(S) < torch.tensor([5, 3, 1])[:, None]
+    mask = torch.arange(S) < torch.tensor([5, 3, 1])[:B, None]
     assert torch.autograd.gradcheck(lambda *rest: lstm_with_attention(*rest[:3], mask, *rest[3:]), tensors)
 
 
@@ -566,6 +577,7 @@ def test_gradients_of_the_recurrent_decoder():
         (torch.float32, False, 1e-5),
         (torch.float32, True, 0.025),
         (torch.bfloat16, False, 0.025),
+        (torch.float16, False, 0.003),
     ],
 )
 def test_attention_lstm_trains_what_it_evaluates_in_every_precision(
@@ -580,8 +592,7 @@ def test_attention_lstm_trains_what_it_evaluates_in_every_precision(
     for network, enabled in ((trained.train(), autocast), (exact.double().eval(), False)):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             logits = network(*batch)
-            nll = token_nll(logits, batch[1])
-        nll.backward()
+            token_nll(logits, batch[1]).backward()
         results.append([logits.detach(), *(parameter.grad for parameter in network.parameters())])
     for result, expected in zip(*results, strict=True):
         assert (result - expected).norm() <= tolerance * expected.norm()

@@ -38,6 +38,15 @@ def texts(rows=B):
     return Batch(ids[:, :0], ids, ids, torch.arange(rows))
 
 
+def make_lstm():
+    return Seq2SeqModule(AttentionLSTM(V, D), TOKENIZER, max_target_length=T)
+
+
+def pairs():
+    ids = texts()
+    return Batch(ids.target_in, *ids[1:])
+
+
 def num_parameters(module):
     return sum(weight.numel() for weight in module.parameters())
 
@@ -52,16 +61,21 @@ def test_flops_of_gpt_are_6nd_and_attention():
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # by disabling the kernel
 def test_flops_of_an_lstm_are_those_without_its_fused_kernel():
-    ids = texts()
-    batch = Batch(ids.target_in, *ids[1:])
-
-    def recurrent():
-        return Seq2SeqModule(AttentionLSTM(V, D), TOKENIZER, max_target_length=T)
-
     with torch.backends.mkldnn.flags(enabled=False):
-        expected = step_cost(recurrent, batch).flops
+        expected = step_cost(make_lstm, pairs()).flops
     # The kernel also computes the gradient of the initial state.
-    assert step_cost(recurrent, batch).flops - expected == 2 * (2 * B * D * 4 * D)
+    assert step_cost(make_lstm, pairs()).flops - expected == 2 * (2 * B * D * 4 * D)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_flops_of_an_lstm_decoder_are_those_of_its_products(fused, monkeypatch):
+    monkeypatch.setattr(AttentionLSTM, "_is_fused", lambda network: fused)
+    cost = step_cost(make_lstm, pairs())
+    # Per token of 48: query, energies and contexts over 48 keys, and gates from context and hidden state.
+    decoder = D * D + T * D + T * 2 * D + 3 * D * 4 * D
+    encoder = 2 * (2 * D * 4 * D) + 2 * D * D  # two directions, and the keys
+    others = D * 4 * D + 3 * D * D + D * V  # gates from the token, and output layers
+    assert cost.flops == pytest.approx(6 * B * T * (decoder + encoder + others), rel=0.01)
 
 
 def test_flops_of_recurrent_layers_on_a_gpu_are_those_on_a_cpu():

@@ -312,6 +312,7 @@ class AdditiveScores(Attention):
     def _scores(self, hidden: Tensor) -> Tensor:
         """Return the scores (B, S), up to a constant, of the hidden layer (B, S, A) before its activation."""
         # tanh z = 2 sigmoid(2z) - 1; the constant cancels in the softmax. On a CPU, sigmoid is five times as fast.
+        # `lstm_with_attention` computes the same scores.
         return (2 * self.energy(torch.sigmoid(2 * hidden))).squeeze(-1)
 
 

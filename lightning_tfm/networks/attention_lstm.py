@@ -101,10 +101,11 @@ class AttentionLSTM(Seq2SeqNetwork):
         lengths = mask.sum(1, keepdim=True)
         x = self.dropout(self.source_embedding(source))  # (B, S, D)
         # The index reverses the tokens of each row and keeps the padding in place. Packed sequences would do the same,
-        # but do not use the fast CPU kernel; `gather` takes several times as long.
+        # but do not use the fast CPU kernel, and `gather` takes several times as long.
         steps = torch.arange(source.size(1), device=source.device)
         turned = torch.where(mask, lengths - 1 - steps, steps)  # (B, S)
-        order = (turned + source.size(1) * torch.arange(len(source), device=source.device).unsqueeze(1)).flatten()
+        first = source.size(1) * torch.arange(source.size(0), device=source.device)  # of each row, in the flat batch
+        order = (first.unsqueeze(1) + turned).flatten()  # (B * S)
         rightwards, _ = self.encoder_forward(x)
         leftwards, _ = self.encoder_backward(x.flatten(0, 1).index_select(0, order).view_as(x))
         leftwards = leftwards.flatten(0, 1).index_select(0, order).view_as(leftwards)
@@ -149,13 +150,14 @@ class AttentionLSTM(Seq2SeqNetwork):
         return self.head(self.dropout(features))
 
     def _is_fused(self) -> bool:
-        """Return whether all steps of the decoder are one operation with a gradient of its own.
+        """Return whether the decoder is computed by `lstm_with_attention`, which has a hand-written backward pass.
 
         Note:
-            In evaluation mode, attention weights are recorded in the calls of the attention layer.
+            Otherwise, the loop calls the attention layer in each step, so that hooks can record its weights.
         """
-        is_additive = type(self.attention) is AdditiveAttention
-        return self.training and is_additive and self.num_states == 2 and not torch.compiler.is_compiling()
+        if type(self.attention) is not AdditiveAttention or self.num_states == 1:
+            return False
+        return self.training and not self.attention._forward_hooks and not torch.compiler.is_compiling()
 
     def _decode(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""
