@@ -140,9 +140,8 @@ class Monitor:
         self._send(self.goodbye)
         self._drain()
         self.alarm.close()
-        for peer in self.peers:
-            if not peer.closed:
-                self._close(peer)
+        for peer in list(self.peers):
+            self._remove(peer)
         self.selector.close()
 
     def _drain(self) -> None:

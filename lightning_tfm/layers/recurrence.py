@@ -45,11 +45,11 @@ def lstm_with_attention(
 
     Note:
         The results are those of a loop that calls `AdditiveAttention` and the linear layers, in fewer operations. The
-        backward pass computes step by step only what depends on the next step: local derivatives are computed for all
-        steps before, and gradients of weights and memory for all steps after. If the inputs have half precision, both
-        passes compute in float32, since rounding errors add up over the steps; weights and cell state are returned in
-        float32. Second derivatives and the transforms of
-        `torch.func` are not supported, and hooks of the layers are not called.
+        backward pass computes step by step only what depends on the next step: local derivatives of the gates are
+        computed for all steps before, and gradients of weights and memory for all steps after. If the inputs have half
+        precision, both passes compute in float32, since rounding errors add up over the steps; weights and cell state
+        are returned in float32. Second derivatives and the transforms of `torch.func` are not supported, and hooks of
+        the layers are not called.
     """
     tensors = token_gates, keys, memory, hidden, cell, query_weight, energy_weight, state_weight
     with torch.autocast(token_gates.device.type, enabled=False):
@@ -67,18 +67,8 @@ class _LSTMWithAttention(torch.autograd.Function):
     """The loop of `lstm_with_attention`, whose tensors of all steps are (T, B, ...)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        mask: Tensor,
-        token_gates: Tensor,
-        keys: Tensor,
-        memory: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
-        query_weight: Tensor,
-        energy_weight: Tensor,
-        state_weight: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        token_gates, keys, memory, hidden, cell, query_weight, energy_weight, state_weight = tensors
         B, T, _ = token_gates.shape
         S, A, E, D = keys.size(1), keys.size(2), memory.size(2), hidden.size(1)
         new = token_gates.new_empty
@@ -151,7 +141,7 @@ def _gradients(
     d_weights: Tensor | None,
     d_cell: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients with respect to the tensors of `_LSTMWithAttention.forward`, without the mask.
+    """Return the gradients with respect to the tensors of `_LSTMWithAttention.forward`.
 
     The weights and the memory are those of `lstm_with_attention`, and `d_` are the gradients of its results, None if
     there is none. The other tensors are those of all steps: the hidden layer of the attention (T, B, S, A), the
@@ -160,7 +150,6 @@ def _gradients(
     """
     T, B, S, A = sigmoids.shape
     D, E = hiddens.size(2), contexts.size(3)
-    new = sigmoids.new_empty
     _, input, output, candidate = gates.chunk(4, dim=-1)
 
     # Local derivatives: of the hidden state with respect to the cell (T, B, D), and of cell and hidden state with
@@ -179,8 +168,8 @@ def _gradients(
     d_hidden = d_inputs[-1, :, E:]
     d_cell = torch.zeros_like(d_hidden) if d_cell is None else d_cell
     d_weights = weights.new_zeros(T, B, S) if d_weights is None else d_weights.transpose(0, 1).contiguous()
-    d_gates, d_scores, d_queries = torch.empty_like(gates), torch.empty_like(weights), new(T, B, 1, A)
-    d_keys = new(B, S, A).zero_()
+    d_gates, d_scores, d_queries = torch.empty_like(gates), torch.empty_like(weights), weights.new_empty(T, B, 1, A)
+    d_keys = torch.zeros_like(sigmoids[0])
     vector = (4 * energy_weight).expand(B, S, A)  # of the scores 2v sigmoid(2z), whose derivative is 4v s (1 - s)
     by_width = memory.mT.contiguous()  # (B, E, S), with which a product by a row is several times as fast
     loop = zip(
