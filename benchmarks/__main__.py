@@ -42,6 +42,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     steps.precisions,
     limits.limits,
     limits.lstm_limits,
+    limits.polarity_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     decoding.against_ctranslate2,

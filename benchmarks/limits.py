@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
-from benchmarks.measure import Built, Row, Side, compare, ratio_row
+from benchmarks.convergence import missing
+from benchmarks.framework import EXPERIMENTS
+from benchmarks.measure import ROUNDS, Built, Row, Side, absolute_row, compare, ratio_row, started
 from benchmarks.steps import (
     COPY,
     DATES,
@@ -29,12 +33,14 @@ from benchmarks.steps import (
     tokens_of,
     windows,
 )
-from lightning_tfm.data import Batch
+from datamodules import Sentiment, sentiment
+from lightning_tfm.data import Batch, LabeledBatch, LengthGroupedSampler
 from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Network, Transformer
+from lightning_tfm.optimizers import AdamW
 
 
-def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
+def products_of(network: Network, batch: Batch | LabeledBatch) -> Callable[[Any], None]:
     """Return a step of only the matrix products of a training step: one forward and two backward per linear layer."""
     operands: list[tuple[nn.Linear, Tensor, Tensor]] = []
 
@@ -43,12 +49,12 @@ def products_of(network: Network, batch: Batch) -> Callable[[Batch], None]:
         operands.append((layer, torch.randn_like(x), torch.randn_like(y)))
 
     handles = [m.register_forward_hook(remember) for m in network.modules() if isinstance(m, nn.Linear)]
-    network(batch.source, batch.target_in)
+    network(*batch.inputs)
     for handle in handles:
         handle.remove()
 
     @torch.no_grad()
-    def step(_: Batch) -> None:
+    def step(_: Any) -> None:
         for layer, x, gradient in operands:
             layer(x)
             gradient @ layer.weight
@@ -169,3 +175,59 @@ def lstm_limits(full: bool) -> Iterator[Row]:
         yield ratio_row(
             f"limit: attention LSTM training / tutorial, {side}", "samples/s", "", rounds, checked=checked, note=note
         )
+
+
+POLARITY_BATCHES = 12
+"""Number of batches in the limits of the classifier, each of sentences of similar length."""
+
+
+def build_polarity_limit(side: str) -> Built:
+    """Build a part of the training steps of the experiment `polarity_classifier`.
+
+    Args:
+        side: "products" for the matrix products alone, or "embeddings" for summing, differentiating and updating the
+            embeddings alone.
+    """
+    keep_freed_memory()
+    torch.manual_seed(0)
+    settings = yaml.safe_load((EXPERIMENTS / "polarity_classifier.yaml").read_text(encoding="utf-8"))
+    data = Sentiment(**settings["data"]["init_args"])
+    data.setup("fit")
+    network = EncoderClassifier.from_data(data, **settings["model"]["init_args"]["network"]["init_args"])
+    dataset = data.datasets["train"]
+    sampler = LengthGroupedSampler(dataset.lengths, data.batch_size, data.seed)
+    batches = [dataset[rows] for rows in islice(sampler, POLARITY_BATCHES)]
+    if side == "products":
+        parts = [products_of(network, batch) for batch in batches]
+
+        def step(number: int) -> None:
+            parts[number](batches[number])
+
+    else:
+        optimizer = AdamW([{"params": [network.embedding.weight]}], lr=1e-3)
+
+        def step(number: int) -> None:
+            summed = network.embedding(batches[number].text.flatten(0, 1))  # (B * S, D)
+            summed.backward(torch.ones_like(summed))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    numbers = list(range(POLARITY_BATCHES))
+    work = repeated(step, numbers, [1.0] * POLARITY_BATCHES, 5 * POLARITY_BATCHES)
+    return Built({"steps": settings["trainer"]["max_steps"]}, work)
+
+
+def polarity_limits(full: bool) -> Iterator[Row]:
+    """Measure the matrix products alone, and the embeddings alone, of a training of the polarity classifier."""
+    for side, note in (
+        ("products", "of the linear layers alone, one after the other"),
+        ("embeddings", "summing, differentiating and updating the embeddings alone"),
+    ):
+        name = f"limit: polarity, {side}"
+        if absent := missing(sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos"):
+            yield Row(name, "s", "", note=absent)
+            continue
+        with started(Side(build_polarity_limit, {"side": side})) as (facts, work):
+            blocks = [work() for _ in range(ROUNDS)]
+        values = [facts["steps"] * block.seconds / block.amount for block in blocks]
+        yield absolute_row(name, "s", "", values, f"{note}, in {facts['steps']} steps of 64 sentences")

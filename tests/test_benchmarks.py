@@ -12,20 +12,24 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
 import pytest
 import torch
+import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as bench
 from benchmarks import convergence, decoding, framework, gpu, growth, history, limits, measure, peers, steps, tables
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
-from datamodules import Date, Text
+from benchmarks.framework import EXPERIMENTS
+from datamodules import Date, Text, sentiment
 from lightning_tfm.callbacks import provenance
+from lightning_tfm.data import LabeledBatch
 from lightning_tfm.layers import Dropout
-from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.tokenization import PAD
 
 
@@ -410,9 +414,24 @@ def test_the_limit_of_the_attention_lstm_trains_without_attention(monkeypatch):
     assert limits.build_lstm_limit("without attention").work().amount == 40 * 32
 
 
-def test_matrix_products_are_those_of_every_linear_layer():
-    network = Transformer(**steps.COPY)
-    batch = steps.copy_batches(2, like_lengths=False)[0]
+@pytest.mark.parametrize("side", ["products", "embeddings"])
+def test_limits_of_the_classifier_are_measured_on_batches_of_its_experiment(side, tmp_path, monkeypatch):
+    for label, word in (("neg", "dull"), ("pos", "fine")):
+        (tmp_path / f"rt-polarity.{label}").write_text("".join(f"a {word} film in {n} scenes\n" for n in range(200)))
+    monkeypatch.setattr(sentiment, "resolve_path", lambda name, files: tmp_path / Path(name).name)
+    built = limits.build_polarity_limit(side)
+    experiment = yaml.safe_load((EXPERIMENTS / "polarity_classifier.yaml").read_text())
+    assert built.facts == {"steps": experiment["trainer"]["max_steps"]}
+    assert built.work().amount == 5 * limits.POLARITY_BATCHES
+
+
+@pytest.mark.parametrize("model", ["Transformer", "EncoderClassifier"])
+def test_matrix_products_are_those_of_every_linear_layer(model):
+    if model == "Transformer":
+        network, batch = Transformer(**steps.COPY), steps.copy_batches(2, like_lengths=False)[0]
+    else:
+        network, text = EncoderClassifier(vocab_size=20, num_classes=2, max_length=8), torch.full((3, 8), 5)
+        batch = LabeledBatch(text, torch.zeros(3, dtype=torch.long), torch.arange(3))
     step = limits.products_of(network, batch)
     with FlopCounterMode(display=False) as products:
         step(batch)
@@ -420,7 +439,7 @@ def test_matrix_products_are_those_of_every_linear_layer():
     rows = {layer: [] for layer in linear}
     for layer in linear:
         layer.register_forward_hook(lambda layer, args, _: rows[layer].append(args[0].numel() // layer.in_features))
-    network(batch.source, batch.target_in)
+    network(*batch.inputs)
     expected = sum(3 * 2 * count * layer.weight.numel() for layer, counts in rows.items() for count in counts)
     assert products.get_total_flops() == expected
 
