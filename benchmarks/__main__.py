@@ -147,8 +147,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Results",
         "",
-        f"The rows of `make bench FULL=1`: {sum(row.held for row in targets)} of {len(targets)} targets met. Each row "
-        "shows its machine, its commit and its version of torch. Figures are medians of "
+        f"The rows of `make bench FULL=1`: {sum(row.held for row in targets)} of {len(targets)} measured targets met. "
+        "Each row shows its machine, its commit and its version of torch. Figures are medians of "
         f"{ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their 90 % intervals; rows of a time to a "
         'goal show the expected time. An empty cell under "checked" means that nothing was compared between the sides. '
         "[README.md](README.md) describes the method and explains each missed target.",

@@ -177,16 +177,32 @@ def lstm_limits(full: bool) -> Iterator[Row]:
         )
 
 
-POLARITY_BATCHES = 12
-"""Number of batches in the limits of the classifier, each of sentences of similar length."""
+POLARITY_BATCHES = 64
+"""Number of batches in the limits of the classifier, enough for the mean length of the sentences."""
+
+
+def embeddings_of(network: EncoderClassifier, batch: LabeledBatch, optimizer: AdamW) -> Callable[[Any], None]:
+    """Return a step of only the embeddings of a training step: their sums, the gradients and the update."""
+    inputs: list[Tensor] = []
+    handle = network.embedding.register_forward_hook(lambda layer, args, _: inputs.append(args[0]))
+    network(*batch.inputs)
+    handle.remove()
+    (ids,) = inputs  # (B * S, G), after word dropout
+
+    def step(_: Any) -> None:
+        summed = network.embedding(ids)  # (B * S, D)
+        summed.backward(torch.ones_like(summed))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def build_polarity_limit(side: str) -> Built:
     """Build a part of the training steps of the experiment `polarity_classifier`.
 
     Args:
-        side: "products" for the matrix products alone, or "embeddings" for summing, differentiating and updating the
-            embeddings alone.
+        side: "products" for the matrix products alone, or "embeddings" for the embeddings alone.
     """
     keep_freed_memory()
     torch.manual_seed(0)
@@ -199,32 +215,22 @@ def build_polarity_limit(side: str) -> Built:
     batches = [dataset[rows] for rows in islice(sampler, POLARITY_BATCHES)]
     if side == "products":
         parts = [products_of(network, batch) for batch in batches]
-
-        def step(number: int) -> None:
-            parts[number](batches[number])
-
     else:
-        optimizer = AdamW([{"params": [network.embedding.weight]}], lr=1e-3)
-
-        def step(number: int) -> None:
-            summed = network.embedding(batches[number].text.flatten(0, 1))  # (B * S, D)
-            summed.backward(torch.ones_like(summed))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    numbers = list(range(POLARITY_BATCHES))
-    work = repeated(step, numbers, [1.0] * POLARITY_BATCHES, 5 * POLARITY_BATCHES)
+        optimizer = AdamW([network.embedding.weight])
+        parts = [embeddings_of(network, batch, optimizer) for batch in batches]
+    work = repeated(lambda part: part(None), parts, [1.0] * len(parts), len(parts))
     return Built({"steps": settings["trainer"]["max_steps"]}, work)
 
 
 def polarity_limits(full: bool) -> Iterator[Row]:
     """Measure the matrix products alone, and the embeddings alone, of a training of the polarity classifier."""
+    absent = missing(sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos")
     for side, note in (
         ("products", "of the linear layers alone, one after the other"),
         ("embeddings", "summing, differentiating and updating the embeddings alone"),
     ):
         name = f"limit: polarity, {side}"
-        if absent := missing(sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos"):
+        if absent:
             yield Row(name, "s", "", note=absent)
             continue
         with started(Side(build_polarity_limit, {"side": side})) as (facts, work):

@@ -28,9 +28,11 @@ from benchmarks.framework import EXPERIMENTS
 from datamodules import Date, Text, sentiment
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.data import LabeledBatch
+from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.tokenization import PAD
+from lightning_tfm.optimizers import AdamW
+from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
 
 def test_the_interval_covers_the_median_at_its_nominal_rate():
@@ -111,7 +113,7 @@ def test_the_report_lists_every_row_and_counts_the_targets_met():
     ]
     results = {"rows": [replace(row, machine="a CPU", commit="abc1234", torch="2.1").as_dict() for row in rows]}
     report = markdown(json.loads(json.dumps(results)))
-    assert "1 of 2 targets met" in report
+    assert "1 of 2 measured targets met" in report
     on_cpu, origin = "a CPU", "abc1234 | 2.1"
     for row in (
         f"| a / b | 3 | 2 | tokens/s | 1.5 | 1.5 to 1.5 | ≥ 1.5 x | yes | {on_cpu} |  | logits | {origin} |  |",
@@ -415,14 +417,38 @@ def test_the_limit_of_the_attention_lstm_trains_without_attention(monkeypatch):
 
 
 @pytest.mark.parametrize("side", ["products", "embeddings"])
-def test_limits_of_the_classifier_are_measured_on_batches_of_its_experiment(side, tmp_path, monkeypatch):
+def test_limits_of_the_classifier_are_measured_on_its_experiment(side, tmp_path, monkeypatch):
     for label, word in (("neg", "dull"), ("pos", "fine")):
         (tmp_path / f"rt-polarity.{label}").write_text("".join(f"a {word} film in {n} scenes\n" for n in range(200)))
     monkeypatch.setattr(sentiment, "resolve_path", lambda name, files: tmp_path / Path(name).name)
     built = limits.build_polarity_limit(side)
     experiment = yaml.safe_load((EXPERIMENTS / "polarity_classifier.yaml").read_text())
     assert built.facts == {"steps": experiment["trainer"]["max_steps"]}
-    assert built.work().amount == 5 * limits.POLARITY_BATCHES
+    assert built.work().amount == limits.POLARITY_BATCHES
+
+
+def test_limits_of_the_classifier_are_the_seconds_of_a_whole_training(monkeypatch):
+    work = nullcontext(({"steps": 600}, lambda: measure.Block(60, 0.5)))
+    monkeypatch.setattr(limits, "started", lambda side: work)
+    monkeypatch.setattr(convergence, "resolve_path", lambda name, files: None)
+    assert [row.ours for row in limits.polarity_limits(False)] == [5.0, 5.0]
+
+
+def test_limits_of_the_classifier_are_not_measured_without_its_data(monkeypatch):
+    def resolve_path(name, files):
+        raise UserError("no file")
+
+    monkeypatch.setattr(convergence, "resolve_path", resolve_path)
+    assert [(row.status, row.note) for row in limits.polarity_limits(False)] == [("not measured", "no file")] * 2
+
+
+def test_the_embeddings_of_a_step_are_those_of_the_words_that_are_not_dropped():
+    network = EncoderClassifier(vocab_size=20, num_classes=2, max_length=8, word_dropout=0.5)
+    batch = LabeledBatch(torch.full((3, 8), 5), torch.zeros(3, dtype=torch.long), torch.arange(3))
+    before = network.embedding.weight.detach().clone()
+    limits.embeddings_of(network, batch, AdamW([network.embedding.weight], weight_decay=0.0))(None)
+    changed = (network.embedding.weight != before).any(-1).nonzero().flatten().tolist()
+    assert changed == [UNKNOWN_ID, 5]
 
 
 @pytest.mark.parametrize("model", ["Transformer", "EncoderClassifier"])
