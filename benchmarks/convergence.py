@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.framework import EXPERIMENTS
+from benchmarks.framework import EXPERIMENTS, settings_of
 from benchmarks.measure import (
     BARE,
     ROUNDS,
@@ -75,6 +74,9 @@ LARGE_GOAL = 1.4646
 MULTI30K_STEPS = 2000
 """Training steps on Multi30k, chosen with seed 1; the experiment has 3,000."""
 
+POLARITY = ("polarity/rt-polarity.neg", "polarity/rt-polarity.pos")
+"""Files of the film reviews."""
+
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
 
@@ -103,8 +105,7 @@ def trained(
     Raises:
         AssertionError: if the run and the peer are trained on different data.
     """
-    path = EXPERIMENTS / f"{experiment}.yaml"
-    steps = steps or yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]["max_steps"]
+    steps = steps or settings_of(experiment)["trainer"]["max_steps"]
     settings = (
         "--trainer.accelerator=cpu",
         f"--seed_everything={seed}",
@@ -485,7 +486,7 @@ def fastest_precision() -> str:
 def polarity(full: bool) -> Iterator[Row]:
     """Measure the seconds until an accuracy of 0.80 on the test set of film reviews, with the experiment unchanged."""
     name, target, goal = "polarity until 0.80 on test", "≤ 10 s", 0.80
-    if note := missing(sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos"):
+    if note := missing(sentiment.FILES, *POLARITY):
         yield Row(name, "s", target, note=note)
         return
     summaries = [trained("polarity_classifier", seed)[0] for seed in SEEDS]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import sacrebleu
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.convergence import run_fit
-from benchmarks.framework import EXPERIMENTS
+from benchmarks.framework import settings_of
 from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
@@ -233,7 +232,7 @@ def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
 
 def translation_data() -> ParallelText:
     """Return Multi30k with the settings of `multi30k_transformer`, whose validation split has 1,014 sentences."""
-    settings = yaml.safe_load((EXPERIMENTS / "multi30k_transformer.yaml").read_text(encoding="utf-8"))
+    settings = settings_of("multi30k_transformer")
     data = ParallelText(**settings["data"]["init_args"] | {"test": None})
     data.setup("fit")
     return data

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import wandb
+import yaml
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor
 
@@ -106,6 +107,11 @@ class FitCLI(TfmCLI):
 
     def after_fit(self) -> None:
         """Test nothing."""
+
+
+def settings_of(experiment: str) -> dict[str, Any]:
+    """Return the settings of an experiment."""
+    return yaml.safe_load((EXPERIMENTS / f"{experiment}.yaml").read_text(encoding="utf-8"))
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None, timed: int = TIMED) -> None:

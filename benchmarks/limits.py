@@ -7,11 +7,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from benchmarks.convergence import missing
-from benchmarks.framework import EXPERIMENTS
+from benchmarks.convergence import POLARITY, missing
+from benchmarks.framework import settings_of
 from benchmarks.measure import ROUNDS, Built, Row, Side, absolute_row, compare, ratio_row, started
 from benchmarks.steps import (
     COPY,
@@ -206,7 +205,7 @@ def build_polarity_limit(side: str) -> Built:
     """
     keep_freed_memory()
     torch.manual_seed(0)
-    settings = yaml.safe_load((EXPERIMENTS / "polarity_classifier.yaml").read_text(encoding="utf-8"))
+    settings = settings_of("polarity_classifier")
     data = Sentiment(**settings["data"]["init_args"])
     data.setup("fit")
     network = EncoderClassifier.from_data(data, **settings["model"]["init_args"]["network"]["init_args"])
@@ -224,7 +223,7 @@ def build_polarity_limit(side: str) -> Built:
 
 def polarity_limits(full: bool) -> Iterator[Row]:
     """Measure the matrix products alone, and the embeddings alone, of a training of the polarity classifier."""
-    absent = missing(sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos")
+    absent = missing(sentiment.FILES, *POLARITY)
     for side, note in (
         ("products", "of the linear layers alone, one after the other"),
         ("embeddings", "summing, differentiating and updating the embeddings alone"),
