@@ -88,7 +88,7 @@ class Clock(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM:
             Clock.begun = time.perf_counter()
-        elif batch_idx == trainer.max_steps - 1:
+        elif batch_idx == trainer.max_steps * trainer.accumulate_grad_batches - 1:
             Clock.seconds = time.perf_counter() - Clock.begun
             Clock.amount = float(sum(map(tokens_of, self.seen[WARM:])))
         self.seen.append(batch)
@@ -480,17 +480,20 @@ def processes(full: bool) -> Iterator[Row]:
         yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
 
-def build_elastic(experiment: str, number: int, num_shards: int, timed: int, folder: str) -> Built:
+def build_elastic(experiment: str, number: int, num_shards: int, parts: int, timed: int, folder: str) -> Built:
     """Build runs of an experiment with elastic determinism, or with DDP.
 
     Args:
         experiment: the name of the experiment.
         number: the number of processes.
         num_shards: the number of shards; 0 without elastic determinism.
+        parts: the number of equal parts of each batch, of which the gradients are accumulated.
         timed: the number of timed steps.
         folder: the working directory of all processes.
     """
+    batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"]
     settings = [f"--trainer.devices={number}", "--data.init_args.train_size=20_000"]  # generated in each run
+    settings += [f"--trainer.accumulate_grad_batches={parts}", f"--data.init_args.batch_size={batch_size // parts}"]
     settings += ["--checkpoint.every_n_train_steps=1000"]  # none in the timed steps, which differ in number
     if num_shards:
         settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
@@ -504,7 +507,7 @@ def build_elastic(experiment: str, number: int, num_shards: int, timed: int, fol
 
     work()
     trainer = Clock.trainer
-    rows = trainer.datamodule.batch_size // trainer.world_size
+    rows = parts * trainer.datamodule.batch_size // trainer.world_size
     return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
@@ -516,30 +519,38 @@ def elastic(full: bool) -> Iterator[Row]:
 
 
 def elastic_sizes(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism with more shards than processes."""
+    """Measure the cost of elastic determinism with more shards than processes.
+
+    With four shards on two processes, the limit is DDP that computes each batch in two parts, one after the other.
+    """
     for experiment in ELASTIC:
         yield elastic_row(experiment, 2, 4)
+        yield elastic_row(experiment, 2, 0, parts=2)
     for num_shards in (4, 8):
         yield elastic_row("date_transformer", 1, num_shards)
 
 
-def elastic_row(experiment: str, number: int, num_shards: int) -> Row:
+def elastic_row(experiment: str, number: int, num_shards: int, parts: int = 1) -> Row:
     """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
 
     Args:
         experiment: the name of the experiment, one of ELASTIC.
         number: the number of processes.
-        num_shards: the number of shards.
+        num_shards: the number of shards; 0 measures the limit, DDP that computes each batch in parts.
+        parts: the number of parts of each batch on our side.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
         rounds, checked = compare(
-            Side(build_elastic, {**settings, "num_shards": num_shards}, threads=1, processes=number),
-            Side(build_elastic, {**settings, "num_shards": 0}, threads=1, processes=number),
+            Side(build_elastic, {**settings, "num_shards": num_shards, "parts": parts}, threads=1, processes=number),
+            Side(build_elastic, {**settings, "num_shards": 0, "parts": 1}, threads=1, processes=number),
             same_rows,
         )
-    peer, target = ("DDP", "≥ 0.77 x") if number > 1 else ("no strategy", "")
-    name = f"{experiment}, {num_shards} shards on {number} process{'es' if number > 1 else ''} / {peer}"
+    together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
+    if num_shards:
+        name, target = f"{experiment}, {num_shards} shards on {together} / {peer}", "≥ 0.77 x" if number > 1 else ""
+    else:
+        name, target = f"limit: {experiment}, {parts} parts of each batch on {together} / {peer}", ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"
     return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 

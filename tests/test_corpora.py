@@ -682,6 +682,8 @@ def test_ngrams_represent_unseen_words():
     # <watch> has 5 + 4 + 3 n-grams; those within the word occur in both words: wat atc tch watc atch watch
     assert [len(word) for word in ngrams[:2]] == [1, 12]
     assert len(ngrams[1] & ngrams[2]) == 6
+    watched = tokenizer.encode("watched")[0]
+    assert watch[1] == watched[1] != unwatchable[1], "the first n-gram is the beginning of the word"
     long = tokenizer.encode("a" * 40)[0]
     assert len(long) == width
     with pytest.raises(UserError, match="num_ngrams must be 0 with subwords"):

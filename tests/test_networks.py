@@ -207,9 +207,7 @@ def test_logits_are_finite_with_extreme_dropout(dropout):
     source, target_in = torch.randint(3, VOCAB_SIZE, (5, 7)), torch.randint(3, VOCAB_SIZE, (5, 6))
     networks = [cls(VOCAB_SIZE, 16, dropout=dropout, max_length=16) for cls in (Transformer, GPT)]
     networks.append(AttentionLSTM(VOCAB_SIZE, 16, dropout=dropout))
-    classifier = EncoderClassifier(
-        VOCAB_SIZE, 3, 9, 16, dropout=dropout, embedding_dropout=dropout, word_dropout=dropout
-    )
+    classifier = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, dropout=dropout, word_dropout=dropout)
     for logits in (*(network.train()(source, target_in) for network in networks), classifier.train()(source)):
         assert logits.isfinite().all()
 
@@ -867,27 +865,37 @@ def test_words_are_dropped_in_training_only(classifier):
     assert (read[2][:, 2:] == PAD).all()
 
 
-def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
-    """The logits equal those of exact counts; with so many buckets, no two pairs share one."""
-    texts = torch.randint(4, 12, (40, 7), generator=torch.Generator().manual_seed(0))
-    texts[::3, 5:] = PAD
-    texts[1::4, 2] = UNKNOWN_ID
+@pytest.mark.parametrize("ids_per_token", [1, 3])
+def test_naive_bayes_counts_each_feature_once_in_a_text(ids_per_token):
+    """The logits equal those of exact counts; with so many buckets, no two bigrams share one."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(4, 12, (40, 7), generator=generator)
+    words[::3, 5:] = PAD
+    words[1::4, 2] = UNKNOWN_ID
     labels = torch.arange(40) % 3
-    naive_bayes = NaiveBayes(12, 10**6, 3)
+    unseen = torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])
+    words = torch.cat((words, unseen))
+    ngrams = torch.randint(12, 20, (*words.shape, 2), generator=generator)
+    ngrams[:, 1, 0] = PAD  # a word that is too short for n-grams
+    ngrams[-1] = 20  # an n-gram of no training text
+    texts = torch.cat((words.unsqueeze(-1), ngrams.masked_fill(words.unsqueeze(-1) == PAD, PAD)), dim=-1)
+    texts = words if ids_per_token == 1 else texts  # (42, 7) or (42, 7, 3)
+    naive_bayes = NaiveBayes(21, 10**6, 3)
     for rows in torch.arange(40).split(16):
         naive_bayes.count(texts[rows], labels[rows])
 
     def features(text):
-        known = [word if word not in (PAD, UNKNOWN_ID) else None for word in text]
+        known = [word if word not in (PAD, UNKNOWN_ID) else None for word, *_ in text]
         pairs = {(a, b) for a, b in itertools.pairwise(known) if a is not None and b is not None}
-        return {word for word in known if word is not None} | pairs
+        first_ngrams = {ids[1] for ids in text if len(ids) > 1 and ids[1] != PAD}
+        return {word for word in known if word is not None} | pairs | first_ngrams
 
     counts = [Counter(), Counter(), Counter()]
-    for text, label in zip(texts.tolist(), labels.tolist(), strict=True):
+    tokens = texts.view(42, 7, ids_per_token).tolist()
+    for text, label in zip(tokens, labels.tolist(), strict=False):
         counts[label].update(features(text))
     number = [(labels == c).sum().item() for c in range(3)]
-    unseen = torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])
-    for text, logits in zip((more := torch.cat((texts, unseen))).tolist(), naive_bayes(more), strict=True):
+    for text, logits in zip(tokens, naive_bayes(texts), strict=True):
         seen = [f for f in features(text) if any(f in c for c in counts)]
         expected = [
             math.log((number[c] + 1) / 43) + sum(math.log(counts[c][f] / number[c] + 3 / 40) for f in seen)
@@ -895,7 +903,7 @@ def test_naive_bayes_counts_each_word_and_pair_once_in_a_text():
         ]
         torch.testing.assert_close(logits, torch.tensor(expected, dtype=torch.float), atol=1e-4, rtol=1e-4)
     prior = torch.tensor(number).add(1).div(43).log()
-    torch.testing.assert_close(naive_bayes(unseen)[1], prior, atol=1e-6, rtol=0)
+    torch.testing.assert_close(naive_bayes(texts)[-1], prior, atol=1e-6, rtol=0)
 
 
 def test_naive_bayes_predicts_the_prior_for_uninformative_words():

@@ -39,14 +39,10 @@ class LabeledBatch(NamedTuple):
         return (self.text,)
 
     @property
-    def words(self) -> Tensor:
-        """Return the ids (B, S) of the tokens, without the ids of their n-grams."""
-        return self.text if self.text.dim() == 2 else self.text[..., 0]
-
-    @property
     def tokens(self) -> Tensor:
         """Return the number of tokens without padding, as a scalar tensor."""
-        return (self.words != PAD).sum()
+        words = self.text if self.text.dim() == 2 else self.text[..., 0]
+        return (words != PAD).sum()
 
 
 class LabeledDataset(Dataset[LabeledBatch]):

@@ -96,7 +96,7 @@ class Classifier(TaskModule, ClassifierPredictor):
             buffer.zero_()
         for rows in torch.arange(len(dataset)).split(1024):
             batch = dataset[rows]
-            naive_bayes.count(batch.words, batch.label)
+            naive_bayes.count(batch.text, batch.label)
 
     def training_step(self, batch: LabeledBatch, batch_idx: int) -> Tensor:
         logits = at_least_float32(self.network(batch.text))

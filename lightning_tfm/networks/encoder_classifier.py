@@ -39,7 +39,6 @@ class EncoderClassifier(TextNetwork):
         d_ff: width of the hidden layer of the feed-forward network.
         d_classifier: width of the hidden layer between the mean and the classes.
         dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
-        embedding_dropout: dropout on embeddings; null for `dropout`.
         word_dropout: fraction of tokens replaced by the unknown token in training (Iyyer et al. 2015).
         num_bigram_buckets: number of bigram ids of a `NaiveBayes` that is averaged with the network; null disables it.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
@@ -56,7 +55,6 @@ class EncoderClassifier(TextNetwork):
         d_ff: int = 32,
         d_classifier: int = 20,
         dropout: float = 0.1,
-        embedding_dropout: float | None = None,
         word_dropout: float = 0.0,
         num_bigram_buckets: int | None = None,
         norm: Literal["pre", "post"] = "post",
@@ -69,7 +67,6 @@ class EncoderClassifier(TextNetwork):
         self.positions = LearnedPositions(self.max_length, d_model)
         for table in (self.embedding, self.positions):  # small, so the first updates have an effect
             nn.init.normal_(table.weight, std=0.02)
-        self.embedding_dropout = Dropout(dropout if embedding_dropout is None else embedding_dropout)
         self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             TransformerLayer(d_model, num_heads, d_ff, dropout, norm, nn.ReLU(inplace=True)) for _ in range(num_layers)
@@ -101,8 +98,7 @@ class EncoderClassifier(TextNetwork):
         """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
-        words = text[..., 0]
-        real = words != PAD  # (B, S)
+        real = text[..., 0] != PAD  # (B, S)
         if self.training and self.word_dropout:
             draws = torch.rand(real.shape, dtype=torch.float32, device=text.device)  # half precision would round them
             dropped = (draws < self.word_dropout) & real
@@ -110,7 +106,7 @@ class EncoderClassifier(TextNetwork):
             text = torch.where(dropped.unsqueeze(-1), unknown, text)
         x = self.embedding(text.flatten(0, 1)).unflatten(0, real.shape)
         x = x + self.positions(torch.arange(text.size(1), device=text.device))
-        x = self.embedding_dropout(x)  # (B, S, D)
+        x = self.dropout(x)  # (B, S, D)
         for layer in self.encoder:
             x, *_ = layer(x, real[:, None, None])
         x = self.norm(x) * real.unsqueeze(-1)
@@ -118,4 +114,4 @@ class EncoderClassifier(TextNetwork):
         logits = self.head(self.hidden(self.dropout(mean)))
         if self.naive_bayes is None or self.training:
             return logits
-        return (logits.log_softmax(-1) + self.naive_bayes(words).log_softmax(-1)) / 2
+        return (logits.log_softmax(-1) + self.naive_bayes(text).log_softmax(-1)) / 2
