@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections import Counter
 from copy import deepcopy
 
 import pytest
@@ -44,7 +43,7 @@ from lightning_tfm.layers import (
 from lightning_tfm.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.networks.linear_attention import LinearAttention
-from lightning_tfm.networks.naive_bayes import NaiveBayes
+from lightning_tfm.networks.naive_bayes import INITIAL_WEIGHT, PENALTY, NaiveBayes
 from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN_ID
 
 
@@ -866,23 +865,21 @@ def test_words_are_dropped_in_training_only(classifier):
 
 
 @pytest.mark.parametrize("ids_per_token", [1, 3])
-def test_naive_bayes_counts_each_feature_once_in_a_text(ids_per_token):
-    """The logits equal those of exact counts; with so many buckets, no two bigrams share one."""
+def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token):
+    """The logits equal those of Newton's method in float64; with so many buckets, no two bigrams share one."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(4, 12, (40, 7), generator=generator)
     words[::3, 5:] = PAD
     words[1::4, 2] = UNKNOWN_ID
-    labels = torch.arange(40) % 3
-    unseen = torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])
-    words = torch.cat((words, unseen))
+    label = torch.randint(3, (40,), generator=generator)
+    words = torch.cat((words, torch.tensor([[11, 3, 11, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0, 0]])))
     ngrams = torch.randint(12, 20, (*words.shape, 2), generator=generator)
     ngrams[:, 1, 0] = PAD  # a word that is too short for n-grams
     ngrams[-1] = 20  # an n-gram of no training text
-    texts = torch.cat((words.unsqueeze(-1), ngrams.masked_fill(words.unsqueeze(-1) == PAD, PAD)), dim=-1)
-    texts = words if ids_per_token == 1 else texts  # (42, 7) or (42, 7, 3)
+    with_ngrams = torch.cat((words.unsqueeze(-1), ngrams.masked_fill(words.unsqueeze(-1) == PAD, PAD)), dim=-1)
+    texts = words if ids_per_token == 1 else with_ngrams  # (42, 7) or (42, 7, 3)
     naive_bayes = NaiveBayes(21, 10**6, 3)
-    for rows in torch.arange(40).split(16):
-        naive_bayes.count(texts[rows], labels[rows])
+    naive_bayes.fit((texts[rows], label[rows]) for rows in torch.arange(40).split(16))
 
     def features(text):
         known = [word if word not in (PAD, UNKNOWN_ID) else None for word, *_ in text]
@@ -890,25 +887,32 @@ def test_naive_bayes_counts_each_feature_once_in_a_text(ids_per_token):
         first_ngrams = {ids[1] for ids in text if len(ids) > 1 and ids[1] != PAD}
         return {word for word in known if word is not None} | pairs | first_ngrams
 
-    counts = [Counter(), Counter(), Counter()]
     tokens = texts.view(42, 7, ids_per_token).tolist()
-    for text, label in zip(tokens, labels.tolist(), strict=False):
-        counts[label].update(features(text))
-    number = [(labels == c).sum().item() for c in range(3)]
-    for text, logits in zip(tokens, naive_bayes(texts), strict=True):
-        seen = [f for f in features(text) if any(f in c for c in counts)]
-        expected = [
-            math.log((number[c] + 1) / 43) + sum(math.log(counts[c][f] / number[c] + 3 / 40) for f in seen)
-            for c in range(3)
-        ]
-        torch.testing.assert_close(logits, torch.tensor(expected, dtype=torch.float), atol=1e-4, rtol=1e-4)
-    prior = torch.tensor(number).add(1).div(43).log()
-    torch.testing.assert_close(naive_bayes(texts)[-1], prior, atol=1e-6, rtol=0)
+    names = [*set().union(*(features(text) for text in tokens[:40]))]
+    present = torch.tensor([[name in features(text) for name in names] for text in tokens]).double()  # (42, F)
+    one_hot = torch.nn.functional.one_hot(label, 3).double()
+    number = one_hot.sum(0)
+    evidence = (present[:40].T @ one_hot / number + 3 / 40).log()  # (F, C)
+    prior = ((number + 1) / 43).log()
+
+    def loss_of(weights):
+        logits = prior + present[:40] @ (weights.unsqueeze(1) * evidence)
+        decay = PENALTY / 2 * (weights - INITIAL_WEIGHT).square().sum()
+        return torch.nn.functional.cross_entropy(logits, label, reduction="sum") + decay
+
+    weights = torch.full((len(names),), INITIAL_WEIGHT, dtype=torch.double)
+    for _ in range(20):
+        gradient = torch.autograd.functional.jacobian(loss_of, weights)
+        weights = weights - torch.linalg.solve(torch.autograd.functional.hessian(loss_of, weights), gradient)
+    expected = prior + present @ (weights.unsqueeze(1) * evidence)
+    actual = naive_bayes(texts).log_softmax(-1).double()
+    torch.testing.assert_close(actual, expected.log_softmax(-1), atol=0.02, rtol=0.01)
+    torch.testing.assert_close(actual[-1], prior.log_softmax(-1), atol=1e-4, rtol=0)
 
 
 def test_naive_bayes_predicts_the_prior_for_uninformative_words():
     naive_bayes = NaiveBayes(12, 100, 2)
-    naive_bayes.count(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)  # 45 texts of one class, 5 of the other
+    naive_bayes.fit([(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)])  # 45 texts of one class, 5 of the other
     probabilities = naive_bayes(torch.tensor([[5, 5, 5]])).softmax(-1)
     assert probabilities[0, 0] == pytest.approx(0.9, abs=0.03)
 
@@ -917,11 +921,11 @@ def test_a_classifier_uses_naive_bayes_in_evaluation_only():
     text, label = torch.randint(4, VOCAB_SIZE, (12, 6)), torch.arange(12) % 3
     network = EncoderClassifier(VOCAB_SIZE, 3, 9, 16, 4, 1, 32, dropout=0.0, num_bigram_buckets=50)
     alone = network.train()(text)
-    network.naive_bayes.count(text, label)
+    network.naive_bayes.fit([(text, label)])
     assert network(text).equal(alone)
     both = network.eval()(text).softmax(-1)
-    product = alone.softmax(-1) * network.naive_bayes(text).softmax(-1)
-    torch.testing.assert_close(both, product.sqrt() / product.sqrt().sum(-1, keepdim=True))
+    product = alone.softmax(-1) ** (1 / 3) * network.naive_bayes(text).softmax(-1) ** (2 / 3)
+    torch.testing.assert_close(both, product / product.sum(-1, keepdim=True))
 
 
 def test_a_classifier_can_overfit_one_batch(classifier):

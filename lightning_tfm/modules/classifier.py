@@ -83,20 +83,12 @@ class Classifier(TaskModule, ClassifierPredictor):
             }
         )
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        if stage == "fit" and self.network.naive_bayes is not None:
-            self._count(self.trainer.datamodule.datasets["train"])
-
-    def _count(self, dataset: LabeledDataset) -> None:
-        """Fit the naive Bayes classifier to the training data."""
-        naive_bayes = self.network.naive_bayes
-        assert naive_bayes is not None
-        for buffer in naive_bayes.buffers():
-            buffer.zero_()
-        for rows in torch.arange(len(dataset)).split(1024):
-            batch = dataset[rows]
-            naive_bayes.count(batch.text, batch.label)
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.network.naive_bayes is not None:
+            dataset: LabeledDataset = self.trainer.datamodule.datasets["train"]
+            batches = (dataset[rows] for rows in torch.arange(len(dataset)).split(1024))
+            self.network.naive_bayes.fit((batch.text, batch.label) for batch in batches)
 
     def training_step(self, batch: LabeledBatch, batch_idx: int) -> Tensor:
         logits = at_least_float32(self.network(batch.text))

@@ -14,6 +14,9 @@ from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
+NAIVE_BAYES_SHARE = 2 / 3
+"""Share of the naive Bayes classifier in the mean of the log probabilities."""
+
 
 class LabeledData(DataProperties, Protocol):
     """Properties of a data module that a classifier depends on.
@@ -40,7 +43,7 @@ class EncoderClassifier(TextNetwork):
         d_classifier: width of the hidden layer between the mean and the classes.
         dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
         word_dropout: fraction of tokens replaced by the unknown token in training (Iyyer et al. 2015).
-        num_bigram_buckets: number of bigram ids of a `NaiveBayes` that is averaged with the network; null disables it.
+        num_bigram_buckets: number of bigram ids of a `NaiveBayes`, which is averaged with the network; null disables it.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
@@ -93,8 +96,8 @@ class EncoderClassifier(TextNetwork):
             text: the ids (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
 
         Note:
-            With a `NaiveBayes`, these are the mean log probabilities of both models in evaluation, and the logits of
-            the network in training, since the `NaiveBayes` is not trained by gradients.
+            With a `NaiveBayes`, these are the weighted mean log probabilities of both models in evaluation, and the
+            logits of the network in training, since the `NaiveBayes` is fitted before the first step.
         """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
@@ -114,4 +117,5 @@ class EncoderClassifier(TextNetwork):
         logits = self.head(self.hidden(self.dropout(mean)))
         if self.naive_bayes is None or self.training:
             return logits
-        return (logits.log_softmax(-1) + self.naive_bayes(text).log_softmax(-1)) / 2
+        others = self.naive_bayes(text)
+        return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * others.log_softmax(-1)
