@@ -77,6 +77,9 @@ MULTI30K_STEPS = 2000
 POLARITY = ("polarity/rt-polarity.neg", "polarity/rt-polarity.pos")
 """Files of the film reviews."""
 
+POLARITY_SEEDS = range(51, 51 + ROUNDS)
+"""Seeds for polarity: with an earlier version of the experiment, two of 11 to 18 had missed the goal."""
+
 YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
 """Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
 
@@ -489,9 +492,11 @@ def polarity(full: bool) -> Iterator[Row]:
     if note := missing(sentiment.FILES, *POLARITY):
         yield Row(name, "s", target, note=note)
         return
-    summaries = [trained("polarity_classifier", seed)[0] for seed in SEEDS]
+    summaries = [trained("polarity_classifier", seed)[0] for seed in POLARITY_SEEDS]
     runs = [Block(summary["test"]["accuracy"], summary["train_seconds"]) for summary in summaries]
-    yield until_row(name, target, *_outcome(runs, goal), note=f"600 steps of 64 sentences{_missed(runs, goal)}")
+    steps = settings_of("polarity_classifier")["trainer"]["max_steps"]
+    note = f"{steps} steps of 64 sentences{_missed(runs, goal)}"
+    yield until_row(name, target, *_outcome(runs, goal), note=note)
 
 
 def multi30k(full: bool) -> Iterator[Row]:

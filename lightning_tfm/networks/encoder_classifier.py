@@ -43,7 +43,7 @@ class EncoderClassifier(TextNetwork):
         d_classifier: width of the hidden layer between the mean and the classes.
         dropout: dropout on embeddings, on the output of each sub-layer, on the mean and on the hidden layer.
         word_dropout: fraction of tokens replaced by the unknown token in training (Iyyer et al. 2015).
-        num_bigram_buckets: number of bigram ids of a `NaiveBayes`, which is averaged with the network; null disables it.
+        num_bigram_buckets: number of bigram ids of a `NaiveBayes` that is averaged with the network; null disables it.
         norm: layer norm before each sub-layer ("pre") or after each residual sum ("post").
     """
 
