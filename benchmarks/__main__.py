@@ -54,6 +54,7 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     framework.processes,
     framework.elastic,
     framework.elastic_sizes,
+    framework.elastic_limits,
     framework.saving,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
@@ -69,6 +70,7 @@ LONG = (
     decoding.translations,
     framework.elastic,
     framework.elastic_sizes,
+    framework.elastic_limits,
 )
 """Benchmarks that take ten minutes or more each, and run only if named or with `--full`."""
 
