@@ -69,13 +69,13 @@ LOGGED = 50
 
 
 class Clock(Callback):
-    """Callback that measures the time from the start of step WARM to the start of the last step.
+    """Callback that measures the time from the start of batch WARM to the start of the last batch.
 
     Attributes:
         trainer: the trainer of the run.
         seconds: the measured seconds.
-        amount: the number of target tokens in these steps.
-        loss: the loss of step LOGGED.
+        amount: the number of target tokens in these batches.
+        loss: the loss after batch LOGGED.
     """
 
     trainer: Trainer
@@ -480,20 +480,21 @@ def processes(full: bool) -> Iterator[Row]:
         yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
 
-def build_elastic(experiment: str, number: int, num_shards: int, parts: int, timed: int, folder: str) -> Built:
+def build_elastic(experiment: str, number: int, num_shards: int, accumulated: int, timed: int, folder: str) -> Built:
     """Build runs of an experiment with elastic determinism, or with DDP.
 
     Args:
         experiment: the name of the experiment.
         number: the number of processes.
         num_shards: the number of shards; 0 without elastic determinism.
-        parts: the number of equal parts of each batch, of which the gradients are accumulated.
+        accumulated: the number of batches in a step, which share the rows of a batch of the experiment.
         timed: the number of timed steps.
         folder: the working directory of all processes.
     """
     batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"]
     settings = [f"--trainer.devices={number}", "--data.init_args.train_size=20_000"]  # generated in each run
-    settings += [f"--trainer.accumulate_grad_batches={parts}", f"--data.init_args.batch_size={batch_size // parts}"]
+    settings += [f"--trainer.accumulate_grad_batches={accumulated}"]
+    settings += [f"--data.init_args.batch_size={batch_size // accumulated}"]
     settings += ["--checkpoint.every_n_train_steps=1000"]  # none in the timed steps, which differ in number
     if num_shards:
         settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
@@ -507,7 +508,7 @@ def build_elastic(experiment: str, number: int, num_shards: int, parts: int, tim
 
     work()
     trainer = Clock.trainer
-    rows = parts * trainer.datamodule.batch_size // trainer.world_size
+    rows = accumulated * trainer.datamodule.batch_size // trainer.world_size
     return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
@@ -527,35 +528,36 @@ def elastic_sizes(full: bool) -> Iterator[Row]:
 
 
 def elastic_limits(full: bool) -> Iterator[Row]:
-    """Measure DDP that computes each batch in two parts, one after the other, like two shards of a process.
+    """Measure DDP with steps of two batches of half the size, one after the other, like two shards of a process.
 
     This is the limit of four shards on two processes. It is measured where these miss their target.
     """
     for experiment in ("date_attention_lstm", "copy_transformer"):
-        yield elastic_row(experiment, 2, 0, parts=2)
+        yield elastic_row(experiment, 2, 0, accumulated=2)
 
 
-def elastic_row(experiment: str, number: int, num_shards: int, parts: int = 1) -> Row:
+def elastic_row(experiment: str, number: int, num_shards: int, accumulated: int = 1) -> Row:
     """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
 
     Args:
         experiment: the name of the experiment, one of ELASTIC.
         number: the number of processes.
-        num_shards: the number of shards; 0 measures the limit, DDP that computes each batch in parts.
-        parts: the number of parts of each batch on our side.
+        num_shards: the number of shards; 0 measures DDP with several batches in a step.
+        accumulated: the number of batches in a step on our side, see `build_elastic`.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
+        ours, ddp = {"num_shards": num_shards, "accumulated": accumulated}, {"num_shards": 0, "accumulated": 1}
         rounds, checked = compare(
-            Side(build_elastic, {**settings, "num_shards": num_shards, "parts": parts}, threads=1, processes=number),
-            Side(build_elastic, {**settings, "num_shards": 0, "parts": 1}, threads=1, processes=number),
+            Side(build_elastic, settings | ours, threads=1, processes=number),
+            Side(build_elastic, settings | ddp, threads=1, processes=number),
             same_rows,
         )
     together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
     if num_shards:
         name, target = f"{experiment}, {num_shards} shards on {together} / {peer}", "≥ 0.77 x" if number > 1 else ""
     else:
-        name, target = f"limit: {experiment}, {parts} parts of each batch on {together} / {peer}", ""
+        name, target = f"limit: {experiment}, {accumulated} accumulated batches on {together} / {peer}", ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"
     return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 

@@ -682,14 +682,17 @@ def test_checks_describe_themselves_and_refuse_differences(same, facts, other):
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("settings", [[], ["--config", "elastic"]])
-def test_a_benchmark_times_the_command(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [([], 3), (["--config", "elastic"], 3), (["--trainer.accumulate_grad_batches=2"], 9)],
+)
+def test_a_benchmark_times_the_command(settings, batches, tmp_path):
     program = f"""
 from benchmarks import framework
 framework.WARM, framework.LOGGED = 2, 5
 framework.fit("date_attention_lstm", *{settings}, "--data.train_size=200", timed=3)
 assert framework.Clock.seconds > 0
-assert framework.Clock.amount == 3 * 32 * 11, "three batches of 32 dates, each with 10 characters and EOS"
+assert framework.Clock.amount == {batches} * 32 * 11, "batches of 32 dates, each with 10 characters and EOS"
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

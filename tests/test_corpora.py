@@ -679,7 +679,7 @@ def test_ngrams_represent_unseen_words():
     assert (a[0], watch[0], unwatchable[0]) == (4, 6, 3), "the id of the word comes first"
     ngrams = [{id for id in word[1:] if id != PAD} for word in (a, watch, unwatchable)]
     assert all(7 <= id < tokenizer.vocab_size for word in ngrams for id in word)
-    # <watch> has 5 + 4 + 3 n-grams; those within the word occur in both words: wat atc tch watc atch watch
+    # <watch> has 3 + 4 + 5 n-grams; those within the word occur in both words: watch watc atch wat atc tch
     assert [len(word) for word in ngrams[:2]] == [1, 12]
     assert len(ngrams[1] & ngrams[2]) == 6
     watched = tokenizer.encode("watched")[0]

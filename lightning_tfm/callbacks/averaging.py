@@ -38,7 +38,7 @@ class WeightAveraging(callbacks.WeightAveraging):
             share = (3 / (step + 3)).clamp(min=1 - decay)  # a tensor: a Python number would synchronize with the GPU
             return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
-        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are lookup tables and counts, which are not trained
+        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are lookup tables and scores, not trained
         self.decay = decay
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 

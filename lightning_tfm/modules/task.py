@@ -109,7 +109,7 @@ class TaskModule(Predictor, LightningModule):
         super().__init__(network, tokenizer, **{name: hyper_parameters[name] for name in self.predictor_arguments})
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
-        # DDP need not broadcast buffers, which are lookup tables and counts that do not change in training.
+        # DDP need not broadcast buffers, which are lookup tables and scores that are the same on all processes.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far

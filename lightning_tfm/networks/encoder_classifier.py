@@ -97,7 +97,7 @@ class EncoderClassifier(TextNetwork):
 
         Note:
             With a `NaiveBayes`, these are the weighted mean log probabilities of both models in evaluation, and the
-            logits of the network in training, since the `NaiveBayes` is fitted before the first step.
+            logits of the network in training, since the `NaiveBayes` has been fitted to the same texts.
         """
         self.check_lengths(text.size(1))
         text = text.view(*text.shape[:2], -1)  # (B, S, G)

@@ -1,4 +1,4 @@
-"""Weighted naive Bayes classifier over words and bigrams."""
+"""Weighted naive Bayes classifier over words, their first n-grams, and bigrams."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ FIRST, SECOND, PRIME = 1_640_531_527, 1_013_904_223, 2**31 - 1
 """Constants of the hash of a bigram: (first id * FIRST + second id * SECOND) % PRIME."""
 
 INITIAL_WEIGHT, PENALTY, ITERATIONS = 0.3, 0.3, 20
-"""Initial weight of a feature, factor of the penalty on half its squared change, and iterations of L-BFGS."""
+"""Initial weight of a feature, factor of the penalty on half its squared change, and most iterations of L-BFGS."""
 
 UNIT = 2.0**-16
-"""Unit of the logits of a feature."""
+"""Unit of the stored logits."""
 
 
 class NaiveBayes(nn.Module):
     """Naive Bayes classifier over the presence of words and bigrams in a text, with a weight for each feature.
 
-    The logit of a class is log p(class) + sum of weight * log p(feature | class) over the features of a text. The
-    weights are fitted by logistic regression, as in NBSVM (Wang & Manning 2012, 2.3), but pulled toward a constant
-    instead of 0. This is a strong baseline on short texts, whose errors differ from the errors of a network.
+    Up to a constant, the logit of a class is log p(class) + sum of weight * log p(feature | class) over the features of
+    a text. The weights are fitted by logistic regression, with a penalty on their distance from a constant. This is
+    similar to NBSVM, which interpolates the weights of an SVM with a constant (Wang & Manning 2012, 2.3). On short
+    texts, it is a strong baseline whose errors differ from those of a network.
 
     If tokens also have the ids of their n-grams, the first n-gram of each word is another feature. It is the beginning
     of the word, which an unknown word such as `watchable` shares with known words such as `watched`.
@@ -78,8 +79,8 @@ class NaiveBayes(nn.Module):
         ids, place = torch.cat(features).unique(return_inverse=True)  # (F), and the place in it of each feature (N)
 
         num_classes = len(self.prior)
-        counts = place.new_zeros(len(ids), num_classes)
-        counts.index_put_((place, label.repeat_interleave(size)), place.new_ones(()), accumulate=True)
+        pairs = place * num_classes + label.repeat_interleave(size)
+        counts = torch.bincount(pairs, minlength=len(ids) * num_classes).view(-1, num_classes)  # of texts (F, C)
         texts = torch.bincount(label, minlength=num_classes).float()
         prior = ((texts + 1) / (len(label) + num_classes)).log()
         # Additive smoothing: C pseudo-texts with each feature, divided among the classes in proportion to their size.
@@ -97,7 +98,8 @@ class NaiveBayes(nn.Module):
             loss.backward()
             return loss
 
-        optimizer.step(loss_of_weights)
+        if len(ids):
+            optimizer.step(loss_of_weights)
         self.prior.copy_((prior / UNIT).round())
         self.scores.zero_()[ids] = (weights.detach() * evidence / UNIT).round().int()
 

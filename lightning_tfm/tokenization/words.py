@@ -20,8 +20,8 @@ class WordTokenizer(Tokenizer):
     keeps words of all scripts whole.
 
     With n-grams, each word, known or unknown, has several ids: its own, and the ids of its first MAX_NGRAMS character
-    n-grams, padded with PAD. Unknown words thus share n-grams with known words, such as `watch` in `unwatchable`
-    (Bojanowski et al. 2017, 3.2).
+    n-grams of the lengths NGRAMS, in this order, padded with PAD. Unknown words thus share n-grams with known words,
+    such as `watch` in `unwatchable` (Bojanowski et al. 2017, 3.2).
 
     Args:
         words: the vocabulary; other words are unknown.
@@ -30,7 +30,7 @@ class WordTokenizer(Tokenizer):
 
     unknown_id, is_word_based = UNKNOWN_ID, True
 
-    NGRAMS = (5, 4, 3)  # the longest first: the first n-gram tells most about the word, and long words drop short ones
+    NGRAMS = (5, 4, 3)  # the longest first: `NaiveBayes` reads only the first, and long words lose short ones
     MAX_NGRAMS = 32
 
     def __init__(self, words: Iterable[str], num_ngrams: int = 0) -> None:
