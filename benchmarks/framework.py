@@ -65,7 +65,7 @@ ELASTIC = {
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
 LOGGED = 50
-"""Step whose loss must be the same on both sides: the first logged step."""
+"""Batch whose loss must be the same on both sides: the first logged step of runs that do not accumulate batches."""
 
 
 class Clock(Callback):

@@ -76,6 +76,7 @@ class NaiveBayes(nn.Module):
             sizes.append(counted.sum(1))
             labels.append(label.to(self.scores.device))
         size, label = torch.cat(sizes), torch.cat(labels)  # (B)
+        offsets = size.cumsum(0) - size  # of the features of each text (B)
         ids, place = torch.cat(features).unique(return_inverse=True)  # (F), and the place in it of each feature (N)
 
         num_classes = len(self.prior)
@@ -92,7 +93,7 @@ class NaiveBayes(nn.Module):
 
         def loss_of_weights() -> Tensor:
             optimizer.zero_grad()
-            logits = prior + F.embedding_bag(place, weights * evidence, size.cumsum(0) - size, mode="sum")  # (B, C)
+            logits = prior + F.embedding_bag(place, weights * evidence, offsets, mode="sum")  # (B, C)
             loss = F.cross_entropy(logits, label, reduction="sum")
             loss = loss + PENALTY / 2 * (weights - INITIAL_WEIGHT).square().sum()
             loss.backward()
