@@ -139,6 +139,7 @@ def limits(full: bool) -> Iterator[Row]:
         ("post", 2, "tutorial", "tutorial"),
         ("post", 64, "tutorial", "tutorial"),
         ("pre", 64, "torch", "nn.Transformer"),
+        ("pre", 64, "torch with our dropouts", "nn.Transformer, same tensors and dropouts"),
     ):
         peer = Side(build_copy, {"side": side, "batch_size": batch_size, "like_lengths": False, "allocator": False})
         arguments = {"model": norm, "batch_size": batch_size}

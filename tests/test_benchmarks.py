@@ -162,6 +162,14 @@ def test_a_ratio_is_a_share_of_its_measured_limit():
     assert shares == [pytest.approx(0.75), pytest.approx(0.6), None]  # the limit is 2
 
 
+def test_each_training_step_has_a_limit(monkeypatch):
+    for module in steps, limits:
+        monkeypatch.setattr(module, "compare", lambda ours, peer, check: ([(3.0, 1.0)], ""))
+    measured = [*steps.transformer_steps(False), *steps.gpt_steps(False)]
+    shares = [bench.share_of_limit(row, [*measured, *limits.limits(False)]) for row in measured]
+    assert shares == [pytest.approx(2.0)] * len(measured)  # products and calls alone reach 3, together 1.5
+
+
 def test_rows_show_the_machine_they_were_measured_on():
     rows = [measure.Row(**row) for row in json.loads((FOLDER / "results.json").read_text())["rows"]]
     assert all(row.machine and cells(row)[COLUMNS.index("machine")] == row.machine for row in rows)
