@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
 """Names of the parameter groups."""
 
 MAX_STACKED = 2**22
-"""Number of elements up to which Muon orthogonalizes matrices of the same shape together; a larger one is alone.
+"""Number of elements up to which Muon orthogonalizes matrices of the same shorter side together; a larger one is alone.
 
 Larger stacks need fewer calls, but more memory.
 """
@@ -80,7 +80,7 @@ class AdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Return matrices with the same singular vectors whose singular values are close to 1 (Jordan et al. 2024).
 
     Five Newton-Schulz iterations X <- P X with P = aI + bG + cG^2 and G = X X^T map most singular values to between 0.7
@@ -88,25 +88,26 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     X is multiplied by the product of all P at the end.
 
     Args:
-        matrices: the matrices (K, M, N).
+        matrices: K matrices of the same shorter side, (M, N) or (N, M) with M <= N; N can differ between them.
 
     Note:
         The iterations are computed in float32 or more. In bfloat16, which `torch.optim.Muon` uses, rounding would
         amplify the differences between runs on different devices, and a CPU without bfloat16 instructions is 20 times
         slower. Rounding errors of G grow up to 20,000 times, to 1 % of the largest singular value in float32.
     """
-    is_tall = matrices.size(1) > matrices.size(2)
-    x = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    x = x.mT if is_tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    gram = x @ x.mT
+    wide = []
+    for matrix in matrices:
+        x = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        x = x.mT if x.size(0) > x.size(1) else x  # (M, N)
+        wide.append(x / x.norm().clamp(min=1e-7))
+    gram = torch.stack([x @ x.mT for x in wide])  # (K, M, M)
     product = polynomial = _newton_schulz_polynomial(gram)
     for _ in range(4):
         gram = polynomial @ gram @ polynomial
         polynomial = _newton_schulz_polynomial(gram)
         product = polynomial @ product
-    x = product @ x
-    return x.mT if is_tall else x
+    found = (factor @ x for factor, x in zip(product, wide, strict=True))
+    return [x if x.shape == matrix.shape else x.mT for x, matrix in zip(found, matrices, strict=True)]
 
 
 def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
@@ -117,14 +118,15 @@ def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
 
 
 def _stacks(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield matrices of the same shape that are orthogonalized together."""
-    by_shape: dict[torch.Size, list[Tensor]] = {}
+    """Yield matrices of the same shorter side that are orthogonalized together."""
+    by_side: dict[int, list[Tensor]] = {}
     for matrix in matrices:
-        by_shape.setdefault(matrix.shape, []).append(matrix)
-    for shape, same in by_shape.items():
-        number = max(1, MAX_STACKED // shape.numel())
-        for start in range(0, len(same), number):
-            yield same[start : start + number]
+        stack = by_side.setdefault(min(matrix.shape), [])
+        if stack and sum(other.numel() for other in stack) + matrix.numel() > MAX_STACKED:
+            yield stack
+            stack = by_side[min(matrix.shape)] = []
+        stack.append(matrix)
+    yield from by_side.values()
 
 
 class _MatrixMuon(Optimizer):
@@ -137,7 +139,7 @@ class _MatrixMuon(Optimizer):
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]  # two overloads
         for group in self.param_groups:
             for stack in _stacks(matrix for matrix in group["params"] if matrix.grad is not None):
-                directions = torch.stack([self._direction(matrix, group["momentum"]) for matrix in stack])
+                directions = [self._direction(matrix, group["momentum"]) for matrix in stack]
                 for matrix, update in zip(stack, orthogonalize(directions), strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"])
                     matrix.add_(shard(update, matrix), alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
