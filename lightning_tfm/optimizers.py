@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, groupby
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
 """Names of the parameter groups."""
 
 MAX_STACKED = 2**22
-"""Number of elements up to which Muon orthogonalizes matrices of the same shorter side together; a larger one is alone.
+"""Number of elements up to which Muon orthogonalizes matrices with equal shorter sides together; a larger one is alone.
 
 Larger stacks need fewer calls, but more memory.
 """
@@ -80,7 +81,7 @@ class AdamW(torch.optim.AdamW):
             super().load_state_dict(state_dict)
 
 
-def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
+def orthogonalize(stacks: Sequence[Tensor]) -> list[Tensor]:
     """Return matrices with the same singular vectors whose singular values are close to 1 (Jordan et al. 2024).
 
     Five Newton-Schulz iterations X <- P X with P = aI + bG + cG^2 and G = X X^T map most singular values to between 0.7
@@ -88,7 +89,7 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
     X is multiplied by the product of all P at the end.
 
     Args:
-        matrices: K matrices of the same shorter side, (M, N) or (N, M) with M <= N; N can differ between them.
+        stacks: matrices (K, M, N) or (K, N, M) with M <= N. M is the same for all stacks, but K and N can differ.
 
     Note:
         The iterations are computed in float32 or more. In bfloat16, which `torch.optim.Muon` uses, rounding would
@@ -96,18 +97,19 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
         slower. Rounding errors of G grow up to 20,000 times, to 1 % of the largest singular value in float32.
     """
     wide = []
-    for matrix in matrices:
-        x = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-        x = x.mT if x.size(0) > x.size(1) else x  # (M, N)
-        wide.append(x / x.norm().clamp(min=1e-7))
-    gram = torch.stack([x @ x.mT for x in wide])  # (K, M, M)
+    for stack in stacks:
+        x = stack.to(torch.promote_types(stack.dtype, torch.float32))
+        x = x.mT if x.size(1) > x.size(2) else x  # (K, M, N)
+        wide.append(x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7))
+    gram = torch.cat([x @ x.mT for x in wide])  # of all matrices, (., M, M)
     product = polynomial = _newton_schulz_polynomial(gram)
     for _ in range(4):
         gram = polynomial @ gram @ polynomial
         polynomial = _newton_schulz_polynomial(gram)
         product = polynomial @ product
-    found = (factor @ x for factor, x in zip(product, wide, strict=True))
-    return [x if x.shape == matrix.shape else x.mT for x, matrix in zip(found, matrices, strict=True)]
+    products = product.split([len(stack) for stack in stacks])
+    found = [product @ x for product, x in zip(products, wide, strict=True)]
+    return [x if x.shape == stack.shape else x.mT for x, stack in zip(found, stacks, strict=True)]
 
 
 def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
@@ -117,16 +119,17 @@ def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
     return polynomial
 
 
-def _stacks(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield matrices of the same shorter side that are orthogonalized together."""
-    by_side: dict[int, list[Tensor]] = {}
-    for matrix in matrices:
-        stack = by_side.setdefault(min(matrix.shape), [])
-        if stack and sum(other.numel() for other in stack) + matrix.numel() > MAX_STACKED:
-            yield stack
-            stack = by_side[min(matrix.shape)] = []
-        stack.append(matrix)
-    yield from by_side.values()
+def _groups(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield matrices with equal shorter sides that are orthogonalized together, sorted by shape."""
+    group: list[Tensor] = []
+    for matrix in sorted(matrices, key=lambda matrix: (min(matrix.shape), *matrix.shape)):
+        fits = sum(other.numel() for other in group) + matrix.numel() <= MAX_STACKED
+        if group and not (fits and min(matrix.shape) == min(group[0].shape)):
+            yield group
+            group = []
+        group.append(matrix)
+    if group:
+        yield group
 
 
 class _MatrixMuon(Optimizer):
@@ -138,9 +141,12 @@ class _MatrixMuon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]  # two overloads
         for group in self.param_groups:
-            for stack in _stacks(matrix for matrix in group["params"] if matrix.grad is not None):
-                directions = [self._direction(matrix, group["momentum"]) for matrix in stack]
-                for matrix, update in zip(stack, orthogonalize(directions), strict=True):
+            for matrices in _groups(matrix for matrix in group["params"] if matrix.grad is not None):
+                stacks = [
+                    torch.stack([self._direction(matrix, group["momentum"]) for matrix in same])
+                    for _, same in groupby(matrices, key=lambda matrix: matrix.shape)
+                ]
+                for matrix, update in zip(matrices, chain.from_iterable(orthogonalize(stacks)), strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"])
                     matrix.add_(shard(update, matrix), alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
 

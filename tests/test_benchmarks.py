@@ -162,7 +162,7 @@ def test_a_ratio_is_a_share_of_its_measured_limit():
     assert shares == [pytest.approx(0.75), pytest.approx(0.6), None]  # the limit is 2
 
 
-def test_each_training_step_has_a_limit(monkeypatch):
+def test_each_step_of_transformer_and_gpt_has_a_limit(monkeypatch):
     for module in steps, limits:
         monkeypatch.setattr(module, "compare", lambda ours, peer, check: ([(3.0, 1.0)], ""))
     measured = [*steps.transformer_steps(False), *steps.gpt_steps(False)]

@@ -263,7 +263,7 @@ def test_attention_and_its_gradients_equal_float64(keys, precision, masking):
         assert (ours.double() - theirs).norm() <= 4 * torch.finfo(dtype).eps * theirs.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("keys", [20, MAX_UNFUSED_KEYS + 1])
 def test_a_query_that_may_attend_to_no_key_has_a_finite_context_and_gradient(keys, dtype):
     torch.manual_seed(0)

@@ -583,10 +583,10 @@ def test_orthogonalize_equals_newton_schulz_in_float64(shape, lowest, dtype):
     atol = 1e-6 if lowest == 1 else 5e-4  # the Gram matrix has the squared condition number
     if dtype == torch.float64:
         atol = 1e-11
-    found = orthogonalize([matrix])[0].double()
+    found = orthogonalize([matrix[None]])[0][0].double()
     torch.testing.assert_close(found, exact, rtol=0, atol=atol)
     assert torch.linalg.svdvals(found).max() < 1.3
-    symmetric = orthogonalize([matrix.double()])[0] @ matrix.double().T
+    symmetric = orthogonalize([matrix[None].double()])[0][0] @ matrix.double().T
     torch.testing.assert_close(symmetric.tril(), symmetric.T.tril())
 
 

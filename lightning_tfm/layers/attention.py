@@ -123,7 +123,7 @@ def scaled_dot_product_weights(query: Tensor, key: Tensor, mask: Tensor | None, 
         mask = causal_mask(query.size(-2), key.size(-2), query.device)
     if mask is not None and mask.dtype == torch.bool:
         # Not -inf: a query that may attend to no key has a finite context, as with the fused kernel. Half of the lowest
-        # number, since a score is added to it: on a CPU, an addition is faster than masked_fill.
+        # number, so that adding a score does not overflow. On a CPU, an addition is faster than masked_fill.
         hidden = torch.finfo(scores.dtype).min / 2
         scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, hidden)
     elif mask is not None:
