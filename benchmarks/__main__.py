@@ -66,6 +66,7 @@ LONG = (
     tables.inflection,
     tables.pronunciation,
     tables.addresses,
+    limits.limits,
     decoding.against_ctranslate2,
     decoding.translations,
     framework.elastic,
