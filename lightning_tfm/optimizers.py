@@ -107,8 +107,8 @@ def orthogonalize(stacks: Sequence[Tensor]) -> list[Tensor]:
         gram = polynomial @ gram @ polynomial
         polynomial = _newton_schulz_polynomial(gram)
         product = polynomial @ product
-    products = product.split([len(stack) for stack in stacks])
-    found = [product @ x for product, x in zip(products, wide, strict=True)]
+    factors = product.split([len(stack) for stack in stacks])
+    found = [factor @ x for factor, x in zip(factors, wide, strict=True)]
     return [x if x.shape == stack.shape else x.mT for x, stack in zip(found, stacks, strict=True)]
 
 
@@ -119,17 +119,18 @@ def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
     return polynomial
 
 
-def _groups(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield matrices with equal shorter sides that are orthogonalized together, sorted by shape."""
-    group: list[Tensor] = []
+def _batches(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield batches of matrices with equal shorter sides that are orthogonalized together, sorted by shape."""
+    batch: list[Tensor] = []
+    size = 0  # number of elements
     for matrix in sorted(matrices, key=lambda matrix: (min(matrix.shape), *matrix.shape)):
-        fits = sum(other.numel() for other in group) + matrix.numel() <= MAX_STACKED
-        if group and not (fits and min(matrix.shape) == min(group[0].shape)):
-            yield group
-            group = []
-        group.append(matrix)
-    if group:
-        yield group
+        if batch and (size + matrix.numel() > MAX_STACKED or min(matrix.shape) != min(batch[0].shape)):
+            yield batch
+            batch, size = [], 0
+        batch.append(matrix)
+        size += matrix.numel()
+    if batch:
+        yield batch
 
 
 class _MatrixMuon(Optimizer):
@@ -141,7 +142,7 @@ class _MatrixMuon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]  # two overloads
         for group in self.param_groups:
-            for matrices in _groups(matrix for matrix in group["params"] if matrix.grad is not None):
+            for matrices in _batches(matrix for matrix in group["params"] if matrix.grad is not None):
                 stacks = [
                     torch.stack([self._direction(matrix, group["momentum"]) for matrix in same])
                     for _, same in groupby(matrices, key=lambda matrix: matrix.shape)
