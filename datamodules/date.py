@@ -60,7 +60,9 @@ class Date(GeneratedDataModule):
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
 
     Note:
-        Texts that stand for more than one date in these formats and locales are excluded.
+        Texts that stand for more than one date in these formats and locales are excluded. The splits have different
+        texts, but not different dates: by default, with seed 1, 87.6 % of the test dates occur in training in another
+        format. `DateWorld` splits by date.
     """
 
     def __init__(
