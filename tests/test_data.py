@@ -426,6 +426,15 @@ def test_invalid_settings_are_refused(make, message):
         make()
 
 
+def test_test_sets_may_share_sources():
+    data = Copy(
+        2, max_length=4, longer_max_length=8, multiples=(2,), train_size=99, val_size=1, test_size=1, longer_size=40
+    )
+    data.setup("fit")
+    longer, double = ({*data.datasets[name].pairs.sources} for name in ("longer", "x2"))
+    assert longer & double
+
+
 def test_copy_respects_its_length_ranges():
     data = Copy(
         num_symbols=5,

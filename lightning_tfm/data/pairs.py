@@ -262,8 +262,9 @@ class GeneratedDataModule(PairDataModule):
     """Base class of data modules that generate pairs from a seed. Subclasses implement `stream`.
 
     The split of a pair depends only on the hash of its key, by default its source, and not on the seed: 10 % of all
-    keys are for validation, 20 % for the test splits, and the rest for training. No key is in two splits, even for
-    different seeds. Training pairs are drawn with replacement; the sources of each other split are distinct.
+    keys are for validation, 20 % for the test splits, and the rest for training. No key is in two of these three parts,
+    even for different seeds, but test splits may share keys. Training pairs are drawn with replacement; the sources of
+    each other split are distinct.
 
     Args:
         sizes: the number of pairs of each split.
@@ -317,9 +318,8 @@ class GeneratedDataModule(PairDataModule):
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
             for source in set(examples.pairs.sources):
-                if source in seen:
-                    raise UserError(f"splits must be disjoint, but {source!r} is in {seen[source]} and in {split}")
-                seen[source] = split
+                if (other := seen.setdefault(source, split)) != split and other in ("train", "val"):
+                    raise UserError(f"splits must be disjoint, but {source!r} is in {other} and in {split}")
 
     def _check_size(self, split: str) -> None:
         """Raise UserError if a sample shows that a split has too few distinct sources or does not fit into memory."""
