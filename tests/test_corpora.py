@@ -223,13 +223,17 @@ def test_targets_are_normalized_to_decodable_text(tmp_path):
 
 
 def test_features_are_read_from_their_own_column(tmp_path):
-    train = write_lines(tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN"])
+    train = write_lines(
+        tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN", "go\twent\tV;; PST"]
+    )
     data = Tsv(train, train, features=3, batch_size=2)
     data.setup("fit")
     pairs = data.datasets["train"].pairs
     assert pairs[0][:2] == ("run\tV;PST", "ran")
     assert data.tokenizer.split("run\tV;PST") == ["r", "u", "n", "[V]", "[PST]"]
     assert data.tokenizer.split("run") == ["r", "u", "n"]
+    assert data.tokenizer.split(pairs[3].source) == ["g", "o", "[V]", "[PST]"]
+    assert {symbol for symbol in data.tokenizer.symbols if len(symbol) > 1} == {"[V]", "[PST]", "[V.PTCP]", "[N]"}
     assert (
         tokenizer_from_dict(data.tokenizer.to_dict()).encode("run\tV;PST")
         == data.datasets["train"].sources[torch.tensor([0])][0, :-1].tolist()
@@ -1076,6 +1080,16 @@ def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
     ]
     # the header says that the label is the target
     assert [*read_pairs([table], "utf-8", "test", None)] == [[["good, really", "bad though"], ["pos", "neg"]]]
+
+
+def test_texts_of_the_same_tokens_count_as_overlaps(tmp_path, capsys):
+    train = [write_lines(tmp_path / "t.tsv", ["pos\tA good film!", "neg\tbad", "neg\tso so"])]
+    others = [write_lines(tmp_path / "x.tsv", ["pos\ta Good film !", "pos\tgood", "neg\tBAD", "neg\tunknown"])]
+    Sentiment(train, others, others, val_fraction=0, test_fraction=0, batch_size=2).setup("fit")
+    assert "2 of 4 texts of test also occur in train" in capsys.readouterr().err
+    table, other = (write_lines(tmp_path / f"{n}.tsv", [f"a  b\tc\t{f}"]) for n, f in enumerate(("V;PST", "V; PST")))
+    Tsv(table, other, features=3, source_separator=" ", batch_size=1).setup("fit")
+    assert "1 of 1 sources of val also occur in train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("characters", [1, 2, 5, 1000])

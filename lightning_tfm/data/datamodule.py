@@ -75,7 +75,7 @@ class TaskDataModule(LightningDataModule, ABC):
         """
 
     def sources(self, split: str) -> Sequence[str]:
-        """Return the sources of a split, which are used to count overlaps with the training data.
+        """Return the sources of a split, which the tokenizer normalizes to count overlaps with the training data.
 
         Args:
             split: "train", "val" or the name of a test set.
@@ -88,9 +88,10 @@ class TaskDataModule(LightningDataModule, ABC):
         return None
 
     def _report_overlaps(self) -> None:
-        others = {split: self.sources(split) for split in self.datasets if split != "train"}
+        normalize = self.tokenizer.normalize
+        others = {split: [*map(normalize, self.sources(split))] for split in self.datasets if split != "train"}
         # The training sources, which may be many, are read once and not kept.
-        repeated = set(chain.from_iterable(others.values())).intersection(self.sources("train"))
+        repeated = set(chain.from_iterable(others.values())).intersection(map(normalize, self.sources("train")))
         for split, sources in others.items():
             if known := sum(source in repeated for source in sources):
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")

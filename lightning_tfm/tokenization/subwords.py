@@ -32,6 +32,9 @@ class SubwordTokenizer(Tokenizer):
     def split(self, text: str) -> list[str]:
         return [text[begin:end] for begin, end in self.model.encode(text, add_special_tokens=False).offsets]
 
+    def normalize(self, text: str) -> str:
+        return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
+
     def word_indices(self, text: str) -> list[int]:
         offsets = self.model.encode(text, add_special_tokens=False).offsets
         return [max(0, len(text[:end].split()) - 1) for _, end in offsets]

@@ -54,8 +54,13 @@ class SymbolTokenizer(Tokenizer):
         if self.feature_separator is None:
             return split_symbols(text, self.separator)
         text, _, features = text.partition("\t")
-        symbols = split_symbols(features, self.feature_separator) if features else []
-        return split_symbols(text, self.separator) + [f"[{feature}]" for feature in symbols]
+        symbols = map(str.strip, split_symbols(features, self.feature_separator))
+        return split_symbols(text, self.separator) + [f"[{feature}]" for feature in symbols if feature]
+
+    def normalize(self, text: str) -> str:
+        if not self.separator.isspace() and self.feature_separator is None:
+            return text
+        return "\n".join(self.split(text))
 
     def split_target(self, text: str) -> list[str]:
         return split_symbols(text, self.target_separator)

@@ -68,6 +68,10 @@ class Tokenizer(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the tokenizer as plain values for a checkpoint, see `tokenizer_from_dict`."""
 
+    def normalize(self, text: str) -> str:
+        """Return a text that is the same for sources of the same symbols, including symbols outside the vocabulary."""
+        return text
+
     def word_indices(self, text: str) -> list[int] | None:
         """Return the word index of each token of a text; None if tokens are not parts of words."""
         return None

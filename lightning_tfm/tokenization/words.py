@@ -45,6 +45,9 @@ class WordTokenizer(Tokenizer):
     def split(self, text: str) -> list[str]:
         return _word_pattern().findall(re.sub(r"<br\s*/?>", " ", text).lower())
 
+    def normalize(self, text: str) -> str:
+        return " ".join(self.split(text))
+
     def encode(self, text: str) -> Ids:
         words = self.split(text)
         if not self.num_ngrams:
