@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, zip_longest
 from typing import Literal
 
 import torch
 
 from lightning_tfm.data import (
-    SOURCE_NAMES,
-    TARGET_NAMES,
     Download,
     MaxTokensSampler,
     PairDataModule,
     Pairs,
     Sharding,
     TrainingSampler,
-    read_table,
+    read_columns,
     read_text,
     resolve_path,
+    skip_blank,
     split_lines,
     strip_columns,
 )
@@ -45,7 +44,8 @@ class ParallelText(PairDataModule):
     """Data module of sentences and their translations, from two line-aligned files or from a table of two columns.
 
     Args:
-        train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv); plain or .gz. Names in
+        train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv), whose header may name
+            further columns; plain or .gz. Names in
             `FILES` are downloaded unless such files exist.
         test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
@@ -57,15 +57,19 @@ class ParallelText(PairDataModule):
         batch_tokens: maximum number of tokens in a training batch on the longer side, including padding; replaces
             batch_size.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
-        header: whether the first line of a table names its columns; inferred by default from known column names, such
-            as source and target.
+        header: whether the first line of a table names its columns; inferred by default from known names, such as
+            source and target, or from names unlike the fields below; a message says so.
+
+    Note:
+        Lines that are blank in both files are skipped. So are, in training, those that are blank in one of them, such
+        as the sentences of Europarl that have no translation. A message gives the number.
     """
 
     def __init__(
         self,
-        train: list[str],
-        val: list[str],
-        test: list[str] | None = None,
+        train: list[str] | str,
+        val: list[str] | str,
+        test: list[str] | str | None = None,
         encoding: str = "utf-8",
         tokenizer: Literal["character", "word", "subword"] = "subword",
         vocab_size: int = 6_000,
@@ -82,7 +86,7 @@ class ParallelText(PairDataModule):
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         self.splits = {}
         for split, files in names.items():
-            parts = read_pairs(files, encoding, split, header)
+            parts = read_pairs([files] if isinstance(files, str) else files, encoding, split, header)
             if tokenizer == "word":  # decoded texts have single spaces, so references must, too
                 parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
             self.splits[split] = Pairs(parts)
@@ -133,38 +137,34 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
         names: the names of the two files, or of the table (.tsv or .csv).
         encoding: the encoding of the files, by Python's name.
         split: the split that is read, for error messages.
-        header: whether the first line of a table names its columns, see `read_table`.
+        header: whether the first line of a table names its columns, see `read_columns`.
 
     Raises:
-        UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target.
+        UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target, except in files
+            for training.
     """
     if len(names) not in (1, 2):
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [resolve_path(name, FILES) for name in names]
-    rows: Iterable[Sequence[str]]
-    first = 1
     if len(paths) == 1:
-        table = read_table(paths[0], encoding, header)
-        rows, first = table.ordered(SOURCE_NAMES, TARGET_NAMES), table.first
-        if table.num_columns != 2:
-            raise UserError(
-                f"{str(paths[0])!r} must hold two columns, source and target, but has {table.num_columns}; "
-                "set data.class_path to datamodules.Tsv, which can select columns"
-            )
-    else:
-        contents = [read_text(path, encoding) for path in paths]
-        lines, other_lines = (content.count("\n") + (not content.endswith("\n")) for content in contents)
-        if lines != other_lines:
-            raise UserError(
-                f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines} and "
-                f"{other_lines}"
-            )
-        rows = zip(*map(split_lines, contents), strict=True)
+        instead = "set data.class_path to datamodules.Tsv, which can select columns"
+        yield from read_columns(paths[0], encoding, {"source": None, "target": None}, header, instead)
+        return
+    contents = [read_text(path, encoding) for path in paths]
+    lines = [content.count("\n") + (not content.endswith("\n")) for content in contents]
+    if lines[0] != lines[1] and len({content.rstrip().count("\n") for content in contents}) > 1:
+        raise UserError(
+            f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines[0]} and {lines[1]}"
+        )
+    noun = f"pairs of {paths[0]} and {paths[1]} without a text"
+    kept = any
+    if split == "train":  # such as Europarl's, in which many sentences have no translation
+        noun, kept = f"pairs of {paths[0]} and {paths[1]} without a source or a target", all
+    rows = skip_blank(enumerate(zip_longest(*map(split_lines, contents), fillvalue=""), start=1), noun, kept)
 
-    def empty(side: int, row: int) -> UserError:
-        path = (paths[0], paths[-1])[side]
+    def empty(side: int, line: int) -> UserError:
         return UserError(
-            f"each line must hold a text, but line {first + row} of {str(path)!r} is empty; delete the pair"
+            f"each line must hold a text, but line {line} of {str(paths[side])!r} is empty; delete the pair"
         )
 
     yield from strip_columns(rows, (0, 1), empty)

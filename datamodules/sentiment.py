@@ -6,22 +6,22 @@ import os
 import tarfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal, cast
 
 from lightning_tfm.data import (
-    SOURCE_NAMES,
-    TARGET_NAMES,
     Download,
     LabeledDataModule,
     Pair,
+    expand_path,
     is_hidden,
+    read_columns,
     read_lines,
-    read_table,
     read_text,
     resolve_path,
+    skip_blank,
 )
 from lightning_tfm.data.files import decode_text
 from lightning_tfm.data.hashing import stable_hash
@@ -47,6 +47,9 @@ reviews (Pang & Lee 2005), in Latin-1."""
 
 SPLITS = ("train", "val", "test")
 
+COLUMNS = {"label": None, "text": None}
+"""Columns of a table, see `read_columns`."""
+
 
 class Sentiment(LabeledDataModule):
     """Data module for text classification, by sentiment or any other label.
@@ -56,8 +59,8 @@ class Sentiment(LabeledDataModule):
     - a folder, or a .tar.gz, .tgz or .tar archive of one, that contains one folder per label with one text per file.
       All label folders are in the same folder, or in folders train/, val/ or test/. In the latter, unsup/ holds texts
       without a label, as in IMDB. The numbers of excluded files are logged, except for hidden files,
-    - a table: a label, a tab and a text in each line, or a .csv file,
-    - several files named NAME.LABEL, with one text per line.
+    - a table: a label, a tab and a text in each line, or a .csv file; a header may name further columns,
+    - several files named NAME.LABEL, with one text per line; blank lines are skipped, and counted in a message.
 
     A validation or test split that is not given is a fraction of the training data, drawn by a hash of each text: equal
     texts are in the same split, and the splits do not depend on the seed. The hash maps a text to a number u in [0, 1).
@@ -78,8 +81,10 @@ class Sentiment(LabeledDataModule):
         truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
             often end with their verdict.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
-        header: whether the first line of a table names its columns; inferred by default from known column names, such
-            as label and text.
+        header: whether the first line of a table names its columns; inferred by default from known names, such as label
+            and text, or from names unlike the fields below; a message says so.
+        label, text: columns of a table, by number from 1, or by name in the first line; by default, those that the
+            first line names so or similarly, such as rating and comment, or else the first columns.
 
     Note:
         The fraction is held out of training even if `val` or `test` names separate data, so the trained model can still
@@ -88,9 +93,9 @@ class Sentiment(LabeledDataModule):
 
     def __init__(
         self,
-        train: list[str],
-        val: list[str] | None = None,
-        test: list[str] | None = None,
+        train: list[str] | str,
+        val: list[str] | str | None = None,
+        test: list[str] | str | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.1,
         encoding: str = "utf-8",
@@ -104,6 +109,8 @@ class Sentiment(LabeledDataModule):
         num_workers: int = 0,
         seed: int = 0,
         header: bool | None = None,
+        label: int | str | None = None,
+        text: int | str | None = None,
     ) -> None:
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 0.5:
@@ -111,11 +118,12 @@ class Sentiment(LabeledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        splits = read_labeled(train, encoding, "train", header)
-        if len({text.target for text in splits["train"]}) > max(2, len(splits["train"]) / 2):
+        columns = {"label": label, "text": text}
+        splits = read_labeled(train, encoding, "train", header, columns)
+        if len({pair.target for pair in splits["train"]}) > max(2, len(splits["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
-                f"{splits['train'][0].target[:40]!r}; in a table, column 1 is the label"
+                f"{splits['train'][0].target[:40]!r}; in a table, column 1 is the label by default; set label and text"
             )
         shares = {"test": test_fraction, "val": val_fraction}
         drawn = {split for split in shares if shares[split] and split not in splits}
@@ -131,18 +139,18 @@ class Sentiment(LabeledDataModule):
                     rank_zero_print(
                         f"{len(splits[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                splits |= read_labeled(names, encoding, split, header)
+                splits |= read_labeled(names, encoding, split, header, columns)
             if split not in splits:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
-        labels = sorted({text.target for text in splits["train"]})
+        labels = sorted({pair.target for pair in splits["train"]})
         for split in ("val", "test"):
-            for text in splits[split]:
-                if text.target not in labels:
+            for pair in splits[split]:
+                if pair.target not in labels:
                     raise UserError(
                         f"each label must occur in the training split ({', '.join(labels)}), but that of "
-                        f"{text.source[:40]!r} in {split} is {text.target!r}; delete it, or add such training texts"
+                        f"{pair.source[:40]!r} in {split} is {pair.target!r}; delete it, or add such training texts"
                     )
-        texts = (text.source for text in splits["train"])
+        texts = (pair.source for pair in splits["train"])
         if tokenizer == "word":
             trained: Tokenizer = train_word_tokenizer(texts, vocab_size, num_ngrams)
         else:
@@ -182,51 +190,46 @@ def split_by_hash(
     return splits
 
 
-def read_labeled(names: list[str], encoding: str, split: str, header: bool | None = None) -> dict[str, list[Pair]]:
+def read_labeled(
+    names: list[str] | str,
+    encoding: str,
+    split: str,
+    header: bool | None = None,
+    columns: Mapping[str, int | str | None] = COLUMNS,
+) -> dict[str, list[Pair]]:
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
         names: the names of the data.
         encoding: the encoding of the texts, by Python's name.
         split: "train" for all splits in the data, otherwise the only split to return.
-        header: whether the first line of a table names its columns, see `read_table`.
+        header: whether the first line of a table names its columns, see `read_columns`.
+        columns: the columns "label" and "text" of a table, see `read_columns`.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
     """
+    names = [names] if isinstance(names, str) else names
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
-    if len(names) == 1 and Path(names[0]).is_dir():
-        return by_split(_of_folder(Path(names[0]), encoding), names[0], split)
+    if len(names) == 1 and (folder := expand_path(names[0])).is_dir():
+        return by_split(_of_folder(folder, encoding), str(folder), split)
     paths = [resolve_path(name, FILES) for name in names]
-    if len(paths) == 1 and paths[0].name.endswith((".tar.gz", ".tgz", ".tar")):
+    if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):
         return by_split(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
-        table = read_table(paths[0], encoding, header)
-        if table.num_columns != 2:
-            raise UserError(
-                f"{names[0]!r} must hold a label and a text in each line, but has {table.num_columns} columns"
-            )
-        texts = _stripped(paths[0], table.ordered(TARGET_NAMES, SOURCE_NAMES), table.first)
-    else:
-        labels = [normalize_text(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
-        if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
-            raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
-        texts = []
-        for path, label in zip(paths, labels, strict=True):
-            texts += _stripped(path, ([label, line] for line in read_lines(path, encoding)))
+        parts = read_columns(paths[0], encoding, columns, header, "set label and text to their numbers or names")
+        return {
+            split: [Pair(text, label) for labels, texts in parts for label, text in zip(labels, texts, strict=True)]
+        }
+    labels = [normalize_text(path.name.removesuffix(".gz").rpartition(".")[2]) for path in paths]
+    if len(set(labels)) < len(labels) or not all("." in path.name for path in paths):
+        raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
+    texts = []
+    for path, label in zip(paths, labels, strict=True):
+        rows = enumerate(([line] for line in read_lines(path, encoding)), start=1)
+        texts += [Pair(line.strip(), label) for _, (line,) in skip_blank(rows, f"blank lines of {path}")]
     return {split: texts}
-
-
-def _stripped(path: Path, rows: Iterable[list[str]], first: int = 1) -> list[Pair]:
-    """Return the labeled texts of a file without surrounding white space, and check that none is empty."""
-    texts = [Pair(text.strip(), label.strip()) for label, text in rows]
-    for number, text in enumerate(texts, start=first):
-        if not all(text[:2]):
-            raise UserError(
-                f"each line must hold a text and its label, but line {number} of {str(path)!r} lacks one; delete it"
-            )
-    return texts
 
 
 def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from lightning_tfm.data import Download, TextDataModule, is_hidden, read_text, resolve_path
+from lightning_tfm.data import Download, TextDataModule, expand_path, is_hidden, read_text, resolve_path
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import Tokenizer, read_tokenizer, train_tokenizer
 
@@ -65,7 +64,7 @@ class Text(TextDataModule):
         if not test_fraction:
             del texts["test"]
         if tokenizer_file is not None:
-            trained: Tokenizer = read_tokenizer(Path(tokenizer_file))
+            trained: Tokenizer = read_tokenizer(expand_path(tokenizer_file))
         else:
             trained = train_tokenizer([texts["train"]], tokenizer, vocab_size)
         super().__init__(trained, texts, max_length, batch_size, eval_batch_size, num_workers, seed)
@@ -73,7 +72,7 @@ class Text(TextDataModule):
     @staticmethod
     def _read(path: str, encoding: str) -> str:
         path = "tinyshakespeare/input.txt" if path == "tiny_shakespeare" else path
-        folder = Path(path)
+        folder = expand_path(path)
         if not folder.is_dir():
             return read_text(resolve_path(path, FILES), encoding)
         files = [

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-from lightning_tfm.data import PairDataModule, Pairs, read_table, resolve_path, strip_columns
-from lightning_tfm.errors import UserError
+from lightning_tfm.data import PairDataModule, Pairs, read_columns, resolve_path
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
@@ -20,7 +16,8 @@ class Tsv(PairDataModule):
         train, val: tables of tab-separated columns, or .csv files; plain or .gz.
         test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
-        source, target: columns, by number from 1, or by name in the first line.
+        source, target: columns, by number from 1, or by name in the first line; by default, those that the first line
+            names so or similarly, such as lemma and form, or else the first columns.
         features: column of features of the source, such as an inflection; they become symbols in brackets.
             In the input of a trained model, they follow the source and a tab.
         source_separator, target_separator: separator of symbols; empty if symbols are characters.
@@ -31,7 +28,7 @@ class Tsv(PairDataModule):
         drop_too_long: whether to drop longer training pairs instead of raising UserError.
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
-            from known column names, such as source and target.
+            from known names, such as source and target, or from names unlike the fields below; a message says so.
     """
 
     def __init__(
@@ -39,8 +36,8 @@ class Tsv(PairDataModule):
         train: str,
         val: str,
         test: str | None = None,
-        source: int | str = 1,
-        target: int | str = 2,
+        source: int | str | None = None,
+        target: int | str | None = None,
         features: int | str | None = None,
         source_separator: str = "",
         target_separator: str = "",
@@ -91,41 +88,3 @@ def _sides(
     if splitter.target_separator:  # decoded targets have single separators, so references must, too
         targets = [splitter.target_separator.join(splitter.split_target(target)) for target in targets]
     return sources, targets
-
-
-def read_columns(
-    path: Path, encoding: str, columns: Mapping[str, int | str], header: bool | None = None
-) -> Iterator[list[list[str]]]:
-    """Yield the texts of each of the given columns of a table, without white space around them, a part at a time.
-
-    Args:
-        path: the path of the table.
-        encoding: the encoding of the table, by Python's name.
-        columns: the number, from 1, or the name of each column, by the setting that selects it.
-        header: whether the first line names the columns, see `read_table`.
-
-    Raises:
-        UserError: if `read_table` fails, a column does not exist, or a field is empty.
-    """
-    if header is None and any(isinstance(column, str) for column in columns.values()):
-        header = True
-    table = read_table(path, encoding, header)
-    names = table.columns
-    numbers = []
-    for name, column in columns.items():
-        if isinstance(column, str):
-            if names is None or column not in names:
-                available = "has no header" if names is None else f"has {', '.join(names)}"
-                raise UserError(f"{name} must be a column of {str(path)!r}, which {available}, but is {column!r}")
-            column = names.index(column) + 1
-        if not 1 <= column <= table.num_columns:
-            raise UserError(f"{name} must be a column of {str(path)!r}, from 1 to {table.num_columns}, but is {column}")
-        numbers.append(column)
-
-    def empty(place: int, row: int) -> UserError:
-        return UserError(
-            f"each line must hold a {[*columns][place]}, but column {numbers[place]} of line {table.first + row} of "
-            f"{str(path)!r} is empty; delete the line"
-        )
-
-    yield from strip_columns(table.rows, [number - 1 for number in numbers], empty)

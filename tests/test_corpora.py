@@ -855,6 +855,14 @@ def test_zero_bytes_are_refused_in_every_encoding(tmp_path):
             read_text(path, encoding)
 
 
+def test_lines_of_a_text_without_line_feeds_end_at_carriage_returns(tmp_path):
+    path = tmp_path / "words.tsv"
+    path.write_bytes(b"ab\tAB\rc\tC\r")
+    assert [pair[:2] for pair in Tsv(str(path), str(path)).pairs("train")] == [("ab", "AB"), ("c", "C")]
+    path.write_bytes(b"a\rb\n")
+    assert [*read_lines(path)] == ["a\rb"]
+
+
 def test_lines_end_only_at_line_feeds(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(codecs.BOM_UTF8 + "eins\r\nzwei\x85\u2028drei\x0cvier\n".encode())
@@ -892,7 +900,7 @@ BAD_DATA = {
     ),
     "three columns of parallel text": (
         lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb\tc"])], files),
-        r"must hold two columns, source and target, but has 3; set data.class_path to datamodules.Tsv",
+        r"must hold two columns, source and target, or name them .*, but has 3; set data.class_path to datamodules.Tsv",
     ),
     "three files": (
         lambda p: ParallelText(files := [write_lines(p / "t", ["a\tb"])] * 3, files),
@@ -935,8 +943,28 @@ BAD_DATA = {
         r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
     ),
     "a line without a text": (
-        lambda p: sentiment([write_lines(p / "a.neg", ["bad"]), write_lines(p / "a.pos", ["good", " "])]),
-        r"each line must hold a text and its label, but line 2 of '.*a.pos' lacks one; delete it",
+        lambda p: sentiment([write_lines(p / "t.tsv", ["neg\tbad", "", "pos\t "])]),
+        r"each line must hold a text, but column 2 of line 3 of '.*t.tsv' is empty; delete the line",
+    ),
+    "blank rows only": (
+        lambda p: Tsv(name := write_lines(p / "t.csv", [",", " , "]), name),
+        "t.csv' must hold text, but is empty",
+    ),
+    "an unclosed quotation mark": (
+        lambda p: Tsv(name := write_lines(p / "t.csv", ['"a\nb",c', 'd,"e', "f,g"]), name),
+        "must hold comma-separated values, but the row of line 3 does not: unexpected end of data; write",
+    ),
+    "a text after a quotation mark": (
+        lambda p: Tsv(name := write_lines(p / "t.csv", ["a;b", '"c" d;e', "f;g"]), name),
+        "must hold semicolon-separated values, but the row of line 2 does not: ';' expected after '\"'; write",
+    ),
+    "three columns of labeled texts": (
+        lambda p: sentiment([write_lines(p / "t.tsv", ["1\tpos\tgood"])]),
+        "must hold two columns, label and text, or name them in its first line, but has 3; set label and text",
+    ),
+    "no column for the target": (
+        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tN"]), name, features=2),
+        "target must be a column of '.*t.tsv', which has no further column; set it to a number",
     ),
     "a text without a word": (
         lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, [*reviews(), *[("pos", "<br />")] * 9]))]).setup(
@@ -1064,6 +1092,11 @@ def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
         ("words.tsv", ["number\tgerman\tenglish", "1\tab\tAB", "2\tc\tC"], {"source": "german", "target": "english"}),
         ("words.csv.gz", ['"ab",AB', "c,C"], {}),
         ("words.csv", ["Source,Target", '"ab","AB"', "c,C"], {}),
+        ("words.CSV", ["id;Lemma;Form", '1;"ab";AB', "2;c;C"], {}),
+        ("words.csv", ["ab;AB", "c;C"], {}),
+        ("words.tsv", ["target\tsource", "AB\tab", "C\tc"], {}),
+        ("words.tsv", ["AB\tab", "C\tc"], {"source": 2}),
+        ("words.tsv", ["ab\tN\tAB", "c\tV\tC"], {"target": 3}),
     ],
 )
 def test_tables_have_headers_and_may_be_csv(name, lines, settings, tmp_path):
@@ -1080,6 +1113,103 @@ def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
     ]
     # the header says that the label is the target
     assert [*read_pairs([table], "utf-8", "test", None)] == [[["good, really", "bad though"], ["pos", "neg"]]]
+
+
+def test_fields_may_be_longer_than_the_limit_of_the_csv_module(tmp_path):
+    text = "ab" * 100_000
+    table = write_lines(tmp_path / "words.csv", [f"{text},AB"])
+    assert [*read_pairs([table], "utf-8", "test", None)] == [[[text], ["AB"]]]
+
+
+LABELED = [f"{number % 2}\ta {('bad', 'good')[number % 2]} film {number}" for number in range(20)]
+PRONOUNCED = [f"{letter}{letter.lower()}\t{letter} AH {letter}" for letter in "ABCDEFGHIJ"]
+TAGGED = [f"{letter}{letter.lower()}\t{letter}\t{'NV'[place % 2]}" for place, letter in enumerate("ABCDEFGHIJ" * 2)]
+ALONE = [f"{letter}\t{letter.lower()}" for letter in "ABCDEFGHIJKL"]
+
+
+@pytest.mark.parametrize(
+    ("first", "lines", "is_header"),
+    [
+        ("label\tquote", LABELED, True),
+        ("Star rating\tbody of it", LABELED, True),  # above numbers
+        ("name\tsound", PRONOUNCED, True),  # above several words
+        ("name\tnext\tkind", TAGGED, True),  # above texts that repeat
+        ("name\tother", ALONE, False),
+        ("name\tsound", PRONOUNCED[:9], False),  # too few rows
+        ("Zz\tZ AH Z", PRONOUNCED, False),
+        ("Zz\tZ\tN", TAGGED, False),
+        ("2\ta meh film", LABELED, False),
+    ],
+)
+def test_a_first_line_unlike_the_others_is_a_header(first, lines, is_header, tmp_path, capsys):
+    table = write_lines(tmp_path / "table.tsv", [first, *lines])
+    assert len(Tsv(table, table).pairs("train")) == len(lines) + (not is_header)
+    assert (f"names its columns: {first.replace(chr(9), ', ')}; set header to false" in capsys.readouterr().err) is (
+        is_header
+    )
+    for header in (True, False):
+        assert len(Tsv(table, table, header=header).pairs("train")) == len(lines) + (not header)
+
+
+@pytest.mark.parametrize(
+    ("header", "order", "settings"),
+    [
+        ("id;text;label", "{0};{2};{1}", {}),
+        (";stars;review", "{0};{1};{2}", {}),
+        ("kind;quote;page", "{1};{2};{0}", {"label": "kind", "text": 2}),
+        (None, "{0};{2};{1}", {"label": 3, "text": 2}),
+    ],
+)
+def test_labels_and_texts_may_be_any_columns(header, order, settings, tmp_path):
+    rows = [order.format(number, *row) for number, row in enumerate(reviews())]
+    table = write_lines(tmp_path / "t.csv", [header, *rows] if header else rows)
+    assert texts_in(Sentiment(table, **settings)) == sorted(reviews())
+
+
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_blank_lines_are_skipped_and_counted(place, tmp_path, capsys):
+    for name, blank in (("table.tsv", "\t "), ("table.tsv", ""), ("table.csv", ","), ("table.csv", "")):
+        lines = [f"a{number}{'b' if blank == '' else ''}" for number in range(5)]
+        separator = "," if name.endswith(".csv") else "\t"
+        rows = [f"{line}{separator}{line}" for line in lines]
+        table = write_lines(tmp_path / name, [*rows[:place], blank, blank, *rows[place:]])
+        assert [pair.source for pair in Tsv(table, table).pairs("train")] == lines
+        assert f"2 blank lines of {table} are skipped, the first in line {place + 1}\n" in capsys.readouterr().err
+    texts = [f"good {number}" for number in range(5)]
+    good = write_lines(tmp_path / "a.pos", [*texts[:place], " ", *texts[place:]])
+    bad = write_lines(tmp_path / "a.neg", ["bad"] * 5)
+    assert [*read_labeled([good, bad], "utf-8", "test")["test"]] == [
+        *(Pair(text, "pos") for text in texts),
+        *[Pair("bad", "neg")] * 5,
+    ]
+    assert f"1 blank lines of {good} are skipped, the first in line {place + 1}\n" in capsys.readouterr().err
+
+
+def test_pairs_that_lack_a_text_are_skipped_in_training(tmp_path, capsys):
+    left, right = pair_files(tmp_path, ["a", "", "b", "", "", "c"], ["d", "", "e", "f", "", "g", ""])
+    texts = [["a", "b", "c"], ["d", "e", "g"]]
+    assert [*read_pairs([left, right], "utf-8", "train", None)] == [texts]
+    assert "4 pairs of " in (err := capsys.readouterr().err)
+    assert "without a source or a target are skipped, the first in line 2\n" in err
+    with pytest.raises(UserError, match=r"line 4 of '.*left' is empty; delete the pair"):
+        [*read_pairs([left, right], "utf-8", "val", None)]
+    left, right = pair_files(tmp_path, ["a", "", "b", "c"], ["d", "", "e", "g", "", ""])
+    assert [*read_pairs([left, right], "utf-8", "val", None)] == [texts]
+    assert "3 pairs of " in capsys.readouterr().err
+
+
+def test_paths_are_expanded(tmp_path, monkeypatch):
+    table = write_lines(tmp_path / "t.tsv", map("\t".join, reviews()))
+    write_label_folders(tmp_path / "folder", reviews())
+    (tmp_path / "texts").mkdir()
+    text_file(tmp_path / "texts")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TEXTS", "texts")
+    for name in (table, "~/t.tsv", "$HOME/t.tsv", "~/folder", ["~/t.tsv"]):
+        assert texts_in(Sentiment(name)) == sorted(reviews())
+    assert len(Tsv("~/t.tsv", "${HOME}/t.tsv").pairs("val")) == len(reviews())
+    assert len(ParallelText("~/t.tsv", ["~/t.tsv"]).pairs("val")) == len(reviews())
+    assert Text("~/$TEXTS").texts == Text("~/texts/text.txt").texts
 
 
 def test_texts_of_the_same_tokens_count_as_overlaps(tmp_path, capsys):
@@ -1128,9 +1258,9 @@ def test_pairs_do_not_depend_on_the_number_of_rows_read_at_a_time(part, tokenize
     counts = Counter("".join(texts) if tokenizer == "character" else " ".join(texts).split())
     assert data.tokenizer.symbols == (UNKNOWN, *sorted(counts, key=lambda symbol: (-counts[symbol], symbol)))
     broken = write_rows(tmp_path, f"broken.{name}", [*ROWS[:5], ("source 5", ""), *ROWS[5:]])
-    number = 7 if name.endswith(".csv") else 6
+    number = 17 if name.endswith(".csv") else 6  # after a header and five rows of three lines
     with pytest.raises(UserError, match=f"line {number} of .*broken.* is empty"):
-        ParallelText(broken, names, tokenizer=tokenizer)
+        ParallelText(names, broken, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("part", [1, 3, memory.PART])

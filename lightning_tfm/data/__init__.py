@@ -4,13 +4,13 @@ from lightning_tfm.data.batch import Batch, Examples, ShardedBatch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.files import (
-    SOURCE_NAMES,
-    TARGET_NAMES,
+    expand_path,
     is_hidden,
+    read_columns,
     read_lines,
-    read_table,
     read_text,
     resolve_path,
+    skip_blank,
     split_lines,
     strip_columns,
 )
@@ -29,8 +29,6 @@ from lightning_tfm.data.samplers import (
 from lightning_tfm.data.text import TextDataModule, TextDataset
 
 __all__ = [
-    "SOURCE_NAMES",
-    "TARGET_NAMES",
     "Batch",
     "Download",
     "EvaluationSampler",
@@ -54,11 +52,13 @@ __all__ = [
     "TrainingSampler",
     "WindowSampler",
     "download",
+    "expand_path",
     "is_hidden",
+    "read_columns",
     "read_lines",
-    "read_table",
     "read_text",
     "resolve_path",
+    "skip_blank",
     "split_lines",
     "stable_hash",
     "strip_columns",

@@ -8,10 +8,11 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice, repeat
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 from lightning_tfm.data.download import MIRROR, Download, download
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -27,6 +28,14 @@ BOMS = {
 """Encodings by the byte order mark at the start of a file."""
 
 
+def expand_path(name: str) -> Path:
+    """Return the path of a user's file or folder, which may begin with ~ and contain variables such as $HOME.
+
+    A shell expands neither inside a list, such as [~/train.de, ~/train.en], nor in a YAML file.
+    """
+    return Path(os.path.expanduser(os.path.expandvars(name)))
+
+
 def resolve_path(name: str, known: dict[str, Download]) -> Path:
     """Return the path of a user's file, in the current folder or the mirror, or of a downloadable file.
 
@@ -37,9 +46,10 @@ def resolve_path(name: str, known: dict[str, Download]) -> Path:
     Raises:
         UserError: if the file does not exist or cannot be downloaded.
     """
-    if Path(name).is_file():
-        return Path(name)
-    if Path(name).is_dir():
+    path = expand_path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
         raise UserError(f"{name!r} must be a file, but is a folder")
     if name in known:
         return download(name, known[name])
@@ -66,7 +76,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """
     try:
         data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"the file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return decode_text(data, str(path), encoding)
@@ -105,6 +115,8 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     if is_binary or "\0" in text:
         raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    if "\n" not in text:
+        text = text.replace("\r", "\n")  # the line end of the classic Mac OS, and of Excel's CSV for it
     if not text or text.isspace():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text
@@ -113,119 +125,243 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
 CHARACTERS = 1_000_000
 """Minimum number of characters that are split into lines at a time, except at the end of a text."""
 
-SOURCE_NAMES = ("source", "src", "input", "text", "review", "sentence")
-TARGET_NAMES = ("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment")
+SOURCE_NAMES = (
+    *(
+        "source",
+        "src",
+        "input",
+        "text",
+        "review",
+        "sentence",
+        "comment",
+        "tweet",
+        "body",
+        "content",
+        "message",
+        "document",
+    ),
+    *("question", "prompt", "utterance", "word", "lemma", "spelling", "grapheme", "graphemes", "orthography"),
+)
+TARGET_NAMES = (
+    *("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment", "polarity", "rating"),
+    *("stars", "score", "topic", "intent", "emotion", "answer", "response", "form", "inflection", "inflected"),
+    *("pronunciation", "transcription", "phoneme", "phonemes", "ipa"),
+)
+OTHER_NAMES = ("features", "feature", "msd", "tags", "id", "index")
 """Column names by which the first line of a table is recognized as a header."""
 
+KNOWN = {"source": SOURCE_NAMES, "text": SOURCE_NAMES, "target": TARGET_NAMES, "label": TARGET_NAMES}
+"""Column names by which a header selects the column of a setting that is null."""
 
-class Table(NamedTuple):
-    """Table of a file, whose rows are parsed while they are read, so that large tables fit into memory.
+WORD, NUMBER = re.compile(r"[A-Za-z][\w-]*", re.ASCII), re.compile(r"[-+]?\d+([.,]\d+)?")
+"""Fields that may name a column, and fields that do not."""
 
-    Attributes:
-        rows: the fields of each row, which can be read once.
-        columns: the names of the columns; None if the table has no header.
-        num_columns: the number of columns, at least 2.
-    """
+SAMPLE = 1_000
+"""Number of rows with which the first line of a table is compared."""
 
-    rows: Iterator[list[str]]
-    columns: list[str] | None
-    num_columns: int
-
-    def ordered(self, first: Sequence[str], second: Sequence[str]) -> Iterator[list[str]]:
-        """Return the rows, with the two columns swapped if the header names them in reverse order.
-
-        Args:
-            first: possible names of the first column.
-            second: possible names of the second column.
-        """
-        names = [name.lower() for name in self.columns or ()]
-        swapped = len(names) == 2 and names[0] in second and names[1] in first
-        return (row[::-1] for row in self.rows) if swapped else self.rows
-
-    @property
-    def first(self) -> int:
-        """Return the line number of the first row, counted from 1, including a header."""
-        return 1 if self.columns is None else 2
+Row = tuple[int, Sequence[str]]
+"""Line number, from 1, and fields of a row."""
 
 
-def read_table(path: Path, encoding: str = "utf-8", header: bool | None = None) -> Table:
-    """Read a table, whose fields are separated by tabs, or by commas if its name ends with .csv.
+def read_columns(
+    path: Path,
+    encoding: str,
+    columns: Mapping[str, int | str | None],
+    header: bool | None = None,
+    instead: str | None = None,
+) -> Iterator[list[list[str]]]:
+    """Yield the texts of each of the given columns of a table, without white space around them, a part at a time.
+
+    Fields are separated by tabs or, if the name of the table ends with .csv, by commas or semicolons. Rows without a
+    text are skipped and counted.
 
     Args:
         path: the path of the table.
         encoding: the encoding of the table, by Python's name.
-        header: whether the first line names the columns; by default, if all its fields are in SOURCE_NAMES or
-            TARGET_NAMES, or "features".
+        columns: the number, from 1, or the name of each column, by the setting that selects it; None for the column
+            with a name in KNOWN, or else the next column.
+        header: whether the first line names the columns; by default, if a column is selected by name, or
+            `names_columns` is true.
+        instead: what to do if there are more columns and neither settings nor names select them, for the error message;
+            None to ignore further columns.
 
     Raises:
-        UserError: if `read_text` fails, or there are no rows below the header; also while the rows are read, if a line
-            has no separator, or fewer or more than the first line.
+        UserError: if `read_text` fails, the rows have different numbers of fields, there are no rows below the header,
+            a column does not exist, or a field is empty.
     """
     rows = _read_rows(path, encoding)
-    first = next(rows)
-    names = [field.strip() for field in first]
-    known = (*SOURCE_NAMES, *TARGET_NAMES, "features")
-    if header is None and (header := all(name.lower() in known for name in names)):
-        rank_zero_print(f"the first line of {path} names its columns: {', '.join(names)}")
-    if not header:
-        return Table(chain([first], rows), None, len(names))
-    if (second := next(rows, None)) is None:
+    sample = [*islice(rows, 1 + SAMPLE)]
+    if not sample:
+        raise UserError(f"the file {str(path)!r} must hold text, but is empty")
+    names = [field.strip() for field in sample[0][1]]
+    if header is None and not (header := any(isinstance(column, str) for column in columns.values())):
+        header = names_columns(names, [fields for _, fields in sample[1:]])
+        if header:
+            listed = ", ".join(names)
+            rank_zero_print(f"the first line of {path} names its columns: {listed}; set header to false if it is data")
+    if header and len(sample) == 1:
         raise UserError(f"{str(path)!r} must hold rows below its header, but holds none")
-    return Table(chain([second], rows), names, len(names))
+
+    numbers: dict[str, int] = {}
+    for setting, column in columns.items():
+        if column is None:
+            known = [number for number, name in enumerate(names, start=1) if name.lower() in KNOWN[setting]]
+            if header and len(known) == 1:
+                numbers[setting] = known[0]
+            continue
+        if isinstance(column, str):
+            if not header or column not in names:
+                available = f"has {', '.join(names)}" if header else "has no header"
+                raise UserError(f"{setting} must be a column of {str(path)!r}, which {available}, but is {column!r}")
+            column = names.index(column) + 1
+        if not 1 <= column <= len(names):
+            raise UserError(f"{setting} must be a column of {str(path)!r}, from 1 to {len(names)}, but is {column}")
+        numbers[setting] = column
+    if instead is not None and len(numbers) < len(columns) < len(names):
+        raise UserError(
+            f"{str(path)!r} must hold two columns, {' and '.join(columns)}, or name them in its first line, but has "
+            f"{len(names)}; {instead}"
+        )
+    free = sorted({*range(1, len(names) + 1)} - {*numbers.values()})
+    if without := [setting for setting in columns if setting not in numbers][len(free) :]:
+        raise UserError(
+            f"{without[0]} must be a column of {str(path)!r}, which has no further column; set it to a number"
+        )
+    selected = [numbers.get(setting) or free.pop(0) for setting in columns]
+
+    def empty(place: int, line: int) -> UserError:
+        return UserError(
+            f"each line must hold a {[*columns][place]}, but column {selected[place]} of line {line} of "
+            f"{str(path)!r} is empty; delete the line"
+        )
+
+    yield from strip_columns(chain(sample[header:], rows), [number - 1 for number in selected], empty)
+
+
+def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first row of a table names its columns.
+
+    It does if all its fields are known names, or one names a source and another a target. With ten or more other rows,
+    it also does if it is unlike them: if only its field of a column is not a number, or all its fields are words, and
+    a column has no other word, or few other texts, which repeat.
+
+    Args:
+        first: the fields of the first row.
+        rows: the fields of the other rows, or of the first of them.
+    """
+    names = {name.lower() for name in first}
+    if len(names) == len(first) and (
+        names <= {*SOURCE_NAMES, *TARGET_NAMES, *OTHER_NAMES}
+        or not (names.isdisjoint(SOURCE_NAMES) or names.isdisjoint(TARGET_NAMES))
+    ):
+        return True
+    are_words = all(map(WORD.fullmatch, first))
+    for name, *texts in zip(first, *rows, strict=True) if len(rows) >= 10 else ():
+        texts = [*map(str.strip, texts)]
+        if not NUMBER.fullmatch(name) and all(map(NUMBER.fullmatch, texts)):
+            return True
+        if are_words and (
+            not any(map(WORD.fullmatch, texts)) or (name not in texts and 10 * len({*texts}) <= len(rows))
+        ):
+            return True
+    return False
 
 
 def strip_columns(
-    rows: Iterable[Sequence[str]], columns: Sequence[int], empty: Callable[[int, int], UserError]
+    rows: Iterable[Row], columns: Sequence[int], empty: Callable[[int, int], UserError]
 ) -> Iterator[list[list[str]]]:
     """Yield the texts of each of the given columns, without white space around them, a part at a time.
 
     Args:
-        rows: the fields of each row.
+        rows: the rows.
         columns: the numbers of the columns, from 0.
-        empty: function that returns the error for an empty text, given its place in `columns` and its row, from 0.
+        empty: function that returns the error for an empty text, given its place in `columns` and its line number.
     """
-    before = 0
     for part in in_parts(rows):
-        fields = [*zip(*part, strict=True)]  # by column
+        lines, rows_of_fields = zip(*part, strict=True)
+        fields = [*zip(*rows_of_fields, strict=True)]  # by column
         stripped = [[*map(str.strip, fields[column])] for column in columns]
         for place, texts in enumerate(stripped):
             if not all(texts):
-                raise empty(place, before + texts.index(""))
-        before += len(part)
+                raise empty(place, lines[texts.index("")])
         yield stripped
 
 
-def _read_rows(path: Path, encoding: str) -> Iterator[list[str]]:
-    """Yield the fields of each row of a table, including its header, see `read_table`."""
-    lines, num_columns = read_lines(path, encoding), 0
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        separator, rows = "comma", _parse_csv(path, lines)
+def skip_blank(rows: Iterable[Row], noun: str, kept: Callable[[Iterable[str]], bool] = any) -> Iterator[Row]:
+    """Yield rows except those without a text, whose number is printed.
+
+    Args:
+        rows: the rows.
+        noun: what is skipped, for the message.
+        kept: `any` to keep the rows with at least one text, `all` to keep only those without an empty one.
+    """
+    skipped = []
+    for row in rows:
+        if kept(map(str.strip, row[1])):
+            yield row
+        else:
+            skipped.append(row[0])
+    if skipped:
+        rank_zero_print(f"{len(skipped):,} {noun} are skipped, the first in line {skipped[0]:,}")
+
+
+def _read_rows(path: Path, encoding: str) -> Iterator[Row]:
+    """Yield the rows of a table, including its header, see `read_columns`."""
+    text = read_text(path, encoding)
+    if path.name.lower().removesuffix(".gz").endswith(".csv"):
+        separator = _csv_separator(text)
+        rows = _parse_csv(path, text, separator)
     else:
-        separator, rows = "tab", map(str.split, lines, repeat("\t"))
-    before = 0
-    for part in in_parts(rows):
-        widths = [*map(len, part)]
+        separator, rows = "\t", enumerate(map(str.split, split_lines(text), repeat("\t")), start=1)
+    name, num_columns = SEPARATORS[separator], 0
+    for part in in_parts(skip_blank(rows, f"blank lines of {path}")):
+        widths = [len(fields) for _, fields in part]
         num_columns = num_columns or widths[0]
         if num_columns < 2 or widths.count(num_columns) < len(widths):
-            wanted = f"a {separator} between its fields"
+            wanted = f"a {name} between its fields"
             if num_columns > 1:
-                wanted = f"as many {separator}s as the first ({num_columns - 1})"
+                wanted = f"as many {name}s as the first ({num_columns - 1})"
             row = next(row for row, width in enumerate(widths) if num_columns < 2 or width != num_columns)
             raise UserError(
-                f"{str(path)!r} must have {wanted} in each line, but line {before + row + 1} has "
-                f"{max(0, widths[row] - 1)}"
+                f"{str(path)!r} must have {wanted} in each line, but line {part[row][0]} has {widths[row] - 1}"
             )
-        before += len(part)
         yield from part
 
 
-def _parse_csv(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the fields of each row of comma-separated values, with white space inside fields reduced to spaces."""
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
+"""Separators of fields, and their names."""
+
+
+def _csv_separator(text: str) -> str:
+    """Return the separator by which the most of the first rows have the same number of fields, of at least two."""
+
+    def agreement(separator: str) -> int:
+        widths: Counter[int] = Counter()
+        with suppress(csv.Error):
+            widths.update(map(len, islice(csv.reader(_csv_lines(text), delimiter=separator), SAMPLE)))
+        return max((number for width, number in widths.items() if width > 1), default=0)
+
+    return max(SEPARATORS, key=agreement)
+
+
+def _csv_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text for `csv.reader`, whose limit of the length of a field is lifted."""
+    csv.field_size_limit(2**31 - 1)  # the maximum on Windows
+    return (f"{line}\n" for line in split_lines(text))
+
+
+def _parse_csv(path: Path, text: str, separator: str) -> Iterator[Row]:
+    """Yield the rows of separated values, with white space inside fields reduced to spaces."""
+    rows, line = csv.reader(_csv_lines(text), delimiter=separator, strict=True), 1
     try:
-        for row in csv.reader((f"{line}\n" for line in lines), strict=True):
-            yield [re.sub(r"[\r\n\t]+", " ", field) for field in row]
+        for row in rows:
+            yield line, [re.sub(r"[\r\n\t]+", " ", field) for field in row]
+            line = rows.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{str(path)!r} must hold comma-separated values, but does not: {error}") from None
+        raise UserError(
+            f"{str(path)!r} must hold {SEPARATORS[separator]}-separated values, but the row of line {line} does not: "
+            f"{error}; write a quotation mark inside quotation marks twice"
+        ) from None
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
