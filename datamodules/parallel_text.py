@@ -45,8 +45,7 @@ class ParallelText(PairDataModule):
 
     Args:
         train, val: a file of sources and a file of targets, or a table of both (.tsv or .csv), whose header may name
-            further columns; plain or .gz. Names in
-            `FILES` are downloaded unless such files exist.
+            further columns; plain or .gz. Names in `FILES` are downloaded unless such files exist.
         test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
         encoding: encoding of the files, by Python's name.
@@ -156,8 +155,7 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
         raise UserError(
             f"{str(paths[0])!r} and {str(paths[1])!r} must have equally many lines, but have {lines[0]} and {lines[1]}"
         )
-    noun = f"pairs of {paths[0]} and {paths[1]} without a text"
-    kept = any
+    noun, kept = f"pairs of {paths[0]} and {paths[1]} without a text", any
     if split == "train":  # such as Europarl's, in which many sentences have no translation
         noun, kept = f"pairs of {paths[0]} and {paths[1]} without a source or a target", all
     rows = skip_blank(enumerate(zip_longest(*map(split_lines, contents), fillvalue=""), start=1), noun, kept)

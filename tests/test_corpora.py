@@ -861,6 +861,9 @@ def test_lines_of_a_text_without_line_feeds_end_at_carriage_returns(tmp_path):
     assert [pair[:2] for pair in Tsv(str(path), str(path)).pairs("train")] == [("ab", "AB"), ("c", "C")]
     path.write_bytes(b"a\rb\n")
     assert [*read_lines(path)] == ["a\rb"]
+    path = tmp_path / "words.csv"
+    path.write_bytes(b'"a\nb",AB\rc,"C\rD"\r')
+    assert [pair[:2] for pair in Tsv(str(path), str(path)).pairs("train")] == [("a b", "AB"), ("c", "C D")]
 
 
 def test_lines_end_only_at_line_feeds(tmp_path):

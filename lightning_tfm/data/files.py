@@ -10,7 +10,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain, islice, repeat
 from pathlib import Path, PurePath
 
@@ -309,6 +308,7 @@ def _read_rows(path: Path, encoding: str) -> Iterator[Row]:
     """Yield the rows of a table, including its header, see `read_columns`."""
     text = read_text(path, encoding)
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
+        text = text.replace("\r", "\n")  # rows may end with it although quoted fields contain line feeds
         separator = _csv_separator(text)
         rows = _parse_csv(path, text, separator)
     else:
@@ -336,9 +336,7 @@ def _csv_separator(text: str) -> str:
     """Return the separator by which the most of the first rows have the same number of fields, of at least two."""
 
     def agreement(separator: str) -> int:
-        widths: Counter[int] = Counter()
-        with suppress(csv.Error):
-            widths.update(map(len, islice(csv.reader(_csv_lines(text), delimiter=separator), SAMPLE)))
+        widths = Counter(map(len, islice(csv.reader(_csv_lines(text), delimiter=separator), SAMPLE)))
         return max((number for width, number in widths.items() if width > 1), default=0)
 
     return max(SEPARATORS, key=agreement)
