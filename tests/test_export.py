@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -17,7 +18,7 @@ from lightning_tfm.loading import PREDICTORS
 from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.predictors import ClassifierPredictor, Seq2SeqPredictor
-from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, tokenizer_from_dict
+from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
@@ -88,6 +89,18 @@ def run_exported(format, folder, config, trained, inputs):
     names = {one.name for one in session.get_inputs()}
     (logits,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
     return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize("num_ngrams", [0, 20])
+def test_an_exported_classifier_accepts_texts_of_all_lengths(num_ngrams):
+    tokenizer = WordTokenizer(["good", "bad"], num_ngrams)
+    network = EncoderClassifier(tokenizer.vocab_size, 2, max_length=12, num_bigram_buckets=50).eval()
+    network.naive_bayes.scores.random_(-100_000, 100_000)
+    predictor = ClassifierPredictor(network, tokenizer, ["neg", "pos"])
+    program = _exported(predictor).module()
+    for rows, length in itertools.product((1, 2, 3), range(1, 13)):
+        inputs = example_inputs(predictor, rows, length)
+        torch.testing.assert_close(program(**inputs), network(**inputs))
 
 
 @pytest.mark.parametrize(

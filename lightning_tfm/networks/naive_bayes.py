@@ -57,8 +57,10 @@ class NaiveBayes(nn.Module):
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
         words, beginnings = text[..., 0], text[..., 1:2].flatten(1)  # (B, S) and (B, S or 0)
         known = (words != PAD) & (words != UNKNOWN_ID)
-        pairs = (words[:, :-1] * FIRST + words[:, 1:] * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
-        pairs = torch.where(known[:, :-1] & known[:, 1:], pairs, PAD)
+        # With S columns, since torch.export would exclude texts of two tokens, whose S - 1 columns are broadcast.
+        following, is_bigram = F.pad(words, (0, 1))[:, 1:], known & F.pad(known, (0, 1))[:, 1:]
+        pairs = (words * FIRST + following * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
+        pairs = torch.where(is_bigram, pairs, PAD)
         features = torch.cat((torch.where(known, words, PAD), beginnings, pairs), dim=1).sort(dim=1).values
         is_first = F.pad(features[:, 1:] != features[:, :-1], (1, 0), value=True)
         return features, is_first & (features != PAD)
