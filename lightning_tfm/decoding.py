@@ -55,7 +55,7 @@ def batch_of(state: State) -> tuple[int, torch.device]:
 
 
 def _mask_special(logits: Tensor) -> Tensor:
-    """Return the logits with PAD and BOS, which are never generated, set to -inf."""
+    """Return the logits, or log probabilities, with PAD and BOS, which are never generated, set to -inf."""
     logits = logits.clone()
     logits[:, PAD] = logits[:, BOS] = -math.inf
     return logits
@@ -234,7 +234,7 @@ def continue_text(
     """
     text, end = tokens, tokens.size(1) + num_tokens
     while text.size(1) < end:
-        seen = text if text.size(1) < max_length else text[:, -max(1, max_length // 2) :]
+        seen = text if text.size(1) <= max_length else text[:, -max(1, max_length // 2) :]
         state, token = encode(seen[:, :-1]), seen[:, -1]
         for _ in range(min(max_length - seen.size(1) + 1, end - text.size(1))):
             logits, state = step(token, state)
@@ -254,7 +254,7 @@ def beam_search(
     A prefix that ends with EOS is a finished sequence if fewer than beam_size of all extended prefixes are more
     probable. The search of a row ends with PATIENCE x beam_size finished sequences, or at max_length, where open
     prefixes compete with finished sequences. The score of a sequence of n tokens, including EOS, is
-    log p / n^length_penalty.
+    log p / n^length_penalty, with the p of the loss, in which PAD and BOS have a probability, too.
 
     Args:
         step: the step function.
@@ -285,7 +285,7 @@ def beam_search(
     for length in range(1, max_length + 1):
         logits, state = step(token, state)
         rows = torch.arange(len(searched), device=device).unsqueeze(1)  # (R, 1)
-        log_probs = _mask_special(logits).float().log_softmax(-1)
+        log_probs = _mask_special(logits.float().log_softmax(-1))
         values, ids = log_probs.topk(min(2 * K, log_probs.size(-1)))  # (R * K, C)
         totals = (scores.flatten().unsqueeze(1) + values).view(len(searched), -1)  # (R, K * C)
         totals, chosen = totals.topk(min(2 * K, totals.size(1)))  # (R, 2K), since at most K of them end

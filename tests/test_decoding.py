@@ -8,9 +8,19 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode, greedy, reorder_state, sampler
+from lightning_tfm.decoding import (
+    PATIENCE,
+    DecodingOptions,
+    beam_search,
+    continue_text,
+    decode,
+    greedy,
+    reorder_state,
+    sampler,
+)
 from lightning_tfm.networks.network import Memory
-from lightning_tfm.tokenization import BOS, EOS, PAD
+from lightning_tfm.predictors import Seq2SeqPredictor
+from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer
 
 VOCAB_SIZE = 6
 SYMBOLS = range(3, VOCAB_SIZE)
@@ -48,9 +58,7 @@ def score(table, tokens, length_penalty):
     """Return log p / n^length_penalty of a sequence, by definition."""
     total, number = 0.0, BOS
     for token in tokens:
-        logits = table(number).clone()
-        logits[[PAD, BOS]] = -math.inf
-        total += logits.log_softmax(-1)[token].item()
+        total += table(number).log_softmax(-1)[token].item()
         number = number * VOCAB_SIZE + token
     return total / len(tokens) ** length_penalty
 
@@ -142,7 +150,7 @@ def slow_beam_search(table, max_length, beam_size, length_penalty):
             number = BOS
             for token in prefix:
                 number = number * VOCAB_SIZE + token
-            log_probs = table(number).index_fill(0, torch.tensor([PAD, BOS]), -math.inf).log_softmax(-1).tolist()
+            log_probs = table(number).log_softmax(-1).tolist()
             extended |= {(*prefix, token): total + log_probs[token] for token in (EOS, *SYMBOLS)}
         ranked = sorted(extended, key=extended.get, reverse=True)
         for prefix in ranked[:beam_size]:
@@ -203,7 +211,8 @@ def test_decoding_stops_when_every_row_has_ended(search, expected):
     [
         (3, 12, 8, [2, 3, 3]),
         (3, 5, 8, [2]),
-        (8, 3, 8, [3]),
+        (8, 3, 8, [7, 3]),
+        (9, 3, 8, [3]),
         (20, 8, 9, [3, 3]),
         (1, 2, 1, [0, 0]),
         (1, 4, 2, [0, 0]),
@@ -225,6 +234,23 @@ def test_a_continuation_moves_its_window_by_half_of_the_positions(length, num_to
     assert more.shape == (1, num_tokens)
     assert encoded == contexts
     assert max(positions) <= max_length
+
+
+@torch.inference_mode()
+def test_log_probabilities_are_those_of_the_beam_search(network):
+    """Both are the log p of the network over all tokens, including PAD and BOS, as in the loss."""
+    predictor = Seq2SeqPredictor(network, SymbolTokenizer("abcdefgh"), 6).eval()
+    (prediction,) = predictor.predict(["abc"], DecodingOptions(beam_size=4, n_best=3, scores=True))
+    source = torch.tensor([[*predictor.tokenizer.encode("abc"), EOS]])
+    tokens, scores = beam_search(network.decode_step, network.encode(source), 6, beam_size=4, n_best=3)
+    for output, row, mean in zip(prediction.outputs, tokens[0], scores[0].tolist(), strict=True):
+        target, total = without_padding(row), 0.0
+        for length, token in enumerate(target):
+            logits = network(source, torch.tensor([[BOS, *target[:length]]]))[0, -1]
+            total += logits.double().log_softmax(-1)[token].item()
+        assert output.text == predictor.tokenizer.decode(target)
+        assert mean * len(target) == pytest.approx(total, abs=1e-3)
+        assert output.log_probability == pytest.approx(total, abs=1e-3)
 
 
 def test_zero_steps_give_no_tokens():
