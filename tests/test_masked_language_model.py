@@ -13,7 +13,8 @@ from datamodules import Text
 from lightning_tfm.modules import MaskedLanguageModel
 from lightning_tfm.modules.masked_language_model import MASK
 from lightning_tfm.networks import MaskedEncoder
-from lightning_tfm.tokenization import NUM_SPECIAL, PAD
+from lightning_tfm.predictors.masked_language_model import SPACED_MASK, MaskedLanguageModelPredictor
+from lightning_tfm.tokenization import NUM_SPECIAL, PAD, train_tokenizer
 
 
 def make_module(folder, mask_fraction=0.15, **settings):
@@ -87,3 +88,28 @@ def test_logits_do_not_depend_on_padding_and_depend_on_both_sides():
         other = text.clone()
         other[:, position] = NUM_SPECIAL + (text[:, position] - NUM_SPECIAL + 1) % (11 - NUM_SPECIAL)
         assert not torch.allclose(network(other)[:, seen_from], logits[:, seen_from], atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", ["character", "subword"])
+@pytest.mark.parametrize(
+    "line", ["the c[MASK]t sat", "the [MASK] sat", "[MASK] sat", "the  [MASK][MASK]", "cat\n[MASK] [MASK]sat [MASK]"]
+)
+def test_the_text_around_a_mask_is_kept(line, tokens, monkeypatch):
+    tokenizer = train_tokenizer(["the cat sat on the x x x\n\n"], tokens, 300)
+    network = MaskedEncoder(tokenizer.vocab_size, 16, 2, 1, max_length=32)
+    logits = torch.zeros(tokenizer.vocab_size)
+    for preference, text in enumerate((" x", "\nx"), start=1):
+        logits[tokenizer.encode(text)[-1]] = preference
+    monkeypatch.setattr(network, "forward", lambda text: logits.expand(*text.shape, -1).clone())
+    (prediction,) = MaskedLanguageModelPredictor(network, tokenizer).predict([line])
+    assert prediction.text == line.replace("[MASK]", "x")
+
+
+def test_masked_subwords_are_those_of_the_whole_text():
+    tokenizer = train_tokenizer(["the cat sat on the mat\n\n"], "subword", 300)
+    predictor = MaskedLanguageModelPredictor(MaskedEncoder(tokenizer.vocab_size, 16, 2, 1, max_length=32), tokenizer)
+    the, cat, sat = tokenizer.encode("the cat sat")
+    assert cat in tokenizer.spaced_ids
+    assert predictor.encode_line("the [MASK] sat") == ([the, SPACED_MASK, sat], "")
+    assert predictor.encode_line("the cat[MASK]") == ([the, cat, MASK], "")
+    assert predictor.encode_line("[MASK] cat sat") == ([MASK, cat, sat], "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from lightning_tfm.tokenization import BOS, NUM_SPECIAL, Ids
 
 MASK = BOS
 """Id of masked tokens: BOS, which does not occur within a text."""
+
+SPACED_MASK = -MASK
+"""Id of a masked token that includes the space before it, replaced by MASK in the input of the network."""
 
 MASK_SYMBOL = "[MASK]"
 """Symbol of a masked token in a line of input."""
@@ -36,10 +39,20 @@ class MaskedLanguageModelPredictor(Predictor):
     def encode_line(self, line: str) -> tuple[Ids, str]:
         if not line.strip():
             raise UserError("the text is empty")
-        first, *rest = [self.tokenizer.encode(part) if part else [] for part in line.split(MASK_SYMBOL)]
-        if not rest:
+        *before, last = line.split(MASK_SYMBOL)
+        if not before:
             raise UserError(f"it must have a masked token, written as {MASK_SYMBOL}, but has none")
-        ids = first + [number for part in rest for number in (MASK, *part)]
+        ids: list[int] = []
+
+        def append(text: str) -> None:
+            encode = self.tokenizer.encode_rest if ids else self.tokenizer.encode
+            ids.extend(cast(list[int], encode(text)) if text else [])
+
+        for part in before:
+            is_spaced = part.endswith(" ") and len(self.tokenizer.spaced_ids) > 0
+            append(part[:-1] if is_spaced else part)
+            ids.append(SPACED_MASK if is_spaced else MASK)
+        append(last)
         self.network.check_lengths(len(ids))
         return ids, self.input_note(ids)
 
@@ -48,11 +61,14 @@ class MaskedLanguageModelPredictor(Predictor):
     ) -> list[list[Output]]:
         """Return each text with the most probable tokens at its masks."""
         texts = []
+        without_space = torch.ones(self.tokenizer.vocab_size, dtype=torch.bool, device=self.device)
+        without_space[[*self.tokenizer.spaced_ids]] = False
         for ids in sources:
             text = torch.tensor([ids], device=self.device)
-            logits = self.network(text)
+            logits = self.network(text.masked_fill(text == SPACED_MASK, MASK))
             logits[..., :NUM_SPECIAL] = -torch.inf
-            filled = torch.where(text == MASK, logits.argmax(-1), text)
+            logits[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
+            filled = torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
             texts.append(self.tokenizer.decode(filled[0].tolist()))
         return [[Output(text)] for text in texts]
 

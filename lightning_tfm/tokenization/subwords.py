@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_special
+
+SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
+"""Character for a space in the tokens of a byte-level vocabulary."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -27,7 +31,17 @@ class SubwordTokenizer(Tokenizer):
         self.model = Model.from_str(model)
         self.model.no_truncation()  # a loaded tokenizer may be configured for a specific model
         self.model.no_padding()
-        self.vocab_size = NUM_SPECIAL + self.model.get_vocab_size()
+        self.vocab_size = NUM_SPECIAL + 1 + max(self.model.get_vocab().values(), default=-1)  # there may be gaps
+
+    @cached_property
+    def spaced_ids(self) -> list[int]:  # type: ignore[override]  # read only
+        return [NUM_SPECIAL + id for token, id in self.model.get_vocab().items() if token.startswith(SPACE)]
+
+    @cached_property
+    def _rest_model(self) -> Any:
+        """The model without the space that it may add before a text."""
+        unspaced = self.model.to_str().replace('"add_prefix_space":true', '"add_prefix_space":false')
+        return type(self.model).from_str(unspaced)
 
     def split(self, text: str) -> list[str]:
         return [text[begin:end] for begin, end in self.model.encode(text, add_special_tokens=False).offsets]
@@ -41,6 +55,9 @@ class SubwordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         return [id + NUM_SPECIAL for id in self.model.encode(text, add_special_tokens=False).ids]
+
+    def encode_rest(self, text: str) -> list[int]:
+        return [id + NUM_SPECIAL for id in self._rest_model.encode(text, add_special_tokens=False).ids]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several sources in parallel on all cores."""

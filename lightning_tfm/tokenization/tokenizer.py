@@ -40,12 +40,14 @@ class Tokenizer(ABC):
         ids_per_token: number of ids per token of a source.
         unknown_id: id of all symbols outside the vocabulary; None if these raise UserError or do not exist.
         is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
+        spaced_ids: ids of the tokens that begin with a space; empty if a space is a token, or no part of one.
     """
 
     vocab_size: int
     ids_per_token = 1
     unknown_id: int | None
     is_word_based: bool
+    spaced_ids: Sequence[int] = ()
 
     @abstractmethod
     def split(self, text: str) -> list[str]:
@@ -59,6 +61,14 @@ class Tokenizer(ABC):
             UserError: if a symbol is outside the vocabulary and the tokenizer has no unknown id; the message names the
                 symbol and its position, counted from 1.
         """
+
+    def encode_rest(self, text: str) -> Ids:
+        """Encode the end of a source, which follows another token.
+
+        Raises:
+            UserError: see `encode`.
+        """
+        return self.encode(text)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
