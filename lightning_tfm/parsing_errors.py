@@ -162,6 +162,8 @@ def _mismatch(text: str) -> str | None:
             is_class = any(kind.startswith("a class") for kind in kinds)
             meant = difflib.get_close_matches(given, _trusted_classes(), n=1, cutoff=CLOSE) if is_class else []
             suggestion = f"; did you mean {meant[0]!r}?" if meant else ""
+            if "of type str" in kinds and given in ("True", "False"):
+                suggestion = "; in YAML, quote words such as no, yes, on and off"
             return f"must be {' or '.join(kinds)}, but is {given or 'empty'}{suggestion}"
     return None
 

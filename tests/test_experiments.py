@@ -1023,7 +1023,7 @@ def test_the_table_of_a_profiler_is_shown(tmp_path):
 def test_generate_refuses_a_binary_file(checkpoint, monkeypatch, tmp_path, capsys):
     (tmp_path / "input").write_bytes(bytes(range(256)))
     assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 2
-    assert re.search("--input must be a text file, but '.*input' is binary", capsys.readouterr().err)
+    assert re.search("--input must be a text in UTF-8, but '.*input' has zero bytes", capsys.readouterr().err)
 
 
 def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, monkeypatch, capsys):

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.commands import generate, score
 from lightning_tfm.commands.generate import BARS, _attention_table
 from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
-from lightning_tfm.modules import LanguageModel
+from lightning_tfm.modules import LanguageModel, Seq2SeqModule
 from lightning_tfm.networks import GPT
-from lightning_tfm.predictors import BATCH_SIZE, Predictor
+from lightning_tfm.predictors import BATCH_SIZE, Predictor, Score
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
 
@@ -150,6 +151,11 @@ def test_a_text_is_scored_in_windows(length):
     assert score.log_probability == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_perplexity_that_overflows_is_infinite():
+    assert Score(-1e6, 2).perplexity == math.inf
+    assert Score(-2.0, 2).perplexity == pytest.approx(math.e)
+
+
 def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
     module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
     with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
@@ -253,6 +259,75 @@ def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch,
     numbers = [found["line"] for found in objects]
     assert sorted(set(numbers)) == numbers or numbers == sorted(numbers)
     assert set(numbers) == {1, 2, 3}
+
+
+def test_each_output_is_one_line_with_one_column(tmp_path_factory, monkeypatch, capsys):
+    """A reader that splits at universal newlines, or by str.splitlines, reads as many lines as there are outputs."""
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    text = "\r".join(["a", *" \n\v\f\x1c\x1d\x1e\x85\u2028\u2029\t", "b"])
+    monkeypatch.setattr(SymbolTokenizer, "decode", lambda self, ids: text)
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "b") == 0
+    assert capsys.readouterr().out.splitlines() == [f"a{' ' * 23}b"] * 2
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "b", "--json") == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [text] * 2
+
+
+@pytest.mark.parametrize("task", ["spelling_gpt", "translation_transformer", "reviews_classifier"])
+def test_a_line_of_a_table_is_not_a_source(task, tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"abc\tABC\nabc\t\n")))
+    assert in_process(monkeypatch, "generate", checkpoint) == 1
+    written = capsys.readouterr()
+    assert written.err.splitlines()[0] == (
+        "lightning-tfm: line 1: it must hold only the column of the source, but has 2 columns, separated by tabs; "
+        "select it, as with cut -f1"
+    )
+    first, second = written.out.splitlines()
+    assert first == ""
+    assert second
+
+
+def test_features_are_a_column_of_the_source():
+    tokenizer = SymbolTokenizer(["a", "[V]"], feature_separator=";")
+    module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
+    whole, source = module.predict(["a\tV\ta", "a\tV"])
+    assert "it must hold only the columns of the source and its features, but has 3 columns" in whole.note
+    assert source.outputs
+    whole, pair = module.score(["a\tV\ta\ta", "a\tV\ta"])
+    assert "but has 3 columns" in whole.note
+    assert pair.log_probability
+
+
+def test_more_tokens_than_a_model_generates_are_refused(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    longest = load(checkpoint).max_target_length
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest) == 0
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest + 1) == 2
+    message = f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [generate, score])
+def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
+    parser = command.make_parser()
+    assert parser.parse_intermixed_args(["CKPT", "--int8", "--", "-able", "-ly"]).texts == ["-able", "-ly"]
+    with pytest.raises(UserError, match="unrecognized arguments: -able; write texts that begin with - after --"):
+        parser.parse_intermixed_args(["CKPT", "-able"])
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "status"),
+    [(b"\xef\xbb\xbfa\nb\n", 2, 0), (b"a\nH\xfcnd\n", 2, 1), ("a\n".encode("utf-16"), 0, 2)],
+)
+def test_input_is_read_as_utf_8(content, lines, status, tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    (tmp_path / "input").write_bytes(content)
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == status
+    written = capsys.readouterr()
+    assert len(written.out.splitlines()) == lines
+    errors = {0: "", 1: "line 2: it is not valid UTF-8; save the input in UTF-8", 2: "in UTF-16 do; save it in UTF-8"}
+    assert errors[status] in written.err
+    assert ("in the vocabulary" in written.err) is False
 
 
 # Long inputs
@@ -364,7 +439,8 @@ def test_binary_standard_input_is_one_mistake(tmp_path_factory, monkeypatch, cap
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(b"\x80\0\n" * 1000))))
     assert in_process(monkeypatch, "generate", checkpoint) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "lightning-tfm: error: standard input must be text, but is binary"
+        "lightning-tfm: error: standard input must be a text in UTF-8, but has zero bytes, as binary files and texts "
+        "in UTF-16 do; save it in UTF-8"
     )
 
 

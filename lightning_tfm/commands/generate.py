@@ -23,6 +23,12 @@ BARS = " ▁▂▃▄▅▆▇█"
 VISIBLE = 0.02
 """Smallest attention weight that is not blank, as a fraction of the largest."""
 
+TO_ONE_LINE = dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+"""Replacements of tabs and of all characters at which `str.splitlines` and universal newlines end a line."""
+
+ESCAPED = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Escapes of the ends of lines that JSON allows in a string."""
+
 MAX_WIDTH = 120
 """Maximum width of a table of attention weights, in characters."""
 
@@ -128,10 +134,10 @@ def _format(predictor: Predictor, number: int, line: str, prediction: LinePredic
             del columns["rank"]
         columns = {name: value for name, value in columns.items() if value is not None}
         if options.json:
-            written.append(json.dumps({"line": number} | columns, ensure_ascii=False))
+            written.append(json.dumps({"line": number} | columns, ensure_ascii=False).translate(ESCAPED))
             continue
-        if not predictor.outputs_are_long:  # one line per output, but subwords may contain line feeds
-            columns["text"] = output.text.replace("\n", " ")
+        if not predictor.outputs_are_long:  # one line per output, but tokens may contain ends of lines
+            columns["text"] = output.text.translate(TO_ONE_LINE)
         written.append("\t".join(f"{v:.4f}" if isinstance(v, float) else str(v) for v in columns.values()))
     if options.show_attention:
         best = prediction.outputs[0].text

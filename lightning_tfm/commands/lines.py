@@ -26,6 +26,9 @@ from lightning_tfm.loading import load
 from lightning_tfm.predictors import BATCH_SIZE, Predictor
 from lightning_tfm.progress import progress_bar
 
+BINARY = "has zero bytes, as binary files and texts in UTF-16 do; save it in UTF-8"
+"""End of the message for an input with zero bytes."""
+
 CHUNK_SIZE = 4 * BATCH_SIZE
 """Number of lines of a file that are sorted by length and written together."""
 
@@ -71,7 +74,7 @@ def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Itera
     if sys.stdin.isatty():
         return _chunks(_prompted(), 1)
     if isinstance(sys.stdin.buffer, BufferedReader) and b"\0" in sys.stdin.buffer.peek():
-        raise UserError("standard input must be text, but is binary")
+        raise UserError(f"standard input must be a text in UTF-8, but {BINARY}")
     return _chunks(_lines(sys.stdin), min(size, BATCH_SIZE))  # earlier output for slow pipes
 
 
@@ -80,7 +83,7 @@ def _open(path: Path) -> TextIO:
         if path.is_file():
             with path.open("rb") as file:
                 if b"\0" in file.read(10_000):
-                    raise UserError(f"--input must be a text file, but {str(path)!r} is binary")
+                    raise UserError(f"--input must be a text in UTF-8, but {str(path)!r} {BINARY}")
         # Bytes that are not UTF-8 are decoded to surrogates, which Predictor reports.
         return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as error:

@@ -40,4 +40,6 @@ class CommandParser(ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -") and any(one.dest == "texts" for one in self._actions):
+            message += "; write texts that begin with - after --"
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")

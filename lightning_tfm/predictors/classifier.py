@@ -33,7 +33,7 @@ class ClassifierPredictor(Predictor):
         self.labels = list(labels)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        ids = self.tokenize(strip_fields(line))
+        ids = self.tokenize(self.check_columns(strip_fields(line)))
         longest = self.network.max_length
         notes = [f"only the last {longest} of {len(ids)} tokens are used"] if len(ids) > longest else []
         return ids[-longest:], "; ".join(filter(None, [*notes, self.input_note(ids)]))

@@ -85,8 +85,13 @@ class Score(NamedTuple):
 
     @property
     def perplexity(self) -> float | None:
-        """Return the perplexity per token; None if there is no score."""
-        return None if self.log_probability is None else math.exp(-self.log_probability / self.tokens)
+        """Return the perplexity per token, infinite if it overflows; None if there is no score."""
+        if self.log_probability is None:
+            return None
+        try:
+            return math.exp(-self.log_probability / self.tokens)
+        except OverflowError:
+            return math.inf
 
 
 class AttentionExample(NamedTuple):

@@ -199,6 +199,21 @@ class Predictor(nn.Module, ABC):
             raise UserError("it has no tokens")
         return ids
 
+    def check_columns(self, source: str) -> str:
+        """Return a source if it has no more tab-separated columns than those of the training data.
+
+        Raises:
+            UserError: if it has more, like a line of a table that also holds the targets.
+        """
+        expected, number = self.tokenizer.num_columns, source.count("\t") + 1
+        if number > expected:
+            columns = "the column of the source" if expected == 1 else "the columns of the source and its features"
+            raise UserError(
+                f"it must hold only {columns}, but has {number} columns, separated by tabs; "
+                f"select {'it' if expected == 1 else 'them'}, as with cut -f{'1' if expected == 1 else '1,2'}"
+            )
+        return source
+
     def input_note(self, ids: Ids) -> str:
         """Return a warning if a line has unknown tokens or is longer than all training texts; otherwise empty."""
         notes = []
@@ -245,7 +260,7 @@ def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dic
     for number, line in enumerate(lines):
         try:
             if any("\ud800" <= character <= "\udfff" for character in line):
-                raise UserError("it is not valid UTF-8")
+                raise UserError("it is not valid UTF-8; save the input in UTF-8, as with iconv -t UTF-8")
             encoded[number] = encode(normalize_text(line))
         except UserError as error:
             errors[number] = str(error)

@@ -43,6 +43,7 @@ class SymbolTokenizer(Tokenizer):
         self.separator = separator
         self.target_separator = separator if target_separator is None else target_separator
         self.feature_separator = feature_separator
+        self.num_columns = 1 if feature_separator is None else 2
         self._ids = {symbol: id for id, symbol in enumerate(self.symbols, start=NUM_SPECIAL)}
         if len(self._ids) != len(self.symbols):
             raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
