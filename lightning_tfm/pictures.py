@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unicodedata import east_asian_width
 
+import matplotlib
 import torch
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
 from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.errors import rank_zero_print
 from lightning_tfm.style import HEAT, HIGHLIGHT, PALETTE, STYLE
 
 HEADS_A_ROW = 2
@@ -51,6 +59,47 @@ LABELS = 20
 
 MAX_IMAGE_SIZE = 2_000
 """Maximum width and height of an image logged to W&B, in pixels."""
+
+
+@contextmanager
+def missing_glyphs_named() -> Iterator[None]:
+    """Name all characters that no font has in one line, in place of a warning of matplotlib for each."""
+    missing: dict[str, None] = {}
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, *details: Any) -> None:
+            if found := re.match(r"Glyph (\d+) .*missing from", str(message)):
+                missing[chr(int(found[1]))] = None
+            else:
+                show(message, *details)
+
+        warnings.filterwarnings("always", r"Glyph \d+ .*missing from")
+        warnings.showwarning = collect
+        yield
+    if missing:
+        rank_zero_print(
+            f"pictures show boxes for {len(missing)} characters that no installed font has, such as "
+            f"{next(iter(missing))!r}; install a font, such as Noto, and delete {matplotlib.get_cachedir()!r}"
+        )
+
+
+def _style(*texts: str) -> dict[Any, Any]:
+    """Return STYLE with further installed fonts for the characters of texts that the default font lacks."""
+    families = rcParams["font.family"]
+    missing = set(map(ord, "".join("".join(texts).split()))) - _characters(findfont(FontProperties(family=families)))
+    for font in fontManager.ttflist if missing else ():
+        # The font of last resort has a placeholder for each character.
+        if not font.name.startswith("Last Resort") and missing & _characters(font.fname):
+            families = [*families, font.name]
+            missing -= _characters(font.fname)
+    return STYLE | {"font.family": families}
+
+
+@functools.cache
+def _characters(font: str) -> Set[int]:
+    """Return the code points of a font file."""
+    return get_font(font).get_charmap().keys()
 
 
 def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
@@ -92,7 +141,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
 
     largest = attention.weights.max().item()
     darkest = 1.0 if largest >= 0.5 else largest
-    with rc_context(STYLE):
+    with rc_context(_style(title, *queries, *keys)):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
             y = height - top - (row + 1) * (above + panel_height)
@@ -168,7 +217,7 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
     size = 1.8 + 0.8 * min(len(labels), LABELS)
-    with rc_context(STYLE):
+    with rc_context(_style(*labels)):
         figure = Figure(figsize=(size + 0.8, size), layout="constrained")
         axes = figure.subplots()
         image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap=HEAT)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import calendar
 import itertools
 import math
+import warnings
 from datetime import date
+from io import BytesIO
 
 import pytest
 import torch
 from matplotlib.colors import to_rgb
+from matplotlib.font_manager import fontManager
 
 from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
@@ -19,7 +22,7 @@ from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.networks import GPT
-from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions
+from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions, missing_glyphs_named
 from lightning_tfm.style import PALETTE
 from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
 
@@ -297,3 +300,21 @@ def test_color_blind_readers_can_tell_the_palette_apart(kind):
     lab = torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
     distances = torch.pdist(lab)  # CIE76: 2.3 is just noticeable
     assert distances.min() > 10
+
+
+def test_characters_are_drawn_with_any_font_that_has_them():
+    """STIX, which matplotlib contains, has characters that the default font lacks; a missing one would be a warning."""
+    figure = draw_attention(AttentionMap("layer", torch.rand(1, 2, 2), ["\u1d84", "a"], ["b", "\u1d8a"], []), "\u1d81")
+    figure.savefig(BytesIO())
+    draw_confusion(["a", "\u1d84"], {}).savefig(BytesIO())
+
+
+def test_characters_that_no_font_has_are_named_once(monkeypatch, capsys):
+    monkeypatch.setattr(fontManager, "ttflist", [])
+    with missing_glyphs_named():
+        for symbols in (["\u732b", "a"], ["\u732b", "\u72ac"]):
+            draw_attention(AttentionMap("layer", torch.rand(1, 2, 2), symbols, symbols, [])).savefig(BytesIO())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pictures show boxes for 2 characters that no installed font has, such as '\u732b'; install a font" in line
+    with pytest.warns(UserWarning, match="another"), missing_glyphs_named():
+        warnings.warn("another", UserWarning, stacklevel=1)

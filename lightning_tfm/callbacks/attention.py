@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,11 +80,10 @@ class AttentionLogger(Callback):
             for example in examples:
                 module.attention(example.content)  # processes that divide the heads compute together
             return
-        from lightning_tfm.pictures import on_one_canvas  # slow to import
+        from lightning_tfm.pictures import missing_glyphs_named, on_one_canvas  # slow to import
 
         (folder / "attention").mkdir(exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from")  # matplotlib draws a box instead
+        with missing_glyphs_named():
             pictures = self._draw(trainer, module, examples, folder / "attention")
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]

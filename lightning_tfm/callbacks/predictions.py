@@ -134,8 +134,14 @@ class Predictions(Callback):
         folder = run_folder(trainer)
         if folder is None or not trainer.is_global_zero:
             return
-        for name, figure in cast(TaskModule, pl_module).figures([line for *_, line in self.lines]).items():
-            figure.savefig(folder / f"{name}.png", dpi=100)
+        figures = cast(TaskModule, pl_module).figures([line for *_, line in self.lines])
+        if not figures:
+            return
+        from lightning_tfm.pictures import missing_glyphs_named  # slow to import
+
+        for name, figure in figures.items():
+            with missing_glyphs_named():
+                figure.savefig(folder / f"{name}.png", dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(
                     f"{evaluated_prefix(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step

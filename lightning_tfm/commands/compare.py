@@ -32,9 +32,10 @@ def compare(arguments: list[str]) -> int:
     comparison = compare_groups(groups, options.metric, notes)
     if options.figure is not None:
         from lightning_tfm.comparison.figure import draw_comparison  # slow to import
+        from lightning_tfm.pictures import missing_glyphs_named
 
         figure = draw_comparison(comparison)
-        with atomic_write(options.figure) as file:
+        with missing_glyphs_named(), atomic_write(options.figure) as file:
             figure.savefig(file, format=options.figure.suffix[1:], dpi=150)
     if options.output is not None:
         write_text(options.output, FORMATS[options.format](comparison))
