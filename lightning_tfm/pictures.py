@@ -68,11 +68,11 @@ def missing_glyphs_named() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def collect(message: Warning | str, *details: Any) -> None:
+        def collect(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
             if found := re.match(r"Glyph (\d+) .*missing from", str(message)):
                 missing[chr(int(found[1]))] = None
             else:
-                show(message, *details)
+                show(message, category, *place, **details)
 
         warnings.filterwarnings("always", r"Glyph \d+ .*missing from")
         warnings.showwarning = collect

@@ -539,6 +539,7 @@ def mistake(monkeypatch, capsys, *arguments):
         (": Transformer", ": lightning_tfm.networks.Trnsformer", "did you mean 'Transformer'?"),
         (": Copy", ": datamodulez.Copy", "--trust-package datamodulez"),
         (r"d_model: \d+", "d_model: wide", "d_model: must be of type int, but is wide"),
+        (r"max_steps: \d+", "accelerator: off", "but is False; in YAML, quote words such as no, yes, on and off"),
         (r"d_model: \d+", "d_model: 130", "d_model must be divisible by num_heads (8), but is 130; try 128 or 136"),
         (
             r"d_ff: \d+",

@@ -8,23 +8,25 @@ import math
 import re
 import unicodedata
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import sacrebleu
 import torch
 import yaml
+from lightning import Trainer
 
 from corpora import TEXT, reviews, write_imdb, write_lines
 from lightning_tfm.callbacks.attention import short_name
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Attention, Positions
+from lightning_tfm.layers import Attention, Positions, PositionScheme
 from lightning_tfm.loading import load
 from lightning_tfm.losses import token_nll
-from lightning_tfm.modules import Classifier
+from lightning_tfm.modules import Classifier, Seq2SeqModule
 from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
 from lightning_tfm.reporting.collect import collect_run
-from lightning_tfm.tokenization import NUM_SPECIAL, normalize_text, train_tokenizer
+from lightning_tfm.tokenization import NUM_SPECIAL, SymbolTokenizer, normalize_text, train_tokenizer
 from runs import (
     TASKS,
     assert_same_files,
@@ -232,6 +234,24 @@ def test_the_attention_of_a_language_model_is_causal(trained, task):
         assert attention_map.queries == attention_map.keys == symbols
         assert attention_map.weights.triu(1).eq(0).all()
         torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
+
+
+@pytest.mark.parametrize("positions", get_args(PositionScheme))
+def test_a_network_is_tested_on_longer_texts_unless_its_positions_are_learned(positions):
+    def module(max_length):
+        network = GPT(11, 16, 2, 1, max_length=max_length, positions=positions)
+        return Seq2SeqModule(network, SymbolTokenizer("abcdefgh"), max_target_length=8)
+
+    trained, trainer = module(20), Trainer(accelerator="cpu", logger=False, barebones=True)
+    checkpoint = {"hyper_parameters": dict(trained.hparams_initial), "state_dict": trained.state_dict()}
+    module(20).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
+    if positions != "learned":
+        module(30).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
+        return
+    with pytest.raises(
+        UserError, match=r"\(20\), whose positions are learned, but is 30; shorten or delete longer texts"
+    ):
+        module(30).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
 
 
 # Predictions

@@ -63,12 +63,15 @@ def check_fits(
                     f"trainer.callbacks must {'not ' * averages}contain WeightAveraging to resume from {str(path)!r}, "
                     f"which was trained with{'out' * averages} it; use its config.yaml"
                 )
+        # Unless positions are learned, a network can be evaluated on longer texts than those in training.
+        apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
         for theirs, ours in groups:
-            pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name != "vocab_size"]
+            pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name not in apart]
         # These are compared last, since differences in the model or the data are more relevant.
         step = checkpoint["step_settings"] if resuming else {}
         step_pairs = [(name, step.get(name), ours) for name, ours in step_settings.items() if resuming]
         their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
+        their_length, our_length = (h["network"]["init_args"].get("max_length") for h in (saved, hyper_parameters))
         their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
     except (AttributeError, KeyError, TypeError):
         raise incompatible from None
@@ -88,4 +91,9 @@ def check_fits(
         )
     check_equal(step_pairs)
     if their_shapes != shapes:
+        if their_length != our_length:
+            raise UserError(
+                f"max_length must match the checkpoint {str(path)!r} ({their_length}), whose positions are learned, "
+                f"but is {our_length}; shorten or delete longer texts"
+            )
         raise incompatible

@@ -242,7 +242,7 @@ class PairDataModule(TaskDataModule, ABC):
             longest = int(lengths.max())
             if longest > limit and not (self.drop_too_long and split == "train"):
                 pair = examples.pairs[int(lengths.argmax())]
-                hint = "raise it, or set drop_too_long" if split == "train" else "raise it"
+                hint = "raise it, or set drop_too_long" if split == "train" else "raise it, or delete longer pairs"
                 raise UserError(
                     f"max_{side}_length must be at least {longest} for {split}, but is {limit}; {hint}; the longest "
                     f"begins with {getattr(pair, side)[:40]!r}"
