@@ -1087,6 +1087,14 @@ def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
     assert theirs.split(TEXT) == subwords.split(TEXT)
 
 
+def test_a_tokenizer_file_may_have_gaps_between_its_ids(tmp_path):
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1, "c": 7}, merges=[]))
+    tokenizer = read_tokenizer(Path(text_file(tmp_path, model.to_str(), "tokenizer.json")))
+    assert tokenizer.encode("abc") == [3, 4, 10]
+    assert tokenizer.vocab_size == 11
+    assert "b" in tokenizer.decode([4, 8])
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "settings"),
     [
