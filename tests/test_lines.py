@@ -313,6 +313,8 @@ def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
     assert parser.parse_intermixed_args(["CKPT", "--int8", "--", "-able", "-ly"]).texts == ["-able", "-ly"]
     with pytest.raises(UserError, match="unrecognized arguments: -able; write texts that begin with - after --"):
         parser.parse_intermixed_args(["CKPT", "-able"])
+    with pytest.raises(UserError, match="--input: expected one argument, which follows = if it begins with -"):
+        parser.parse_intermixed_args(["CKPT", "--input", "-able"])
 
 
 @pytest.mark.parametrize(

@@ -42,4 +42,6 @@ class CommandParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: -") and any(one.dest == "texts" for one in self._actions):
             message += "; write texts that begin with - after --"
+        elif message.endswith("expected one argument"):
+            message += ", which follows = if it begins with -"
         raise UserError(f"{self.prog.split()[-1]}: {message}; `{self.prog} --help` lists the settings")
