@@ -7,6 +7,7 @@ import json
 import math
 import random
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scipy import stats
 
 from lightning_tfm.commands.compare import compare as compare_command
 from lightning_tfm.comparison import compare, find_groups
-from lightning_tfm.comparison.examples import TRIALS, compare_examples, sign_test
+from lightning_tfm.comparison.examples import TRIALS, compare_examples, randomization_test, sign_test
 from lightning_tfm.comparison.statistics import (
     LEVEL,
     MAX_SEEDS,
@@ -130,6 +131,46 @@ def test_the_test_of_two_samples_exchanges_all_values():
     gaps = [abs(2 * sum(chosen) - sum(pooled)) for chosen in itertools.combinations(pooled, 4)]
     expected = sum(gap >= observed - 1e-12 for gap in gaps) / len(gaps)
     assert permutation_p(ours, theirs, matched=False) == pytest.approx(expected)
+
+
+def enumerated_p(ours, theirs, matched):
+    """Return the p value of the permutation test, computed in fractions."""
+    ours, theirs = ([Fraction(str(value)) for value in side] for side in (ours, theirs))
+    if matched:
+        gaps = [one - other for one, other in zip(ours, theirs, strict=True)]
+        observed = sum(gaps)
+        null = [
+            sum(map(Fraction.__mul__, gaps, signs))
+            for signs in itertools.product(map(Fraction, (1, -1)), repeat=len(gaps))
+        ]
+    else:
+        observed = sum(ours)
+        null = [sum(chosen) for chosen in itertools.combinations(ours + theirs, len(ours))]
+    tail = min(sum(value <= observed for value in null), sum(value >= observed for value in null))
+    return min(1.0, 2 * tail / len(null))
+
+
+@pytest.mark.parametrize("matched", [True, False])
+def test_the_permutation_test_counts_all_ties(matched):
+    """Compared with an enumeration in fractions, of values with few digits, which have many ties."""
+    generator = random.Random(0)
+    for _ in range(2_000):
+        center, step = generator.choice([(0.99, 1e-4), (43, 1e-2), (1.5, 1e-3), (0, 1e-6), (98_765, 1e-1)])
+        sizes = (generator.randint(2, 5),) * 2 if matched else (generator.randint(2, 4), generator.randint(2, 5))
+        ours, theirs = ([round(center + step * generator.randint(-5, 5), 6) for _ in range(size)] for size in sizes)
+        assert permutation_p(ours, theirs, matched=matched) == pytest.approx(enumerated_p(ours, theirs, matched))
+
+
+@pytest.mark.parametrize(("center", "spread", "digits"), [(0.99, 1e-4, 4), (43, 0.1, 1)])
+def test_the_level_holds_for_values_far_from_zero(center, spread, digits):
+    values = np.random.default_rng(5).normal(center, spread, (SIMULATIONS, 2, 4)).round(digits).tolist()
+    assert sum(permutation_p(*pair, matched=False) <= LEVEL for pair in values) <= SIMULATIONS * LEVEL
+
+
+def test_equal_differences_of_large_values_have_no_spread():
+    ours, theirs = [123456.3, 123456.4, 123456.7], [123456.2, 123456.3, 123456.6]
+    assert effect_size(ours, theirs, matched=True) is None
+    assert difference_interval(ours, theirs, matched=True) is None
 
 
 def test_intervals_are_those_of_scipy():
@@ -469,6 +510,12 @@ def test_translations_are_compared_by_sacrebleu(metric, runs):
     _, found = PairedTest(systems, {metric: scorer}, [references], test_type="ar", n_samples=TRIALS)()
     baseline, other = next(results for name, results in found.items() if name != "System")
     assert (test.ours, test.theirs, test.p) == (other.score, baseline.score, other.p_value)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+def test_a_single_different_output_is_not_significant(metric):
+    references = [f"the cat number {number} sat on the mat" for number in range(20)]
+    assert randomization_test(references, [*references[:-1], "a dog"], references, metric)[1] == 1.0
 
 
 @pytest.mark.parametrize("format", ["table", "markdown", "latex", "json"])

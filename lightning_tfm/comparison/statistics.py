@@ -33,8 +33,8 @@ RESAMPLES = 9_999
 PERMUTATIONS = 200_000
 """Number of permutations above which they are drawn: a test is exact for up to 17 pairs, or two groups of 10."""
 
-DECIMALS = 12
-"""Decimals of differences, so that 0.3 - 0.2 and 0.2 - 0.1 are equal."""
+DIGITS = 12
+"""Significant digits of values up to which their differences are equal, such as 0.3 - 0.2 and 0.2 - 0.1."""
 
 RANDOM_STATE = 0
 """Seed of the bootstrap samples and the permutations, so that equal values give equal results."""
@@ -81,7 +81,14 @@ def difference_interval(values: Sequence[float], baseline: Sequence[float], *, m
 
 def differences(values: Sequence[float], baseline: Sequence[float]) -> list[float]:
     """Return the differences of matched values."""
-    return [round(value - other, DECIMALS) for value, other in zip(values, baseline, strict=True)]
+    decimals = _decimals([*values, *baseline])
+    return [round(value - other, decimals) for value, other in zip(values, baseline, strict=True)]
+
+
+def _decimals(values: Sequence[float]) -> int:
+    """Return the number of decimals of the first DIGITS digits of the largest value."""
+    largest = max(map(abs, values))
+    return DIGITS - 1 - math.floor(math.log10(largest)) if largest else DIGITS
 
 
 def _bootstrap(samples: Sequence[Sequence[float]], statistic: object) -> Interval | None:
@@ -128,11 +135,15 @@ def permutation_p(values: Sequence[float], baseline: Sequence[float], *, matched
     def difference(x: np.ndarray, y: np.ndarray | None = None, *, axis: int) -> np.ndarray:
         return np.mean(x, axis=axis) - (0 if y is None else np.mean(y, axis=axis))
 
-    return float(
-        stats.permutation_test(
-            samples, difference, permutation_type=kind, n_resamples=PERMUTATIONS, batch=10_000, rng=RANDOM_STATE
-        ).pvalue
+    found = stats.permutation_test(
+        samples, difference, permutation_type=kind, n_resamples=PERMUTATIONS, batch=10_000, rng=RANDOM_STATE
     )
+    # The tolerance of scipy's own p value is relative to the difference, which may be much smaller than the values.
+    tolerance = 10.0 ** -_decimals([*values, *baseline])
+    null, observed = found.null_distribution, found.statistic
+    tail = min(np.count_nonzero(null <= observed + tolerance), np.count_nonzero(null >= observed - tolerance))
+    drawn = int(smallest_p(len(values), len(baseline), matched=matched) < 2 / PERMUTATIONS)  # counts the observed one
+    return min(1.0, 2 * (tail + drawn) / (len(null) + drawn))
 
 
 def smallest_p(number: int, others: int, *, matched: bool) -> float:
