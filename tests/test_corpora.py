@@ -665,6 +665,20 @@ def test_truncation_keeps_the_end_and_is_counted(tmp_path, capsys):
         sentiment(train, max_length=5).setup("fit")
 
 
+def test_a_fingerprint_is_that_of_the_texts_not_of_their_ids(tmp_path):
+    path = text_file(tmp_path)
+    texts = [Text(path, max_length=16, **settings) for settings in ({}, {"tokenizer": "subword", "vocab_size": 300})]
+    train = write_lines(tmp_path / "train.tsv", map("\t".join, reviews()))
+    labeled = [sentiment([train], max_length=length, truncate=True) for length in (3, 50)]
+    for data in (*texts, *labeled):
+        data.setup("fit")
+    assert texts[0].fingerprint == texts[1].fingerprint
+    assert texts[0].tokenizer.fingerprint != texts[1].tokenizer.fingerprint
+    assert labeled[0].fingerprint == labeled[1].fingerprint
+    with pytest.raises(UserError, match="the number of training tokens must match the checkpoint"):
+        labeled[0].train_dataloader().load_state_dict(labeled[1].train_dataloader().state_dict())
+
+
 def test_words_are_lowercased_and_split_from_punctuation():
     tokenizer = train_word_tokenizer(["It's great<br />GREAT film!", "great"], vocab_size=7)
     assert tokenizer.split("It's great<br />GREAT!") == ["it's", "great", "great", "!"]

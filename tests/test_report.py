@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ import yaml
 
 from lightning_tfm.catalog import format_duration
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
+from lightning_tfm.comparison.runs import Run
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
@@ -390,15 +392,27 @@ def test_the_best_run_is_named(two_runs, tmp_path):
     )
 
 
-def run_with_result(name, value, checkpoint=None):
+def run_with_result(name, value, checkpoint=None, data="x", tokenizer="x", **losses):
     """Return the content of a run that the verdict reads."""
-    outcomes = {("source", 0): name == "a"}
+    metrics = {f"test/{name}": number for name, number in (losses or {"exact_match": value}).items()}
+    record = Run(
+        folder=Path(name),
+        seed=1,
+        settings={},
+        metrics=metrics,
+        higher_is_better={name: name == "test/exact_match" for name in metrics},
+        token_metrics=frozenset({"test/loss"}),
+        fingerprint={"test": data},
+        tokenizer=tokenizer,
+        environment={},
+        time="",
+    )
     return {
         "name": name,
-        "split": "test",
+        "record": record,
         "headline": ("exact_match", value),
         "checkpoint": checkpoint,
-        "outcomes": outcomes,
+        "outcomes": {("source", 0): name == "a"},
     }
 
 
@@ -423,6 +437,50 @@ def test_a_checkpoint_is_not_compared_with_itself():
     ]
     assert verdict(runs[:2]) == ""
     assert verdict(runs).startswith("a has the best exact match: 0.5000, 0.2500 above b.")
+
+
+def test_runs_tested_on_different_data_are_not_ranked():
+    runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="y")]
+    assert verdict(runs).startswith("The runs are not compared: GROUP must be tested on the same data as the first")
+    unknown = verdict([run_with_result("a", 0.5), run_with_result("b", 0.25, data="")])
+    assert unknown.startswith("a has the best exact match")
+    assert "Note: whether b and a were tested on the same data is not known" in unknown
+
+
+def test_runs_with_different_tokenizers_are_ranked_by_character():
+    runs = [
+        run_with_result("a", 1.5, loss=1.1417, loss_per_character=1.1417),
+        run_with_result("b", 2.5, loss=2.5, loss_per_character=0.7356, tokenizer="y"),
+    ]
+    assert verdict(runs).startswith("b has the best loss per character: 0.7356, 0.4061 below a.")
+    runs = [run_with_result("a", 1.5, loss=1.5), run_with_result("b", 2.5, loss=2.5, tokenizer="y")]
+    assert verdict(runs).startswith("The runs are not compared: --metric must not be per token")
+
+
+def test_a_result_that_is_nan_is_not_the_best():
+    runs = [run_with_result("a", math.nan), run_with_result("b", 0.25), run_with_result("c", 0.5)]
+    assert verdict(runs).startswith("c has the best exact match: 0.5000, 0.2500 above b.")
+    assert verdict(runs[:2]) == ""
+
+
+def test_files_of_equal_names_are_different_tasks(two_runs, tmp_path):
+    """Distinguished by the fingerprint of the validation data."""
+    folders = []
+    for number, run in enumerate(two_runs):
+        folders.append(tmp_path / f"run_{number}")
+        shutil.copytree(run, folders[-1])
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["data"]["init_args"]["test"] = f"{number}/input.txt"
+        config["model"]["class_path"] = "Task"
+        (folders[-1] / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = [*map(str, folders), "--overwrite", "--output", str(tmp_path / "page.html")]
+    assert report(arguments) == 0
+    assert (tmp_path / "page.html").read_text().count("has the best") == 1
+    starts = json.loads((folders[1] / "provenance.json").read_text())
+    starts[-1]["data_fingerprint"]["val"] = "other"
+    (folders[1] / "provenance.json").write_text(json.dumps(starts))
+    assert report(arguments) == 0
+    assert "has the best" not in (tmp_path / "page.html").read_text()
 
 
 def test_the_first_metric_of_a_menu_is_one_that_all_runs_have():

@@ -44,7 +44,8 @@ class Provenance(Callback):
     - `versions`: the versions of Python and the packages.
     - `hardware`: the system, the processor, the GPUs, and the number of cores and threads.
     - `processes`: the number of processes of the run.
-    - `data_fingerprint`: a hash of each split, which is also logged as a hyper-parameter.
+    - `data_fingerprint`: a hash of the texts of each split, which is also logged as a hyper-parameter.
+    - `tokenizer_fingerprint`: a hash of the tokenizer.
     - `wandb`: the id of the run in W&B; null without W&B.
     """
 
@@ -92,6 +93,7 @@ class Provenance(Callback):
             "hardware": hardware(),
             "processes": trainer.world_size,
             "data_fingerprint": trainer.datamodule.fingerprint,
+            "tokenizer_fingerprint": trainer.datamodule.tokenizer.fingerprint,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
         if self.step and starts:

@@ -54,7 +54,7 @@ class Examples(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the data; equal data have equal fingerprints."""
+        """Return a hash of the texts, whatever the tokenizer; equal data have equal fingerprints."""
 
     def __len__(self) -> int: ...
 

@@ -60,7 +60,6 @@ class LabeledDataset(Dataset[LabeledBatch]):
 
     def __init__(self, pairs: Sequence[Pair], tokenizer: Tokenizer, labels: Sequence[str], max_length: int) -> None:
         self.pairs = pairs
-        self.max_length = max_length
         ids = tokenizer.encode_all([pair.source for pair in pairs])
         if not all(ids):
             empty = pairs[ids.index([])]
@@ -88,8 +87,7 @@ class LabeledDataset(Dataset[LabeledBatch]):
 
     @cached_property
     def fingerprint(self) -> str:
-        lines = [f"{pair.target}\t{pair.source}" for pair in self.pairs]
-        return hash_lines([*lines, f"max_length {self.max_length}"] if self.cut else lines)
+        return hash_lines(f"{pair.target}\t{pair.source}" for pair in self.pairs)
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -56,8 +56,11 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the stream, and the settings and the data that it depends on."""
-        fingerprint = {"fingerprint of the training data": self.dataset.fingerprint}
-        return {"position": self.position, **self.sampler.settings, **fingerprint}
+        data = {
+            "fingerprint of the training data": self.dataset.fingerprint,
+            "number of training tokens": int(self.dataset.lengths.sum()),  # of the data as encoded and truncated
+        }
+        return {"position": self.position, **self.sampler.settings, **data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position in the stream.

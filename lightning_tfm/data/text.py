@@ -43,6 +43,7 @@ class TextDataset(Dataset[Batch]):
                 f"the {split} split of the text must have at least {least} tokens with max_length {max_length}, but "
                 f"has {len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
             )
+        self.text = text
         self.ids = torch.tensor(ids)
         self.max_length, self.stride = max_length, stride
         self.characters_per_token = len(text) / len(ids)
@@ -51,7 +52,7 @@ class TextDataset(Dataset[Batch]):
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -16,6 +16,7 @@ import torch
 
 from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.catalog import HEADLINES, format_duration, is_per_category
+from lightning_tfm.comparison import read_run
 from lightning_tfm.comparison.examples import outcomes
 from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -79,7 +80,9 @@ def collect_run(
     return {
         "name": name,
         "folder": folder,
+        "record": read_run(folder, []),
         "task": _task(settings),
+        "data": _fingerprint(folder) if _files(settings) else "",
         "split": split,
         "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
         "headline": _headline(summary),
@@ -119,12 +122,24 @@ def _task(settings: Json) -> str:
     """Return the module and the data of a run, such as "Seq2SeqModule on Date" or "Seq2SeqModule on Tsv (test.tsv)"."""
     module, data = (settings.get(key) or {} for key in ("model", "data"))
     named = " on ".join(str(component.get("class_path", "unknown")).rpartition(".")[2] for component in (module, data))
-    arguments = data.get("init_args") or {}
-    tested = next((arguments[name] for name in ("test", "val", "path") if arguments.get(name)), None)
-    if tested is None:
-        return named
-    files = [tested] if isinstance(tested, str) else tested
-    return f"{named} ({', '.join(Path(str(file)).name for file in files)})"
+    files = [Path(str(file)).name for file in _files(settings)]
+    return f"{named} ({', '.join(files)})" if files else named
+
+
+def _files(settings: Json) -> list[Any]:
+    """Return the paths of the data on which a run is tested; empty if the data are generated or downloaded."""
+    arguments = (settings.get("data") or {}).get("init_args") or {}
+    tested: Any = next((arguments[name] for name in ("test", "val", "path") if arguments.get(name)), [])
+    return tested if isinstance(tested, list) else [tested]
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the fingerprint of the validation data, which distinguishes files of equal names; empty if unknown."""
+    path = folder / "provenance.json"
+    if not path.is_file():
+        return ""
+    with _reading(path):
+        return str(json.loads(path.read_text(encoding="utf-8"))[-1]["data_fingerprint"].get("val", ""))
 
 
 def _summary(path: Path) -> Json:

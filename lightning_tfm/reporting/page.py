@@ -22,15 +22,20 @@ OMITTED = (
     "headline",
     "checkpoint",
     "folder",
+    "record",
+    "data",
 )
 """Content of a run that is rendered in charts and tables, or not shown."""
 
 
 def render(runs: list[Json]) -> str:
     """Return the HTML page of runs, as returned by `collect_run`."""
-    by_task = groupby(sorted(runs, key=lambda run: run["task"]), key=lambda run: run["task"])
-    groups = []
-    for number, (task, members) in enumerate(by_task):
+
+    def key(run: Json) -> tuple[str, str]:
+        return run["task"], run["data"]
+
+    groups: list[Json] = []
+    for number, ((task, _), members) in enumerate(groupby(sorted(runs, key=key), key=key)):
         group = list(members)
         charts = draw_charts(group)
         for chart in charts if number else ():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lightning_tfm.catalog import format_value
 from lightning_tfm.comparison import compare, group_runs
 from lightning_tfm.comparison.examples import sign_test
-from lightning_tfm.comparison.results import format_p
+from lightning_tfm.comparison.results import format_p, select
+from lightning_tfm.comparison.runs import Group
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json
@@ -30,7 +32,8 @@ def verdict(runs: Sequence[Json]) -> str:
         runs: the runs, as returned by `collect_run`.
 
     Returns:
-        Sentences; empty if fewer than two checkpoints were tested, or if their headline metrics or splits differ.
+        Sentences; empty if fewer than two checkpoints have a finite result. If `compare` would refuse to compare them,
+        for example since they were tested on different data, the reason.
 
     Note:
         Of a run and later tests of its checkpoint, only the first is compared. If more than two runs are equal, their
@@ -38,27 +41,31 @@ def verdict(runs: Sequence[Json]) -> str:
     """
     by_checkpoint: dict[str, Json] = {}
     for run in runs:
-        if run["headline"]:
+        if run["record"] and run["headline"] and math.isfinite(run["headline"][1]):
             by_checkpoint.setdefault(run["checkpoint"] or run["name"], run)
-    tested = list(by_checkpoint.values())
-    names = {run["headline"][0] for run in tested}
-    if len(tested) < 2 or len(names) > 1 or len({run["split"] for run in tested}) > 1:
+    by_name = {run["name"]: run for run in by_checkpoint.values()}
+    if len(by_name) < 2:
         return ""
-    (name,) = names
-    is_loss = name.endswith("loss")
-    best, second, *_ = sorted(tested, key=lambda run: run["headline"][1] * (1 if is_loss else -1))
-    value, other = best["headline"][1], second["headline"][1]
+    try:
+        found = select([Group(name, (run["record"],)) for name, run in by_name.items()])
+    except UserError as error:
+        return f"The runs are not compared: {error}."
+    metric = _readable(found.metric.partition("/")[2])
+    values = {group.name: group.values[0] for group in found.groups}
+    best, second, *_ = sorted(values, key=lambda name: values[name] * (1 if found.lower_is_better else -1))
+    value, other = values[best], values[second]
     if value == other:
-        *equal, last = [run["name"] for run in tested if run["headline"][1] == value]
-        text = f"{', '.join(equal)} and {last} are equal in {_readable(name)}: {format_value(value)}."
+        *equal, last = [name for name in values if values[name] == value]
+        text = f"{', '.join(equal)} and {last} are equal in {metric}: {format_value(value)}."
         if len(equal) > 1:
             return text
     else:
         text = (
-            f"{best['name']} has the best {_readable(name)}: {format_value(value)}, {abs(value - other):.4f} "
-            f"{'below' if is_loss else 'above'} {second['name']}."
+            f"{best} has the best {metric}: {format_value(value)}, {abs(value - other):.4f} "
+            f"{'below' if found.lower_is_better else 'above'} {second}."
         )
-    return f"{text} {_paired(best, second)}".strip()
+    notes = [f"Note: {note}." for note in found.notes]
+    return " ".join(filter(None, [text, _paired(by_name[best], by_name[second]), *notes]))
 
 
 def _paired(best: Json, second: Json) -> str:

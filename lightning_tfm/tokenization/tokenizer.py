@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -83,6 +85,11 @@ class Tokenizer(ABC):
     def normalize(self, text: str) -> str:
         """Return a text that is the same for sources of the same symbols, including symbols outside the vocabulary."""
         return text
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of the tokenizer."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def word_indices(self, text: str) -> list[int] | None:
         """Return the word index of each token of a text; None if tokens are not parts of words."""
