@@ -17,11 +17,11 @@ from lightning_tfm.errors import UserError
 CLAIMS = "claims.yaml"
 """Name of the claims file in a folder of experiments."""
 
-HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss")
+HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_character", "val/loss")
 """Metrics by priority; the first that a run has logged is shown."""
 
-PER_CATEGORY = ("exact_match", "nll")
-"""Metrics that are computed for each category of pairs."""
+PER_CATEGORY = {"exact_match": True, "nll": False}
+"""Metrics that are computed for each category of pairs, and whether higher values are better."""
 
 CONFIDENCE = 0.99
 """Coverage of the prediction interval of a claim."""

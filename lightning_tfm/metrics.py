@@ -34,7 +34,11 @@ def exact_sum(values: Tensor) -> Tensor:
 class Mean(Metric):
     """Mean of all values on all devices, for every precision with sums in at least float32.
 
-    The sums of the batches are added by `exact_sum`, so the mean does not depend on the number of processes.
+    The sums of the batches are added by `exact_sum`, so the mean does not depend on the number of processes. Subclasses
+    say whether higher values are better.
+
+    Attributes:
+        depends_on_tokenizer: whether the values are per token, so that those of two tokenizers are not comparable.
 
     Note:
         `torchmetrics.MeanMetric` is not suitable: `module.to(torch.bfloat16)` also converts its sums, and it excludes
@@ -42,6 +46,7 @@ class Mean(Metric):
     """
 
     full_state_update = False
+    depends_on_tokenizer = False
     totals: list[Tensor] | Tensor
     count: Tensor
 
@@ -73,7 +78,31 @@ class Mean(Metric):
         return super()._apply(keep_wide, exclude_state)
 
 
-class Perplexity(Mean):
+class Loss(Mean):
+    """Mean loss."""
+
+    higher_is_better = False
+
+
+class TokenLoss(Loss):
+    """Mean loss per token, or another mean per token of which lower values are better."""
+
+    depends_on_tokenizer = True
+
+
+class Accuracy(Mean):
+    """Fraction of correct predictions."""
+
+    higher_is_better = True
+
+
+class TokenAccuracy(Accuracy):
+    """Fraction of tokens that are predicted correctly."""
+
+    depends_on_tokenizer = True
+
+
+class Perplexity(TokenLoss):
     """Perplexity exp(sum of -log p / number of tokens), computed from the totals over all batches."""
 
     def compute(self) -> Tensor:
@@ -115,11 +144,11 @@ class SequenceMetrics(nn.ModuleDict):
     def __init__(self) -> None:
         super().__init__(
             {
-                "loss": Mean(),
+                "loss": TokenLoss(),
                 "perplexity": Perplexity(),
-                "token_accuracy": Mean(),
-                "exact_match": Mean(),
-                "ser": Mean(),
+                "token_accuracy": TokenAccuracy(),
+                "exact_match": Accuracy(),
+                "ser": TokenLoss(),
             }
         )
 

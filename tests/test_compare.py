@@ -253,7 +253,22 @@ SETTINGS = {
 }
 
 
-def write_run(folder, seed, warmup_steps=200, fingerprint=None, lines=(), processor="A", finished=True, **metrics):
+HIGHER_IS_BETTER = {
+    "exact_match": True,
+    "longer/exact_match": True,
+    "exact_match/loss": True,
+    "exact_match/ser": True,
+    "nll/accuracy": False,
+    "loss": False,
+    "loss_per_character": False,
+    "word_errors": False,
+}
+"""What the metrics of the runs say."""
+
+
+def write_run(
+    folder, seed, warmup_steps=200, fingerprint=None, lines=(), processor="A", finished=True, tokenizer="x", **metrics
+):
     """Write the files of a run that `compare` reads."""
     folder.mkdir(parents=True)
     config = json.loads(json.dumps(SETTINGS))
@@ -263,6 +278,7 @@ def write_run(folder, seed, warmup_steps=200, fingerprint=None, lines=(), proces
     start = {
         "time": f"2026-01-01T00:00:{seed:02d}",
         "data_fingerprint": {"train": "x", "test": fingerprint or f"of seed {seed}"},
+        "tokenizer_fingerprint": tokenizer,
         "framework": {"commit": "0123456789abcdef", "dirty": False},
         "versions": {"torch": "2.9"},
         "hardware": {"processor": processor, "threads": 1, "gpus": []},
@@ -272,6 +288,8 @@ def write_run(folder, seed, warmup_steps=200, fingerprint=None, lines=(), proces
         (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
         summary = {"test": metrics, "train_seconds": 2.0 + seed, "samples_per_second": 10.0, "steps": 100, "seed": seed}
+        summary["higher_is_better"] = {name: HIGHER_IS_BETTER[name] for name in metrics if name in HIGHER_IS_BETTER}
+        summary["token_metrics"] = [name for name in metrics if name == "loss"]
         (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -315,6 +333,34 @@ def test_a_lower_loss_is_better(runs):
     assert sentences(found) == ["b is better than a (p = 0.031)."]
     assert found.differences[0].improvement == 1.0
     assert sentences(compared("B=runs/b", "A=runs/a")) == ["A is worse than B (p = 0.031)."]
+
+
+@pytest.mark.parametrize("metric", HIGHER_IS_BETTER)
+def test_the_direction_is_that_of_the_metric(metric, runs):
+    write_runs(runs / "a", [2.0, 2.1, 2.2, 2.1, 2.0, 2.1], metric=metric, warmup_steps=1)
+    write_runs(runs / "b", [1.0, 1.2, 1.1, 1.3, 1.0, 1.1], metric=metric, warmup_steps=2)
+    side = "worse" if HIGHER_IS_BETTER[metric] else "better"
+    assert sentences(compared("runs/a", "runs/b", metric=metric)) == [f"b is {side} than a (p = 0.031)."]
+
+
+def test_a_metric_without_a_direction_is_refused(runs):
+    write_runs(runs / "a", [2.0, 2.1], metric="words", warmup_steps=1)
+    with pytest.raises(UserError, match="--metric must say whether higher values are better, but test/words does not"):
+        compared("runs/a", metric="words")
+
+
+def test_metrics_per_token_are_not_compared_between_tokenizers(runs):
+    for name, tokenizer in (("characters", "x"), ("subwords", "y")):
+        for seed in (1, 2):
+            losses = {"loss": 1.5, "loss_per_character": 1.5} if name == "characters" else {"loss": 3.0}
+            losses = {"loss_per_character": 1.2} | losses
+            write_run(runs / name / f"version_{seed}", seed, warmup_steps=name, tokenizer=tokenizer, **losses)
+    found = compared("runs/characters", "runs/subwords")
+    assert (found.metric, [result.mean for result in found.results]) == ("test/loss_per_character", [1.5, 1.2])
+    message = "--metric must not be per token for groups with different tokenizers, but is test/loss.*loss_per_char"
+    with pytest.raises(UserError, match=message):
+        compared("runs/characters", "runs/subwords", metric="loss")
+    assert compared("runs/characters", metric="loss").metric == "test/loss"
 
 
 @pytest.mark.parametrize(

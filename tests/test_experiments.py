@@ -148,6 +148,8 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     summary = json.loads((run_folder / "summary.json").read_text())
     assert set(summary) == {
         "test",
+        "higher_is_better",
+        "token_metrics",
         "train_seconds",
         "samples_per_second",
         "steps",
@@ -157,6 +159,9 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     assert summary["steps"] == 400
     whole = {name for name in summary["test"] if "/" not in name}
     assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
+    lower = {"loss", "perplexity", "ser", *(f"nll/{format}" for format in FORMATS)}
+    assert summary["higher_is_better"] == {name: name not in lower for name in summary["test"]}
+    assert set(summary["token_metrics"]) == {"loss", "perplexity", "token_accuracy", "ser"}
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     categories = {}
     for format in FORMATS:

@@ -196,7 +196,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
         ("trainer.precision", "bf16-mixed", "unset"),
         ("trainer.val_check_interval", 6, 12),
         ("checkpoint.monitor", "val/exact_match", "val/loss"),
-        ("checkpoint.mode", "max", "min"),
+        ("checkpoint.mode", "max", "unset"),
         ("trainer.callbacks.0.init_args.decay", 0.9, 0.99),
     ):
         settings = arguments | ({"trainer.callbacks": AVERAGING % 0.9} if name.endswith("decay") else {name: value})
@@ -383,6 +383,7 @@ def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
     ("setting", "message"),
     [
         ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
+        ({"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
     ],
@@ -402,6 +403,7 @@ def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message,
     [
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
+        ({"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping in trainer.callbacks must be max"),
         ({"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
     ],
 )

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint.archive import write
 from lightning_tfm.run_lock import lock_run
 from runs import in_process
 
@@ -56,6 +57,29 @@ def test_each_state_of_a_run_is_listed(copies, listed):
         "new": ["new", "stopped at step 0"],
     }
     lock.release()
+
+
+def test_the_best_value_is_in_the_direction_of_the_metric(copies, listed):
+    for name in ("finished", "stopped"):
+        run = copies(name)
+        config = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(config.replace("monitor: val/loss", "monitor: val/exact_match"))
+        rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+        validated = [row for row in rows if row["val/exact_match"]]
+        for row, value in zip(validated, ("nan", "0.25", "0.5", *["0.125"] * len(validated)), strict=False):
+            row["val/exact_match"] = value
+        with (run / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    assert "mode: null" in config
+    assert listed()["finished"][2] == "val/exact_match 0.5000"
+    checkpoint = read(run / "checkpoints/last.ckpt")
+    checkpoint["step_settings"]["checkpoint.monitor"] = "val/exact_match"
+    checkpoint["callbacks"]["Checkpoints"]["higher_is_better"] = True
+    write(checkpoint, run / "checkpoints/last.ckpt")
+    (run / "summary.json").unlink()
+    assert listed()["stopped"][2] == "val/exact_match 0.5000"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from torchmetrics import MeanSquaredError, SumMetric
 from torchmetrics.functional.text import edit_distance
 from tqdm import tqdm
 
@@ -245,6 +246,17 @@ def test_step_settings_ignore_differences_in_notation():
     assert settings(gradient_clip_val=1.0) == settings(gradient_clip_val=1.0, gradient_clip_algorithm="norm")
     assert settings(gradient_clip_val=1.0) != settings(gradient_clip_val=1.0, gradient_clip_algorithm="value")
     assert settings() == settings(gradient_clip_val=0.0) == settings(gradient_clip_algorithm="value")
+
+
+def test_the_direction_of_a_logged_value_is_that_of_its_metric(monkeypatch):
+    monkeypatch.setattr(lightning.LightningModule, "log", lambda *arguments, **settings: None)
+    module = make_module(small_copy())
+    metrics = {"val/errors": MeanSquaredError(), "val/loss": SumMetric(), **module.new_metrics()}
+    module.log_dict({**metrics, "val/bare": torch.tensor(1.0)})
+    module.log("val/set", torch.tensor(1.0), higher_is_better=True)
+    lower = dict.fromkeys(("val/errors", "loss", "perplexity", "ser"), False)
+    assert module.higher_is_better == {**lower, **dict.fromkeys(("exact_match", "token_accuracy", "val/set"), True)}
+    assert module.token_metrics == {"loss", "perplexity", "token_accuracy", "ser"}
 
 
 def test_a_text_only_network_is_refused():

@@ -62,7 +62,12 @@ class AttentionLogger(Callback):
         for layer, score in self.scores.items():
             for name, values in score.compute().items():  # over all processes
                 for head, value in enumerate(torch.atleast_1d(values)):  # torchmetrics squeezes a single head
-                    pl_module.log(f"val/alignment/{layer}/head_{head}/{name}", value.float(), sync_dist=True)
+                    cast(TaskModule, pl_module).log(
+                        f"val/alignment/{layer}/head_{head}/{name}",
+                        value.float(),
+                        sync_dist=True,
+                        higher_is_better={"accuracy": True, "aer": False}.get(name),
+                    )
                     if name == "accuracy" and value > best:
                         best = value.item()
                         cast(TaskModule, pl_module).alignment_head = (layer, head)

@@ -39,7 +39,7 @@ class Checkpoints(Checkpoint):
     Args:
         every_n_train_steps: number of steps between saves of last.ckpt, the most steps that a killed run can lose.
         monitor: validation metric that selects the best checkpoint.
-        mode: "min" if lower values of the metric are better, "max" if higher values are.
+        mode: "min" if lower values of the metric are better, "max" if higher values are; None for what the metric says.
         keep_last: number of latest validations whose checkpoints are kept as `step_N.ckpt`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Checkpoints(Checkpoint):
         self,
         every_n_train_steps: int = 200,
         monitor: str = "val/loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         keep_last: int = 0,
     ) -> None:
         if every_n_train_steps < 1:
@@ -63,7 +63,8 @@ class Checkpoints(Checkpoint):
         self.enabled = True
         self.extended: Path | None = None
         self.dirpath: Path | None = None  # None if nothing is saved
-        self.best_score = math.inf
+        self.best_score = math.inf  # the negative metric if higher values are better
+        self.higher_is_better = mode == "max"  # without a mode, what the metric says at the first validation
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # received by this process
         self.ending: int | None = None  # the signal that ends training, the same on all processes
@@ -92,13 +93,18 @@ class Checkpoints(Checkpoint):
             trainer.strategy.barrier()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score, "stopped": self.stopped}
+        return {
+            "best_score": self.best_score,
+            "higher_is_better": self.higher_is_better,
+            "stopped": self.stopped,
+        }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["callbacks"].get(self.state_key)
         if state is None or trainer.state.fn != TrainerFn.FITTING:
             return
         trainer.should_stop = state["stopped"]
+        self.higher_is_better = state["higher_is_better"]
         # A run resumed in a new folder has no best checkpoint there yet, and a damaged one is ignored.
         best = self.dirpath / "best.ckpt" if self.dirpath else None
         if best and is_whole(best):
@@ -137,15 +143,19 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        _check_monitor(trainer, "checkpoint.monitor", self.monitor)
+        directions = cast(TaskModule, pl_module).higher_is_better
+        _check_monitor(trainer, "checkpoint.{}", self.monitor, self.mode, directions.get(self.monitor))
         if trainer.sanity_checking or trainer.fast_dev_run:  # before the first step
             for callback in trainer.callbacks:
                 # The metrics of the training are not known yet.
                 if isinstance(callback, EarlyStopping) and not callback.monitor.startswith("train/"):
-                    _check_monitor(trainer, "monitor of EarlyStopping in trainer.callbacks", callback.monitor)
+                    name, setting = callback.monitor, "{} of EarlyStopping in trainer.callbacks"
+                    _check_monitor(trainer, setting, name, callback.mode, directions.get(name))
             return
         self.stopped = trainer.should_stop
-        score = trainer.callback_metrics[self.monitor].item() * (1 if self.mode == "min" else -1)
+        if self.mode is None:
+            self.higher_is_better = directions[self.monitor]
+        score = trainer.callback_metrics[self.monitor].item() * (-1 if self.higher_is_better else 1)
         if non_finite := self._not_finite(trainer):
             rank_zero_print(f"{non_finite} at step {trainer.global_step}; these weights are not saved as the best")
         elif score < self.best_score:
@@ -247,11 +257,36 @@ def check_interval(interval: float | None, accumulated: int) -> None:
         )
 
 
-def _check_monitor(trainer: Trainer, setting: str, monitor: str) -> None:
-    """Raise UserError if a monitored metric is not a metric of the validation."""
-    if monitor in trainer.callback_metrics:
-        return
-    names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
-    if "alignment" not in monitor:  # a metric of each head
-        names = [name for name in names if not name.startswith("val/alignment/")]
-    raise UserError(f"{setting} must be a metric of the validation, but is {monitor!r}{nearest(monitor, names)}")
+def _check_monitor(
+    trainer: Trainer, setting: str, monitor: str, mode: str | None, higher_is_better: bool | None
+) -> None:
+    """Check that a monitored metric is a metric of the validation, and that the mode is that of the metric.
+
+    Args:
+        trainer: the trainer.
+        setting: the name of a setting, with {} for "monitor" or "mode".
+        monitor: the name of the metric.
+        mode: "min", "max", or None for what the metric says.
+        higher_is_better: what the metric says; None if it does not.
+
+    Raises:
+        UserError: if there is no such metric, or if the mode contradicts the metric or is not known.
+    """
+    if monitor not in trainer.callback_metrics:
+        names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))
+        if "alignment" not in monitor:  # a metric of each head
+            names = [name for name in names if not name.startswith("val/alignment/")]
+        raise UserError(
+            f"{setting.format('monitor')} must be a metric of the validation, but is {monitor!r}"
+            f"{nearest(monitor, names)}"
+        )
+    if higher_is_better is None and mode is None:
+        raise UserError(
+            f"{setting.format('mode')} must be set for {monitor}, which does not say whether higher values are better, "
+            "but is missing; set it to min or max, or log the metric with higher_is_better"
+        )
+    if mode is not None and higher_is_better is (mode == "min"):
+        side, other = ("higher", "max") if higher_is_better else ("lower", "min")
+        raise UserError(
+            f"{setting.format('mode')} must be {other} for {monitor}, of which {side} values are better, but is {mode}"
+        )

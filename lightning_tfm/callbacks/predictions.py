@@ -115,15 +115,17 @@ class Predictions(Callback):
         self.lines = all_gather_list(self.lines, data_group(trainer.strategy))
         order = {name: index for index, name in enumerate(splits)}
         self.lines.sort(key=lambda line: (order[line[0]], line[1]))
-        by_category = defaultdict(list)
+        by_category: dict[tuple[str, str], list[float]] = defaultdict(list)
         for name, _, line in self.lines:
             if line["category"] is not None:
                 prefix = "val" if trainer.state.fn == TrainerFn.VALIDATING else test_prefix(name)
                 for metric, value in zip(PER_CATEGORY, (line["correct"], line["nll"]), strict=True):
-                    by_category[f"{prefix}/{metric}/{line['category']}"].append(value)
-        for name, values in sorted(by_category.items()):
+                    by_category[f"{prefix}/{metric}/{line['category']}", metric].append(value)
+        for (name, metric), values in sorted(by_category.items()):
             mean = torch.tensor(values, device=pl_module.device).float().mean()
-            pl_module.log(name, mean, add_dataloader_idx=False, sync_dist=True)
+            cast(TaskModule, pl_module).log(
+                name, mean, add_dataloader_idx=False, sync_dist=True, higher_is_better=PER_CATEGORY[metric]
+            )
         folder = run_folder(trainer)
         if self.lines and folder and trainer.is_global_zero:
             lines = (json.dumps({"split": name} | line, ensure_ascii=False) for name, _, line in self.lines)

@@ -103,7 +103,7 @@ def _values(trainer: Trainer, pl_module: LightningModule) -> str:
         shown.append(f"loss {loss.item():.4f}")
     checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
     if checkpoints is not None and checkpoints.best_model_path:
-        best = checkpoints.best_score * (1 if checkpoints.mode == "min" else -1)
+        best = checkpoints.best_score * (-1 if checkpoints.higher_is_better else 1)
         shown.append(f"best {best:.4f} {checkpoints.monitor}")  # a narrow terminal cuts the end
     return ", ".join(shown)
 

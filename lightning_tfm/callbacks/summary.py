@@ -48,6 +48,8 @@ class Summary(Callback):
     The file, in the run's folder, contains:
 
     - `test`: the test metrics by name; `val` after a validation, or if the data have no test split.
+    - `higher_is_better`: whether higher values of a metric are better, by name; others have not been declared.
+    - `token_metrics`: the metrics that are not comparable between tokenizers, such as a loss per token.
     - `signatures`: the settings of sacrebleu's scores, if there are any.
     - `train_seconds`: the training time, including validation and the time before the run was resumed.
     - `samples_per_second`: the throughput over this time.
@@ -106,7 +108,11 @@ class Summary(Callback):
         folder = run_folder(trainer)
         if folder is None:
             return
-        scores = cast(TaskModule, pl_module).signatures
+        module = cast(TaskModule, pl_module)
+        evaluated, prefix = results(trainer), evaluated_prefix(trainer)
+        names = [name for metrics in evaluated.values() for name in metrics]
+        directions = {name: module.higher_is_better.get(f"{prefix}/{name}") for name in names}
+        scores = module.signatures
         facts: dict[str, Any] = {"checkpoint": str(trainer.ckpt_path), "steps": self.steps}
         if self.earlier_seconds:  # this process has trained
             facts = {
@@ -117,7 +123,9 @@ class Summary(Callback):
             if trainer.global_step < trainer.max_steps:
                 facts["stopped_early"] = True
         summary = {
-            **results(trainer),
+            **evaluated,
+            "higher_is_better": {name: value for name, value in directions.items() if value is not None},
+            "token_metrics": [name for name in names if f"{prefix}/{name}" in module.token_metrics],
             **({"signatures": scores} if scores else {}),
             **facts,
             "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),

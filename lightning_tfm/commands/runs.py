@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,10 +92,11 @@ def run_status(run: Path, folder: Path) -> RunStatus:
         result = "" if metric is None else f"{split}/{metric} {format_value(summary[split][metric])}"
         trained = "train_seconds" in summary
         state = "finished" if trained else "evaluated"
-        return RunStatus(name, state, _best(run) if trained else "", result, summary.get("train_seconds"))
-    step, seconds = _last_checkpoint(run)
+        best = _best(run, summary.get("higher_is_better", {})) if trained else ""
+        return RunStatus(name, state, best, result, summary.get("train_seconds"))
+    step, seconds, directions = _last_checkpoint(run)
     state = "running" if is_locked(run) else f"stopped at step {step:,}"
-    return RunStatus(name, state, _best(run), seconds=seconds)
+    return RunStatus(name, state, _best(run, directions), seconds=seconds)
 
 
 def _metrics(run: Path) -> Iterator[dict[str, str]]:
@@ -103,26 +105,40 @@ def _metrics(run: Path) -> Iterator[dict[str, str]]:
     return read_metrics(path) if path.is_file() else iter(())
 
 
-def _best(run: Path) -> str:
-    """Return the best value of the metric that selects the checkpoint of a run; empty before its first validation."""
+def _best(run: Path, directions: Mapping[str, bool]) -> str:
+    """Return the best value of the metric that selects the checkpoint of a run; empty if it is not known.
+
+    Args:
+        run: the folder of the run.
+        directions: whether higher values of a metric are better, by name without the split.
+    """
     try:
         settings = read_yaml(run / "config.yaml", "FOLDER")["checkpoint"]
         monitor, mode = settings["monitor"], settings["mode"]
-    except (UserError, KeyError, TypeError):  # edited by the user
+        higher_is_better = directions[monitor.removeprefix("val/")] if mode is None else mode == "max"
+    except (UserError, AttributeError, KeyError, TypeError):  # edited by the user, or before the first checkpoint
         return ""
     values = [float(row[monitor]) for row in _metrics(run) if row.get(monitor)]
-    return f"{monitor} {format_value(max(values) if mode == 'max' else min(values))}" if values else ""
+    known = [value for value in values if not math.isnan(value)] or values
+    return f"{monitor} {format_value((max if higher_is_better else min)(known))}" if known else ""
 
 
-def _last_checkpoint(run: Path) -> tuple[int, float | None]:
-    """Return the step and the training time of the last checkpoint of a run; 0 and None without a readable one."""
+def _last_checkpoint(run: Path) -> tuple[int, float | None, dict[str, bool]]:
+    """Return the step and the training time of the last checkpoint of a run, and the direction of its monitor.
+
+    Returns:
+        The three, see `_best`; 0, None and {} without a readable checkpoint.
+    """
     path = run / "checkpoints/last.ckpt"
     if not path.is_file():
-        return 0, None
+        return 0, None, {}
     from lightning_tfm.checkpoint import read_index  # slow to import
 
     try:
         checkpoint = read_index(path)
-        return checkpoint["global_step"], float(checkpoint["callbacks"]["Summary"]["train_seconds"])
+        seconds = float(checkpoint["callbacks"]["Summary"]["train_seconds"])
+        monitor = checkpoint["step_settings"]["checkpoint.monitor"].removeprefix("val/")
+        directions = {monitor: checkpoint["callbacks"]["Checkpoints"]["higher_is_better"]}
+        return checkpoint["global_step"], seconds, directions
     except (UserError, KeyError):
-        return 0, None
+        return 0, None, {}

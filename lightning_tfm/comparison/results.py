@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_tfm.comparison.examples import CORPUS, ExampleTest, compare_examples
 from lightning_tfm.comparison.runs import (
@@ -127,11 +128,7 @@ def compare(groups: Sequence[Group], metric: str | None = None, notes: Sequence[
     Raises:
         UserError: if the groups cannot be compared.
     """
-    name = choose_metric(groups, metric)
-    lower = lower_is_better(name)
-    chosen, left_out = with_values(groups, name)
-    test_set = test_set_of(name, [run for group in chosen for run in group.runs])
-    unchecked = check_data(chosen, test_set)
+    name, lower, test_set, chosen, found_notes = select(groups, metric)
     baseline, *others = chosen
     p_values = [permutation_p(group.values, baseline.values, matched=group.seeds == baseline.seeds) for group in others]
     differences = [
@@ -145,7 +142,44 @@ def compare(groups: Sequence[Group], metric: str | None = None, notes: Sequence[
         results=tuple(Result(group, statistics.fmean(group.values), mean_interval(group.values)) for group in chosen),
         differences=tuple(differences),
         examples=_examples(baseline, others, name, test_set),
-        notes=(*notes, *left_out, *unchecked, *check_environment(chosen)),
+        notes=(*notes, *found_notes, *check_environment(chosen)),
+    )
+
+
+class Selection(NamedTuple):
+    """Comparable values of groups.
+
+    Attributes:
+        metric: the full name of the metric.
+        lower_is_better: whether lower values are better.
+        test_set: the name of the test set.
+        groups: the groups that have the metric, with their values.
+        notes: what was left out, and what could not be checked.
+    """
+
+    metric: str
+    lower_is_better: bool
+    test_set: str
+    groups: list[Group]
+    notes: list[str]
+
+
+def select(groups: Sequence[Group], metric: str | None = None) -> Selection:
+    """Choose a metric of groups of runs, and check that its values are comparable.
+
+    Args:
+        groups: the groups, at least one; the first one is the baseline.
+        metric: the metric, see `choose_metric`.
+
+    Raises:
+        UserError: if they are not comparable.
+    """
+    name = choose_metric(groups, metric)
+    chosen, left_out = with_values(groups, name)
+    runs = [run for group in chosen for run in group.runs]
+    test_set = test_set_of(name, runs)
+    return Selection(
+        name, lower_is_better(name, runs), test_set, chosen, [*left_out, *check_data(chosen, name, test_set)]
     )
 
 

@@ -6,7 +6,7 @@ import glob
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,8 @@ from lightning_tfm.configuration import is_below, read_json, read_yaml, settings
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
-COSTS = ("train_seconds", "samples_per_second")
-"""Metrics of the cost of a run."""
-
-LOWER_IS_BETTER = ("aer", "loss", "nll", "perplexity", "ser", "train_seconds")
-"""Metrics of which lower values are better, for the whole test set or a category."""
+COSTS = {"train_seconds": False, "samples_per_second": True}
+"""Metrics of the cost of a run, and whether higher values are better."""
 
 DIGITS = 7
 """Significant digits of metrics, which are computed in float32."""
@@ -41,7 +38,10 @@ class Run:
         seed: the seed.
         settings: the settings that change its weights, by dotted name, except for the seed.
         metrics: the test metrics by name, such as "test/exact_match", and the COSTS of a run that has trained.
+        higher_is_better: whether higher values of a metric are better, by name; of others, it is not known.
+        token_metrics: the names of the metrics that are not comparable between tokenizers.
         fingerprint: the hash of the data of each split; empty if it was not recorded.
+        tokenizer: the hash of the tokenizer; empty if it was not recorded.
         environment: the commit, the version of torch and the MACHINE.
         time: when the run was started, in ISO format.
     """
@@ -50,7 +50,10 @@ class Run:
     seed: int
     settings: dict[str, Any]
     metrics: dict[str, float]
+    higher_is_better: dict[str, bool]
+    token_metrics: frozenset[str]
     fingerprint: dict[str, str]
+    tokenizer: str
     environment: dict[str, str]
     time: str
 
@@ -106,7 +109,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
     unnamed: dict[str, list[Run]] = {}
     places: dict[str, int] = {}  # of a group of equal settings among the groups
     for name, folders in named:
-        found = [run for folder in dict.fromkeys(folders) if (run := _read(folder, notes)) is not None]
+        found = [run for folder in dict.fromkeys(folders) if (run := read_run(folder, notes)) is not None]
         if name is not None:
             groups.append(Group(name, tuple(found)))
             notes += _mixed(name, found)
@@ -134,7 +137,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     """
     runs: dict[str, list[Run]] = {}
     for folder in folders:
-        if (run := _read(folder, [])) is not None:
+        if (run := read_run(folder, [])) is not None:
             runs.setdefault(json.dumps(run.settings, sort_keys=True, default=str), []).append(run)
     members = list(runs.values())
     return [Group(label, tuple(found)) for label, found in zip(_labels(members), members, strict=True)]
@@ -172,8 +175,13 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and "wandb" not in folder.parts
 
 
-def _read(folder: Path, notes: list[str]) -> Run | None:
-    """Return the run in a folder; None, with a note, if it has not finished or is damaged."""
+def read_run(folder: Path, notes: list[str]) -> Run | None:
+    """Return the run in a folder; None if it has not finished or is damaged.
+
+    Args:
+        folder: the folder.
+        notes: a list to which a note on a missing run is appended.
+    """
     if not (folder / "summary.json").is_file():
         notes.append(f"{relative(folder)} has not finished, and is left out")
         return None
@@ -182,16 +190,29 @@ def _read(folder: Path, notes: list[str]) -> Run | None:
         summary = read_json(folder / "summary.json")
         path = folder / "provenance.json"
         start = read_json(path)[-1] if path.is_file() else {}
-        metrics = {f"{split}/{name}": v for split in ("test", "val") for name, v in summary.get(split, {}).items()}
+        split = "test" if "test" in summary else "val"
+        metrics = {f"{split}/{name}": value for name, value in summary.get(split, {}).items()}
         metrics |= {name: summary[name] for name in COSTS if name in summary}
         rounded = {name: float(f"{float(value):.{DIGITS}g}") for name, value in metrics.items()}
+        directions = {f"{split}/{name}": bool(value) for name, value in summary.get("higher_is_better", {}).items()}
+        token_metrics = frozenset(f"{split}/{name}" for name in summary.get("token_metrics", ()))
         seed, environment = int(summary["seed"]), _environment(start)
         fingerprint = {str(split): str(value) for split, value in (start.get("data_fingerprint") or {}).items()}
     except (UserError, AttributeError, LookupError, TypeError, ValueError):
         notes.append(f"{relative(folder)} is damaged, and is left out")
         return None
-    time = str(start.get("time", ""))
-    return Run(folder, seed, without_seed(settings), rounded, fingerprint, environment, time)
+    return Run(
+        folder=folder,
+        seed=seed,
+        settings=without_seed(settings),
+        metrics=rounded,
+        higher_is_better=directions | COSTS,
+        token_metrics=token_metrics,
+        fingerprint=fingerprint,
+        tokenizer=str(start.get("tokenizer_fingerprint", "")),
+        environment=environment,
+        time=str(start.get("time", "")),
+    )
 
 
 def _environment(start: dict[str, Any]) -> dict[str, str]:
@@ -269,9 +290,19 @@ def _check_disjoint(groups: Sequence[Group]) -> None:
                 )
 
 
-def lower_is_better(metric: str) -> bool:
-    """Return whether lower values of a metric are better."""
-    return any(part in LOWER_IS_BETTER for part in metric.split("/"))
+def lower_is_better(metric: str, runs: Sequence[Run]) -> bool:
+    """Return whether lower values of a metric are better, as the runs have recorded it.
+
+    Raises:
+        UserError: if no run has recorded it.
+    """
+    found = next((run.higher_is_better[metric] for run in runs if metric in run.higher_is_better), None)
+    if found is None:
+        raise UserError(
+            f"--metric must say whether higher values are better, but {metric} does not; log it with higher_is_better "
+            "in the task, and test again"
+        )
+    return not found
 
 
 def test_set_of(metric: str, runs: Sequence[Run]) -> str:
@@ -350,39 +381,65 @@ def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list
     return chosen, notes
 
 
-def check_data(groups: Sequence[Group], test_set: str) -> list[str]:
+def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]:
     """Check that the groups were tested on equal data, by the fingerprints of equal seeds.
 
     Args:
         groups: the groups; the first one is the baseline.
+        metric: the full name of the metric. If it is per token, the groups must also have equal tokenizers.
         test_set: the name of the test set.
 
     Returns:
         Notes on groups that cannot be checked.
 
     Raises:
-        UserError: if data differ.
+        UserError: if data or tokenizers differ.
     """
     baseline, *others = groups
-    ours = {run.seed: run.fingerprint.get(test_set) for run in baseline.runs}
     notes = []
     for group in others:
-        theirs = {run.seed: run.fingerprint.get(test_set) for run in group.runs}
-        common = sorted(seed for seed in ours.keys() & theirs.keys() if ours[seed] and theirs[seed])
-        different = [seed for seed in common if ours[seed] != theirs[seed]]
-        fixed = len({*ours.values()}) == len({*theirs.values()}) == 1  # for any seed
-        if different or (fixed and not common and {*ours.values()} != {*theirs.values()}):
-            seed = f" of seed {different[0]}" if different and not fixed else ""
+        data = [{run.seed: run.fingerprint.get(test_set) for run in each.runs} for each in (baseline, group)]
+        is_equal, seed = _compare_by_seed(*data)
+        if is_equal is False:
             raise UserError(
                 f"GROUP must be tested on the same data as the first, but the {test_set} data{seed} of {group.name} "
                 f"and {baseline.name} differ; compare runs of one task, or test their checkpoints on the same data"
             )
-        if not common and not (fixed and None not in ours.values()):
+        if is_equal is None:
             notes.append(
                 f"whether {group.name} and {baseline.name} were tested on the same data is not known, since they "
                 "share no seed with recorded data"
             )
+        tokenizers = [{run.seed: run.tokenizer for run in each.runs} for each in (baseline, group)]
+        is_per_token = any(metric in run.token_metrics for run in (*baseline.runs, *group.runs))
+        if is_per_token and _compare_by_seed(*tokenizers)[0] is False:
+            shared = {name for each in groups for run in each.runs for name in run.metrics.keys() - run.token_metrics}
+            names = sorted(name for name in shared if name.startswith(f"{metric.partition('/')[0]}/"))
+            raise UserError(
+                f"--metric must not be per token for groups with different tokenizers, but is {metric}, and those of "
+                f"{group.name} and {baseline.name} differ; try {' or '.join(names[:SHOWN]) or 'equal tokenizers'}"
+            )
     return notes
+
+
+def _compare_by_seed(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> tuple[bool | None, str]:
+    """Return whether the values of two groups are equal, by seed, and the seed of the first difference.
+
+    Args:
+        ours: the value of each seed of the first group; empty or None if it was not recorded.
+        theirs: the same for the second group.
+
+    Returns:
+        None if it is not known, which is so if no seed is in both groups and the values depend on the seed; the seed as
+        " of seed N", or empty if the values do not depend on it.
+    """
+    common = sorted(seed for seed in ours.keys() & theirs.keys() if ours[seed] and theirs[seed])
+    different = [seed for seed in common if ours[seed] != theirs[seed]]
+    values = [{*group.values()} for group in (ours, theirs)]
+    fixed = all(len(group) == 1 and all(group) for group in values)  # for any seed
+    if different or (fixed and values[0] != values[1]):
+        return False, f" of seed {different[0]}" if different and not fixed else ""
+    return True if common or fixed else None, ""
 
 
 def check_environment(groups: Sequence[Group]) -> list[str]:

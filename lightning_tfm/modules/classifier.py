@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import at_least_float32
-from lightning_tfm.metrics import Mean
+from lightning_tfm.metrics import Loss
 from lightning_tfm.modules.task import TaskModule, check_label_smoothing
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -77,7 +77,7 @@ class Classifier(TaskModule, ClassifierPredictor):
     def new_metrics(self) -> nn.ModuleDict:
         return nn.ModuleDict(
             {
-                "loss": Mean(),
+                "loss": Loss(),
                 "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
                 "f1": MulticlassF1Score(len(self.labels), average="macro"),
             }

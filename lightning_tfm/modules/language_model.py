@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.losses import token_nll
-from lightning_tfm.metrics import Mean, Perplexity
+from lightning_tfm.metrics import Loss, Perplexity, TokenLoss
 from lightning_tfm.modules.task import NUM_EXAMPLES, TaskModule
 from lightning_tfm.networks import CausalNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -55,7 +55,7 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
             self.pretrained = None
 
     def new_metrics(self) -> nn.ModuleDict:
-        return nn.ModuleDict({"loss": Mean(), "loss_per_character": Mean(), "perplexity": Perplexity()})
+        return nn.ModuleDict({"loss": TokenLoss(), "loss_per_character": Loss(), "perplexity": Perplexity()})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         nll = token_nll(self.network(batch.source, batch.target_in), batch.target_out)

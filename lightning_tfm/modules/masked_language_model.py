@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.errors import UserError
 from lightning_tfm.losses import token_nll
-from lightning_tfm.metrics import Mean, Perplexity
+from lightning_tfm.metrics import Perplexity, TokenAccuracy, TokenLoss
 from lightning_tfm.modules.language_model import window_examples
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.networks import MaskedEncoder
@@ -56,7 +56,7 @@ class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
         self.mask_fraction = mask_fraction
 
     def new_metrics(self) -> nn.ModuleDict:
-        return nn.ModuleDict({"loss": Mean(), "perplexity": Perplexity(), "accuracy": Mean()})
+        return nn.ModuleDict({"loss": TokenLoss(), "perplexity": Perplexity(), "accuracy": TokenAccuracy()})
 
     def _masked(self, text: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input (B, T) of the network, and the target (B, T), which is PAD where no token is masked.

@@ -131,7 +131,8 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
     def _log_scores(self) -> None:
         for prefix, scores in self.scores.items():
             for name, value in scores.compute().items():
-                self.log(f"{prefix}/{name}", torch.tensor(value, device=self.device), sync_dist=True)
+                score = torch.tensor(value, device=self.device)
+                self.log(f"{prefix}/{name}", score, sync_dist=True, higher_is_better=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
         return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset, beam_size=1)

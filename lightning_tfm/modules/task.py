@@ -92,6 +92,8 @@ class TaskModule(Predictor, LightningModule):
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
         signum: the signal that this process has received; 0 if none. Set before each batch, by `Checkpoints`.
+        higher_is_better: whether higher values of a metric are better, by logged name; of others, it is not known.
+        token_metrics: the logged names of the metrics that are not comparable between tokenizers.
         signum_of_any: the largest `signum` of all processes, one step late, since it is copied from the device.
     """
 
@@ -112,6 +114,8 @@ class TaskModule(Predictor, LightningModule):
         # DDP need not broadcast buffers, which are lookup tables and scores that are the same on all processes.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
+        self.higher_is_better: dict[str, bool] = {}
+        self.token_metrics: set[str] = set()
         self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
         self.gathering: tuple[list[Tensor], Work] | None = None  # of the sums and the signals of all processes
         self.signum = self.signum_of_any = 0
@@ -204,6 +208,26 @@ class TaskModule(Predictor, LightningModule):
         """Return new metrics of the task, by name, for one validation or test split."""
         return nn.ModuleDict()
 
+    def log(
+        self, name: str, value: Any, *arguments: Any, higher_is_better: bool | None = None, **settings: Any
+    ) -> None:
+        """Log a value, as LightningModule does.
+
+        Args:
+            name: the name.
+            value: the value, or a metric of torchmetrics.
+            *arguments: further arguments of `LightningModule.log`.
+            higher_is_better: whether higher values are better, for comparisons and the best checkpoint; None for what
+                the metric says.
+            **settings: further arguments of `LightningModule.log`.
+        """
+        direction = getattr(value, "higher_is_better", None) if higher_is_better is None else higher_is_better
+        if direction is not None:
+            self.higher_is_better[name] = direction
+        if getattr(value, "depends_on_tokenizer", False):
+            self.token_metrics.add(name)
+        super().log(name, value, *arguments, **settings)
+
     @property
     def signatures(self) -> dict[str, str]:
         """Return the signatures (settings) of sacrebleu's scores, by name; empty if the task has none."""
@@ -268,6 +292,7 @@ class TaskModule(Predictor, LightningModule):
             ],
             **(data.training_batches(data.sharding).settings if data else {}),
             "data.init_args.eval_batch_size": data.eval_batch_size if data else None,
+            "tokenizer": self.tokenizer.fingerprint,
             **{f"{split} data": value for split, value in (data.fingerprint if data else {}).items()},
         }
 
