@@ -192,6 +192,25 @@ def test_trials_are_ranked_by_value_and_failures_are_last(tmp_path):
     assert all(outcome.message == "the loss is not finite" for outcome in outcomes if outcome.state == "failed")
 
 
+@pytest.mark.parametrize("objective", ["min", "max"])
+def test_a_metric_that_is_nan_is_the_worst(objective, tmp_path):
+    specification = specified(tmp_path, objective=OBJECTIVES[objective], trials=4)
+    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
+    trials.update()
+    for number, values in enumerate((["nan", "nan"], ["0.5", "nan"], ["nan", "0.25"], ["0.75", "0.75"])):
+        trials.record(number)
+        rows = [f"{9 + 10 * index},{value}\n" for index, value in enumerate(values)]
+        (trials.run(number) / "metrics.csv").write_text(f"step,{specification.objective.metric}\n" + "".join(rows))
+        (trials.run(number) / "summary.json").write_text("{}")
+    trials.update()
+    outcomes = ranked(specification, trials.outcomes.values())
+    order = [2, 1, 3, 0] if objective == "min" else [3, 1, 2, 0]
+    assert [outcome.number for outcome in outcomes] == order
+    assert outcomes[-1].value is None
+    page = render_sweep("sweep", specification, outcomes, {}, {number: trials.curve(number) for number in range(4)}, "")
+    assert "Validations" in page
+
+
 def test_the_setting_that_decides_is_the_most_important(tmp_path):
     specification = specified(tmp_path, trials=80)
     simulate(specification, tmp_path / "new", random.Random(0), jobs=3)

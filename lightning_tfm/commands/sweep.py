@@ -389,7 +389,8 @@ class Worker:
             described = ", ".join(f"{names[name]} {format_value(weight)}" for name, weight in weights.items())
             console.print(f"Importance for the best tenth (PED-ANOVA): {described}")
         if not text:
-            console.print(f"No trial has finished; see {relative(folder / 'trials.csv')}.")
+            metric = specification.objective.metric
+            console.print(f"No trial has finished with a finite {metric}; see {relative(folder / 'trials.csv')}.")
             return 1
         console.print(
             f"All {len(outcomes)} trials: {relative(folder / 'trials.csv')}, {relative(folder / 'sweep.html')}"

@@ -41,7 +41,7 @@ from lightning_tfm.parallel import (
     norms,
     parallelize,
 )
-from lightning_tfm.predictors import AttentionExample, Prediction, Predictor, short_title
+from lightning_tfm.predictors import AttentionExample, Prediction, Predictor, short_title, worst_first
 from lightning_tfm.sharding import local, mesh_of
 from lightning_tfm.strategies import Elastic, ModelParallel
 from lightning_tfm.tokenization import Tokenizer
@@ -188,10 +188,10 @@ class TaskModule(Predictor, LightningModule):
             predictions: the rows and their predictions.
         """
         first = [row for row, _ in predictions[:NUM_EXAMPLES]]
-        worst = sorted(((prediction["nll"], row) for row, prediction in predictions), reverse=True)[:NUM_EXAMPLES]
+        worst = sorted(predictions, key=lambda item: worst_first(item[1]))[:NUM_EXAMPLES]
         by_row = dict(predictions)
         examples = []
-        for row in dict.fromkeys([*first, *(row for _, row in worst)]):
+        for row in dict.fromkeys([*first, *(row for row, _ in worst)]):
             prediction = by_row[row]
             # Fonts have no tab.
             texts = (prediction["source"], prediction["target"], prediction["prediction"])

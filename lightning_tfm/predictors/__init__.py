@@ -12,6 +12,7 @@ from lightning_tfm.predictors.prediction import (
     Score,
     make_prediction,
     short_title,
+    worst_first,
 )
 from lightning_tfm.predictors.predictor import BATCH_SIZE, Predictor, clean_line
 from lightning_tfm.predictors.seq2seq import Seq2SeqPredictor
@@ -33,4 +34,5 @@ __all__ = [
     "clean_line",
     "make_prediction",
     "short_title",
+    "worst_first",
 ]

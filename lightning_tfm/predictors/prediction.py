@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
         "category": pair.category,
         "alignment": pair.alignment,
     }
+
+
+def worst_first(prediction: Mapping[str, Any]) -> float:
+    """Return a key that sorts predictions by decreasing loss; NaN counts as infinite."""
+    return -math.inf if math.isnan(prediction["nll"]) else -prediction["nll"]
 
 
 def short_title(text: str) -> str:

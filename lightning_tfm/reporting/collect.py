@@ -22,7 +22,7 @@ from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loading import load
-from lightning_tfm.predictors import Predictor, short_title
+from lightning_tfm.predictors import Predictor, short_title, worst_first
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""
@@ -236,7 +236,7 @@ def _examples(path: Path) -> list[Json]:
 
 def _shown(predictions: list[Json], number: int) -> list[Json]:
     """Return up to `number` predictions by decreasing loss: half with the largest losses, half spread over the rest."""
-    by_loss = sorted(predictions, key=lambda line: -line["nll"])
+    by_loss = sorted(predictions, key=worst_first)
     worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
     others = min(len(rest), number - len(worst))
     return worst + [rest[index * len(rest) // others] for index in range(others)]

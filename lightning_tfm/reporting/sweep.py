@@ -139,7 +139,7 @@ def _curves(
         {"trial": outcome.number, "group": groups[outcome.number], "step": point.steps, "value": point.metric}
         for outcome in reversed(outcomes)  # the best are drawn last
         for point in curves[outcome.number]
-        if point.steps <= outcome.steps
+        if point.steps <= outcome.steps and math.isfinite(point.metric)
     ]
     if not points:
         return None

@@ -21,7 +21,9 @@ MIN_TRIALS = 10
 
 
 def ranked(specification: Specification, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Sort outcomes from the best to the worst: finished trials by value, others by steps and metric, failed ones last.
+    """Sort outcomes from the best to the worst: finished trials by value, others by steps and metric, last the rest.
+
+    The rest are trials that failed, or have no finite metric.
 
     Args:
         specification: the specification of the sweep.
@@ -32,7 +34,8 @@ def ranked(specification: Specification, outcomes: Iterable[Outcome]) -> list[Ou
     def key(outcome: Outcome) -> tuple[float, ...]:
         metric = math.inf if outcome.metric is None else sign * outcome.metric
         if outcome.value is None:
-            return 2 if outcome.state == "failed" else 1, -outcome.steps, metric, outcome.number
+            is_last = outcome.state == "failed" or outcome.metric is None
+            return 2 if is_last else 1, -outcome.steps, metric, outcome.number
         value = outcome.value * (sign if specification.objective.reach is None else 1)
         return 0, value, metric, outcome.number
 

@@ -7,6 +7,7 @@ whether it is pruned, depend on the results of certain trials with smaller numbe
 from __future__ import annotations
 
 import json
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ class Outcome:
         number: the number of the trial, from 0.
         settings: the searched settings.
         state: "finished", "not reached" (the metric has not reached its goal), "pruned" or "failed".
-        value: the value of the objective: the best metric or the number of steps; None unless finished.
-        metric: the best metric so far; None if there was no validation.
+        value: the value of the objective: the best metric or the number of steps; None unless finished, with a finite
+            metric.
+        metric: the best metric so far; None if there was no validation with a finite value.
         steps: the number of training steps that the outcome depends on.
         message: why the run has failed.
     """
@@ -194,7 +196,7 @@ class Trials:
         best = min(
             (objective.sign * point.metric for point in self.curve(number) if point.steps <= steps), default=None
         )
-        metric = None if best is None else objective.sign * best
+        metric = None if best is None or math.isinf(best) else objective.sign * best
         value = None if state != "finished" else metric if objective.reach is None else float(steps)
         path = self.run(number) / FAILURE
         message = path.read_text(encoding="utf-8").strip() if state == "failed" else ""
@@ -228,11 +230,12 @@ class Trials:
         return self._curves[number][1]
 
     def _read(self, path: Path) -> Iterator[Point]:
-        metric = self.specification.objective.metric
+        objective = self.specification.objective
         try:
             for row in read_metrics(path):
-                if row.get(metric):
-                    yield Point(int(row["step"]) + 1, float(row[metric]))
+                if row.get(objective.metric):
+                    value = float(row[objective.metric])  # NaN, which has no order, counts as the worst value
+                    yield Point(int(row["step"]) + 1, objective.sign * math.inf if math.isnan(value) else value)
         except (OSError, KeyError, ValueError):  # the run is rewriting its file
             return
 
