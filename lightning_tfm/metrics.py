@@ -138,7 +138,8 @@ class SequenceMetrics(nn.ModuleDict):
 
     The SER is the sum of the edit distances of the outputs to their references, divided by the number of symbols of the
     references: 0 is perfect, and there is no maximum. As in yoyodyne, it is a fraction and not a percentage, and EOS is
-    not counted.
+    not counted. The symbols are those of the tokenizer, such as characters or words, but characters if its tokens are
+    subwords.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, stable_hash
 from lightning_tfm.errors import UserError
 from lightning_tfm.losses import token_nll
-from lightning_tfm.metrics import SequenceMetrics
+from lightning_tfm.metrics import SequenceMetrics, edit_distances
 from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.modules.task import test_prefix as prefix_of
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
@@ -731,6 +731,15 @@ def test_metrics_equal_their_definitions_over_unequal_batches():
     assert values["exact_match"] == pytest.approx(exact / sequences)
     assert values["ser"] == pytest.approx(edits / symbols)
     assert 0 < exact < sequences
+
+
+def test_the_symbol_error_rate_of_subwords_counts_characters():
+    tokenizer = odd_data("subword").tokenizer
+    generator = random.Random(0)
+    texts = ["".join(generator.choices("ab ", k=generator.randint(1, 9))) for _ in range(200)]
+    outputs, references = texts[:100], texts[100:]
+    found = edit_distances(*([tokenizer.split_scored(text) for text in side] for side in (outputs, references)))
+    assert found.sum() == edit_distance(outputs, references, reduction="sum")
 
 
 class Scripted(Seq2SeqNetwork):

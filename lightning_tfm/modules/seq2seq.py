@@ -116,7 +116,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
         references = [pair.target for pair in pairs]  # the original text, which decoding may not restore
         exact = [text == reference for text, reference in zip(texts, references, strict=True)]
-        symbols = ([self.tokenizer.split_target(text) for text in side] for side in (texts, references))
+        symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (texts, references))
         metrics.count(batch, logits, torch.tensor(exact, device=self.device), *symbols)
         if self.text_metrics:
             self.scores[prefix].count(texts, references)

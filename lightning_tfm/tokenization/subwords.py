@@ -49,6 +49,10 @@ class SubwordTokenizer(Tokenizer):
     def normalize(self, text: str) -> str:
         return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
 
+    def split_scored(self, text: str) -> list[str]:
+        """Split a target into characters, since equal parts of two texts may be divided into different subwords."""
+        return list(text)
+
     def word_indices(self, text: str) -> list[int]:
         offsets = self.model.encode(text, add_special_tokens=False).offsets
         return [max(0, len(text[:end].split()) - 1) for _, end in offsets]

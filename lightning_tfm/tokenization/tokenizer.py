@@ -99,6 +99,10 @@ class Tokenizer(ABC):
         """Split a target into the symbols represented by its ids."""
         return self.split(text)
 
+    def split_scored(self, text: str) -> list[str]:
+        """Split a target into the symbols that the symbol error rate counts."""
+        return self.split_target(text)
+
     def encode_target(self, text: str) -> list[int]:
         """Encode a target.
 
