@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class AttentionMap(NamedTuple):
         keys: the symbol of each column.
         gold: the cells (column, row) linked by the gold alignment.
         first_target: the first row that predicts a target symbol.
-        predicts: whether the rows are labeled with the symbols that they predict.
+        predicts: "target" or "output" if the rows are labeled with its symbols, which they predict; otherwise empty.
     """
 
     layer: str
@@ -36,7 +36,7 @@ class AttentionMap(NamedTuple):
     keys: list[str]
     gold: list[tuple[int, int]]
     first_target: int = 0
-    predicts: bool = False
+    predicts: Literal["", "target", "output"] = ""
 
     def cropped(self, size: int = MAX_POSITIONS) -> AttentionMap:
         """Crop the map to at most `size` rows and columns; cropped rows start at the first target symbol."""

@@ -165,7 +165,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
         figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
         middle, up = left + (columns * (panel_width + GAP) - GAP) / 2, height - top - bottom
         figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=8)
-        label = "target symbol" if attention.predicts else "symbol"
+        label = f"{attention.predicts} symbol".lstrip()
         figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
         heading = "\n".join([*lines, attention.layer])
         figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)

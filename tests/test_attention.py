@@ -173,7 +173,7 @@ def test_attention_maps_are_labeled_with_their_tokens(network):
         assert [label.get_text() for label in panels[0].get_yticklabels()] == attention_map.queries
         assert [label.get_text() for label in panels[-1].get_xticklabels()] == attention_map.keys
         assert figure.get_supxlabel() == "attended symbol"
-        assert figure.get_supylabel() == ("target symbol" if attention_map.predicts else "symbol")
+        assert figure.get_supylabel() == (f"{attention_map.predicts} symbol".strip())
         if attention_map.predicts:  # the last row predicts the end
             assert attention_map.queries[-1] == "EOS"
         for panel, weights in zip(panels, attention_map.weights, strict=True):
@@ -198,6 +198,20 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     assert box.x1 <= figure.bbox.width
     assert box.y1 <= figure.bbox.height
     assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
+
+
+def test_attention_of_a_wrong_prediction_is_that_of_the_output(network):
+    module = Seq2SeqModule(network, SymbolTokenizer("abcdefgh"), 10).eval()
+    target = {"source": "abc", "target": "dcba", "alignment": [[0, 3], [1, 2]]}
+    for text in ("dcba", "bb"):
+        shown = module.attention(target | {"prediction": text})
+        expected = module.attention(target | {"target": text})
+        for ours, theirs in zip(shown, expected, strict=True):
+            torch.testing.assert_close(ours.weights, theirs.weights)
+            assert ours.queries == theirs.queries
+            assert ours.gold == (theirs.gold if text == "dcba" else [])
+            assert (ours.predicts, theirs.predicts) in (("output", "target"), ("", ""))
+        assert any(layer.gold for layer in shown) == (text == "dcba")
 
 
 def test_weights_that_are_drawn_can_still_be_freed_by_fsdp():

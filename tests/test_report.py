@@ -103,7 +103,7 @@ def test_a_report_shows_the_files_of_its_runs(html, two_runs):
         for example in shown["attention"]:
             found = {
                 attention_map.layer: attention_map.cropped()
-                for attention_map in module.attention(Pair(example["source"], example["target"])._asdict())
+                for attention_map in module.attention(Pair(example["source"], example["prediction"])._asdict())
             }
             assert {layer["name"] for layer in example["layers"]} == set(found)
             for layer in example["layers"]:
@@ -365,6 +365,20 @@ def test_a_damaged_file_of_a_run_is_named_in_the_error(name, text, message, two_
     (odd / name).write_text(text)
     with pytest.raises(UserError, match=message):
         report([str(odd), "--output", str(tmp_path / "page.html")])
+
+
+@pytest.mark.parametrize("name", ["source", "prediction"])
+def test_an_example_outside_the_vocabulary_is_shown_without_attention(name, two_runs, tmp_path, capsys):
+    odd = tmp_path / "odd"
+    shutil.copytree(two_runs[1], odd)
+    lines = [json.loads(line) for line in (odd / "predictions.jsonl").read_text().splitlines()]
+    lines[3] |= {name: "x", "nll": 1e6, "correct": False}
+    (odd / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert report([str(odd), "--output", str(tmp_path / "page.html")]) == 0
+    (run,) = embedded(tmp_path / "page.html")["runs"]
+    assert run["predictions"][0][name] == "x"
+    assert len(run["attention"]) == 11
+    assert "cannot show the attention of an example: the vocabulary has no" in capsys.readouterr().err
 
 
 def test_the_best_run_is_named(two_runs, tmp_path):

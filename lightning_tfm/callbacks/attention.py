@@ -30,9 +30,9 @@ class AttentionLogger(Callback):
     logged for each head that attends to the source, over the whole validation split, see `AlignmentScore`. The head
     with the highest accuracy is saved in checkpoints for `lightning-tfm generate --alignments`.
 
-    After the test, the run's folder contains `attention/*.png`: a plot of each layer for a few examples, with the gold
-    alignment outlined if there is one, and the positional encodings if the network has any. The examples are saved as
-    `attention/examples.json`.
+    After the test, the run's folder contains `attention/*.png`: a plot of each layer for a few examples, of the model's
+    own output, with the gold alignment outlined if the output is right, and the positional encodings if the network has
+    any. The examples are saved as `attention/examples.json`.
     """
 
     def __init__(self) -> None:

@@ -178,13 +178,18 @@ class Predictor(nn.Module, ABC):
         """Return the attention maps of all layers for an example; empty if there are none.
 
         Args:
-            content: the content of an AttentionExample, or a Prediction.
+            content: the content of an AttentionExample, or a Prediction. The weights are those of the prediction if
+                there is one, otherwise of the target. The gold alignment, which is that of the target, is kept if both
+                are equal.
+
+        Raises:
+            UserError: if a text cannot be encoded.
         """
         return []
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         """Return a line and its output as the content of an AttentionExample."""
-        return {"source": clean_line(line), "target": output, "alignment": None}
+        return {"source": clean_line(line), "target": output, "prediction": output, "alignment": None}
 
     def tokenize(self, line: str) -> Ids:
         """Return the ids of a line of input.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class Seq2SeqPredictor(Predictor):
         weights = source_attention[layer][0] if head is None else source_attention[layer][0, head].unsqueeze(0)
         rows = torch.arange(len(targets)).clamp(max=inputs[1].size(1) - 1)
         weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
-        return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts=True)
+        return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts="output")
 
     def _inputs(self, source: str, target: str) -> tuple[Tensor, Tensor]:
         """Return source (1, S) and target_in (1, T) of a pair, with T truncated to max_target_length."""
@@ -126,22 +126,25 @@ class Seq2SeqPredictor(Predictor):
         return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        inputs = self._inputs(content["source"], content["target"])
+        text = content.get("prediction", content["target"])
+        inputs = self._inputs(content["source"], text)
         source = [*self.tokenizer.split(content["source"]), "EOS"]
-        target = self.tokenizer.split_target(content["target"])
+        target = self.tokenizer.split_target(text)
         T = inputs[1].size(1)
         target_in, target_out = ["BOS", *target][:T], [*target, "EOS"][:T]
-        links = [(i, j) for i, j in content["alignment"] or () if j < T]
+        gold = content["alignment"] if text == content["target"] else None
+        links = [(i, j) for i, j in gold or () if j < T]
+        predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
         found = []
         for layer, weights in attention_weights(self.network, *inputs).items():
             if self.network.get_submodule(layer).over_memory:
-                found.append(AttentionMap(layer, weights, target_out, source, links, predicts=True))
+                found.append(AttentionMap(layer, weights, target_out, source, links, predicts=predicts))
             elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
-                gold = [(i, len(source) + j) for i, j in links]
+                moved = [(i, len(source) + j) for i, j in links]
                 rows, columns = [*source[1:], "BOS", *target_out], [*source, *target_in]
-                found.append(AttentionMap(layer, weights, rows, columns, gold, len(source), predicts=True))
+                found.append(AttentionMap(layer, weights, rows, columns, moved, len(source), predicts=predicts))
             elif layer.startswith("encoder"):
                 found.append(AttentionMap(layer, weights, source, source, []))
             else:
-                found.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=True))
+                found.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=predicts))
         return found

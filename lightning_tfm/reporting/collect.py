@@ -318,15 +318,24 @@ def _attention(predictor: Predictor, own: list[Json], predictions: list[Json], e
     """
     for content in own:
         title = f"your input: {short_title(content['source'])} \N{RIGHTWARDS ARROW} {short_title(content['output'])}"
-        yield {"title": title, "layers": [_layer(layer.cropped()) for layer in predictor.attention(content)]}
+        yield from _drawn(predictor, content, {"title": title})
     for line in _shown(predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
         title = f"{mark} {short_title(line['source'])} \N{RIGHTWARDS ARROW} {short_title(line['prediction'])}"
-        layers = sorted(predictor.attention(line), key=lambda layer: not layer.gold)  # with a gold alignment first
-        yield _plain(line) | {"title": title, "layers": [_layer(layer.cropped()) for layer in layers]}
+        yield from _drawn(predictor, line, _plain(line) | {"title": title})
     for content in [] if predictions else examples:
-        drawn = [_layer(layer.cropped()) for layer in predictor.attention(content)]
-        yield {"title": short_title(str(content.get("text", ""))), "layers": drawn}
+        yield from _drawn(predictor, content, {"title": short_title(str(content.get("text", "")))})
+
+
+def _drawn(predictor: Predictor, content: Json, described: Json) -> Iterator[Json]:
+    """Yield an example with its layers, those with a gold alignment first; nothing, with a message, if it has none."""
+    try:
+        layers = sorted(predictor.attention(content), key=lambda layer: not layer.gold)
+    except UserError as error:  # such as a prediction by another vocabulary, which must not prevent the page
+        rank_zero_print(f"cannot show the attention of an example: {error}")
+        return
+    if layers:
+        yield described | {"layers": [_layer(layer.cropped()) for layer in layers]}
 
 
 def _layer(layer: AttentionMap) -> Json:
