@@ -13,6 +13,8 @@ import transformers
 from torch import nn
 
 from conftest import VOCAB_SIZE
+from lightning_tfm.checkpoint import averaging
+from lightning_tfm.checkpoint.averaging import average_checkpoints
 from lightning_tfm.decoding import continue_text, decode, reorder_state
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import (
@@ -702,18 +704,21 @@ def test_gru_decoder_cell_equals_its_formula():
     torch.testing.assert_close(actual, (1 - z) * s + z * proposal)
 
 
-def test_gpt_equals_hugging_face():
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)], ids=["float32", "float64"]
+)
+def test_gpt_equals_hugging_face(dtype, tolerance):
     config = transformers.GPT2Config(
         vocab_size=50, n_embd=32, n_layer=3, n_head=4, n_positions=24, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
     )
-    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs = transformers.GPT2LMHeadModel(config).to(dtype).eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.2)
     ours = GPT.from_huggingface(theirs).eval()
     tokens = torch.randint(0, 50, (3, 24))
     with torch.no_grad():
         expected = theirs(tokens).logits
-        torch.testing.assert_close(ours(tokens[:, :0], tokens), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours(tokens[:, :0], tokens), expected, atol=tolerance, rtol=tolerance)
     assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters()
 
 
@@ -744,6 +749,22 @@ def test_gpt_reads_a_pair_as_one_sequence(batch):
         text = torch.cat((source[row, :S], target_in[row, :T]))[None]
         as_text = gpt(text[:, :0], text)
         torch.testing.assert_close(pairs[row, :T], as_text[0, S:], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_averaged_checkpoints_have_the_mean_weights(network, dtype, monkeypatch):
+    """Tied weights share their memory under two names."""
+    contents = {}
+    for name in "abc":
+        for parameter in network.to(dtype).parameters():
+            nn.init.normal_(parameter)
+        contents[name] = {"state_dict": deepcopy(network.state_dict()), "hyper_parameters": {}}
+    expected = {
+        name: torch.stack([content["state_dict"][name] for content in contents.values()]).double().mean(0).to(weight)
+        for name, weight in contents["a"]["state_dict"].items()
+    }
+    monkeypatch.setattr(averaging, "read", contents.__getitem__)
+    torch.testing.assert_close(average_checkpoints("abc")["state_dict"], expected)
 
 
 def test_tied_embeddings_are_one_matrix():

@@ -128,7 +128,7 @@ class GPT(CausalNetwork):
             max_length=config.n_positions,
             activation="gelu_tanh",
             text_only=num_special > 0,
-        )
+        ).to(torch.promote_types(cast(torch.dtype, model.dtype), torch.float32))  # weights are never rounded
         theirs = cast(Any, model.transformer)
 
         def copy(ours: Any, their: Any, transposed: bool = False) -> None:
