@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, Dataset
@@ -21,7 +22,7 @@ class ResumableDataLoader(DataLoader[Any]):
     Args:
         examples: the encoded data.
         stream: the sampler of the batches.
-        num_batches: maximum number of batches per iteration, which ends when the position is a multiple of it.
+        num_batches: maximum number of batches per iteration.
         settings: further arguments of DataLoader.
 
     Note:
@@ -48,11 +49,10 @@ class ResumableDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[NamedTuple | ShardedBatch]:  # type: ignore[override]  # torch names its own class of iterators
         self.sampler.start = self.position
         batches = super().__iter__()
-        for shards in zip(*[batches] * len(self.sampler.sharding.own), strict=True):  # one iterator, several at a time
+        by_shard = [batches] * len(self.sampler.sharding.own)  # one iterator, several at a time
+        for shards in islice(zip(*by_shard, strict=True), self.num_batches):
             self.position += 1
             yield shards[0] if len(shards) == 1 else ShardedBatch(shards)
-            if self.position % self.num_batches == 0:
-                break
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the stream, and the settings and the data that it depends on."""

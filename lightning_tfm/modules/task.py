@@ -358,6 +358,9 @@ class TaskModule(Predictor, LightningModule):
             self.longest_source = self.trainer.datamodule.longest_source
         self.weights = list(self.network.parameters())  # kept, since traversing the modules takes as long as clipping
 
+    def on_train_epoch_start(self) -> None:
+        self.step_sums = []  # of an unfinished step, whose gradients Lightning drops
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.seed_dropout(self.sharding.rank)
 
@@ -389,8 +392,9 @@ class TaskModule(Predictor, LightningModule):
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Gather the sums of the step from all processes during its last backward pass, which hides the latency."""
-        is_last = len(self.step_sums) == self.trainer.accumulate_grad_batches * len(self.sharding.own)
-        if is_last and self.trainer.world_size > 1:
+        is_last_shard = len(self.step_sums) % len(self.sharding.own) == 0
+        # An epoch ends with a step, which may have fewer batches.
+        if self.trainer.world_size > 1 and is_last_shard and not self.trainer.fit_loop.epoch_loop._should_accumulate():
             values = torch.cat((*self.step_sums, self.step_sums[0].new_tensor([self.signum])))
             gathered = list(values.new_empty(self.trainer.world_size, len(values)))
             self.gathering = gathered, torch.distributed.all_gather(gathered, values, async_op=True)
@@ -406,7 +410,7 @@ class TaskModule(Predictor, LightningModule):
             self._read_signum(gathered[:, -1].max())
             # Processes that read the same data, with tensor parallelism, are consecutive and have the same sums.
             different = gathered[:: len(gathered) // self.sharding.world_size, :-1]  # (W, 2 A n)
-            by_batch = different.unflatten(1, (self.trainer.accumulate_grad_batches, -1, 2))  # (W, A, n, 2)
+            by_batch = different.unflatten(1, (-1, len(self.sharding.own), 2))  # (W, A, n, 2)
             sums = by_batch.transpose(0, 1).flatten(0, 2)
         first, *others = sums.unbind()
         loss, tokens = sum(others, start=first)
