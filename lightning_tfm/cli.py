@@ -45,7 +45,7 @@ from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, discard_tensorboard, run_folder, wandb_loggers
 from lightning_tfm.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.modules import TaskModule
-from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_strategy
+from lightning_tfm.modules.compatibility import check_callbacks, check_epochs, check_limits, check_pair, check_strategy
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.parsing_errors import format_error
 from lightning_tfm.resuming import (
@@ -62,6 +62,7 @@ from lightning_tfm.strategies import TIMEOUT
 from lightning_tfm.trainer_settings import (
     HIDDEN,
     as_list,
+    check_evaluations,
     check_settings,
     continue_run,
     defaults,
@@ -81,6 +82,8 @@ HELP = {
     "trainer.max_steps": "number of optimizer steps of the run",
     "trainer.max_epochs": "number of passes over the training data, which `fit` converts to max_steps, rounded up",
     "trainer.val_check_interval": "number of training batches between validations",
+    "trainer.check_val_every_n_epoch": "number of passes over the training data between validations, which `fit` "
+    "converts to val_check_interval",
     "print_config": "print all settings after applying the other arguments, and exit",
     "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
 }
@@ -198,14 +201,15 @@ class TfmCLI(LightningCLI):
         check_classes(config.as_dict(), trusted_packages())
         check_settings(config)
         given = [argument.partition("=")[0] for argument in cast(list[str], args)]
-        epochs, steps = config.trainer.max_epochs, config.trainer.max_steps
-        if epochs not in (None, -1) and "--trainer.max_steps" in given:
-            if "--trainer.max_epochs" in given:
-                raise UserError(
-                    f"trainer.max_epochs ({epochs}) and trainer.max_steps ({steps}) are mutually exclusive; leave one "
-                    "out"
-                )
-            config.trainer.max_epochs = None  # of a YAML file
+        for name, converted in (("max_epochs", "max_steps"), ("check_val_every_n_epoch", "val_check_interval")):
+            epochs, steps = config.trainer[name], config.trainer[converted]
+            if epochs not in (None, -1) and f"--trainer.{converted}" in given:
+                if f"--trainer.{name}" in given:
+                    raise UserError(
+                        f"trainer.{name} ({epochs}) and trainer.{converted} ({steps}) are mutually exclusive; leave "
+                        "one out"
+                    )
+                config.trainer[name] = None  # of a YAML file
 
     def _parse_ckpt_path(self) -> None:
         """Ignore the checkpoint's hyper-parameters: the YAML file defines the model, and `check_fits` compares them."""
@@ -215,8 +219,8 @@ class TfmCLI(LightningCLI):
         subcommand = self.config.subcommand
         config = self.config[subcommand]
         check_pair(_class(config.model.class_path), _class(config.data.class_path))
-        if subcommand == "fit" and config.trainer.max_epochs not in (None, -1):
-            _convert_max_epochs(config)
+        if subcommand == "fit":
+            _convert_epochs(config)
         has_loggers = config.trainer.logger is not False
         if has_loggers:
             names = [Path(str(path)).stem for path in config.config or []]
@@ -290,10 +294,13 @@ class TfmCLI(LightningCLI):
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
         callbacks = as_list(config.callbacks)
+        bars = [callback for callback in callbacks if isinstance(callback, AnyProgressBar)]
         if config.enable_progress_bar is None:  # depends on the terminal, so it is not saved in config.yaml
             kwargs["enable_progress_bar"] = sys.stdout.isatty()
+            if bars and not sys.stdout.isatty():
+                kwargs["callbacks"] = [callback for callback in callbacks if callback not in bars]
         shown = kwargs.get("enable_progress_bar", config.enable_progress_bar)
-        if shown and not any(isinstance(callback, AnyProgressBar) for callback in callbacks):
+        if shown and not bars:
             kwargs["callbacks"] = [*callbacks, ProgressBar()]
         kwargs |= launched_settings(config)
         effective, self.config = self.config, self.original_config  # saved as config.yaml
@@ -310,7 +317,7 @@ class TfmCLI(LightningCLI):
         check_processes(self.trainer)
         if self.trainer.profiler is not None:  # it logs its table, see `run`
             logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
-        check_callbacks(self.trainer.callbacks)
+        check_callbacks(self.trainer)
         for callback in self.trainer.callbacks:
             if isinstance(callback, Provenance):
                 callback.changed = self.changed
@@ -323,7 +330,9 @@ class TfmCLI(LightningCLI):
         self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
         self.model.check_data(self.datamodule, self.trainer)
         settings = self.config[self.subcommand].trainer  # a dry run replaces those of the trainer
+        check_limits(strategy, settings)
         if self.subcommand == "fit":
+            check_epochs(self.trainer)
             self.model.lr_schedule.check_max_steps(settings.max_steps)
             if settings.limit_val_batches != 0 and isinstance(settings.val_check_interval, int):
                 check_interval(settings.val_check_interval, self.trainer.accumulate_grad_batches)
@@ -372,6 +381,7 @@ class TfmCLI(LightningCLI):
         # Set up the data first, since invalid data or weights must not leave a folder behind.
         self.datamodule.setup("fit")
         self.datamodule.training_batches(self.datamodule.sharding)
+        check_evaluations(self.config[self.subcommand].trainer, self.datamodule)
         if path is None:
             self.model.load_pretrained()
         if self.resumed is not None:
@@ -510,25 +520,39 @@ def _new_data(config: Namespace) -> TaskDataModule:
     return cast(TaskDataModule, _class(config.data.class_path)(**config.data.init_args.as_dict()))
 
 
-def _convert_max_epochs(config: Namespace) -> None:
-    """Replace `trainer.max_epochs`, passes over the training data, with the number of steps, `trainer.max_steps`.
+def _convert_epochs(config: Namespace) -> None:
+    """Replace passes over the training data with steps and batches, since a run is a single epoch of Lightning.
+
+    `trainer.max_epochs` becomes `trainer.max_steps`, and `trainer.check_val_every_n_epoch` becomes
+    `trainer.val_check_interval`, both rounded up to complete steps.
 
     Args:
         config: the settings of `fit`.
     """
     settings = config.trainer
+    max_epochs, between = settings.max_epochs, settings.check_val_every_n_epoch
+    if max_epochs in (None, -1) and between is None:
+        return
     try:
         data = _new_data(config)
     except (TypeError, ValueError) as error:
         raise UserError(format_error(error)) from error
     data.datasets = {"train": data.examples("train")}
     batches = len(data.training_batches(Sharding()).batches(0))  # of all processes, the same in each epoch
-    epochs, settings.max_epochs = settings.max_epochs, None
-    settings.max_steps = math.ceil(epochs * batches / settings.accumulate_grad_batches)
-    rank_zero_print(
-        f"trainer.max_epochs {epochs} ({batches:,} batches per epoch) corresponds to trainer.max_steps "
-        f"{settings.max_steps:,}"
-    )
+    accumulated = settings.accumulate_grad_batches
+    if max_epochs not in (None, -1):
+        settings.max_epochs, settings.max_steps = None, math.ceil(max_epochs * batches / accumulated)
+        rank_zero_print(
+            f"trainer.max_epochs {max_epochs} ({batches:,} batches per epoch) corresponds to trainer.max_steps "
+            f"{settings.max_steps:,}"
+        )
+    if between is not None:
+        settings.check_val_every_n_epoch = None
+        settings.val_check_interval = math.ceil(between * batches / accumulated) * accumulated
+        rank_zero_print(
+            f"trainer.check_val_every_n_epoch {between} ({batches:,} batches per epoch) corresponds to "
+            f"trainer.val_check_interval {settings.val_check_interval:,}"
+        )
 
 
 def _class(path: str) -> Any:

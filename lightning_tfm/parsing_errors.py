@@ -22,11 +22,14 @@ DASHED = ("dry_run", "skip_test", "trust_package")
 """Settings whose options are written with a dash."""
 
 INSTEAD = {
+    "BatchSizeFinder": "lightning-tfm plan, which estimates the memory for data.batch_size",
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
+    "LearningRateFinder": "lightning-tfm sweep, which can search model.optimizer.lr",
     "StochasticWeightAveraging": "lightning_tfm.callbacks.WeightAveraging",
     "TensorBoardLogger": "lightning_tfm.loggers.TensorBoardLogger",
     "WandbLogger": "lightning_tfm.loggers.WandbLogger",
 }
-"""Classes of this package to use instead of classes of Lightning."""
+"""What to use instead of classes of Lightning, by their name."""
 
 MISTAKES = {
     r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",

@@ -10,12 +10,13 @@ from jsonargparse import Namespace
 
 from lightning_tfm.callbacks import AttentionLogger, Predictions, Provenance, Summary, Telemetry
 from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.data import TaskDataModule
 from lightning_tfm.errors import UserError
 
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
 """Class paths of the default loggers."""
 
-REFUSED = {"min_epochs": (None,), "limit_train_batches": (None, 1.0)}
+REFUSED = {"min_epochs": (None,), "min_steps": (None,), "limit_train_batches": (None, 1.0)}
 """Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
 
 HIDDEN = ("overfit_batches", *REFUSED)
@@ -61,6 +62,12 @@ def check_settings(config: Namespace) -> None:
     for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
         if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
             raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
+    interval = config.trainer.val_check_interval
+    if not isinstance(interval, int | None):
+        raise UserError(
+            f"trainer.val_check_interval must be a number of training batches, but is {interval}; to validate after "
+            "each pass over the training data, set trainer.check_val_every_n_epoch to 1 instead"
+        )
     if config.trainer.max_epochs == 0 or (config.trainer.max_epochs or 0) < -1:  # -1 is unset
         raise UserError(f"trainer.max_epochs must be at least 1, but is {config.trainer.max_epochs}; try 1")
     for name, unset in REFUSED.items():
@@ -69,6 +76,32 @@ def check_settings(config: Namespace) -> None:
             raise UserError(
                 f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
                 f"trainer.max_steps, but is {value}; set trainer.max_steps"
+            )
+
+
+def check_evaluations(settings: Namespace, data: TaskDataModule) -> None:
+    """Check that the limits of batches leave at least one for each evaluation of `fit`, which ends with a test.
+
+    Args:
+        settings: the settings of the Trainer.
+        data: the data, after `setup`.
+
+    Raises:
+        UserError: if they do not.
+    """
+    if settings.limit_test_batches == 0:
+        raise UserError(
+            "trainer.limit_test_batches must be above 0, since fit ends with a test, but is 0; leave it out"
+        )
+    for name, loaders in (
+        ("limit_val_batches", [data.val_dataloader()]),
+        ("limit_test_batches", data.test_dataloader()),
+    ):
+        limit, batches = settings[name], min(map(len, loaders))
+        if isinstance(limit, float) and 0 < limit * batches < 1:
+            raise UserError(
+                f"trainer.{name} must leave at least one of {batches} batches, but is {limit}; set it to an integer, "
+                "the number of batches, or leave it out"
             )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from functools import partial
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.modules.compatibility import check_limits
 from lightning_tfm.strategies import Elastic, add_to_tree
 from runs import (
     AVERAGED,
@@ -288,6 +290,19 @@ def test_the_number_of_processes_must_divide_the_number_of_shards():
         assert str(error.value) == f"{problem}; {mend}"
 
 
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches"])
+def test_a_limit_that_depends_on_the_number_of_processes_is_refused(name):
+    settings = dict.fromkeys(("limit_val_batches", "limit_test_batches"))
+    for limit in (None, 0, 0.0, 1.0):
+        check_limits(Elastic(2), SimpleNamespace(**settings | {name: limit}))
+    for limit in (1, 3, 0.5):
+        limited = SimpleNamespace(**settings | {name: limit})
+        for strategy in (Elastic(1), "ddp"):
+            check_limits(strategy, limited)
+        with pytest.raises(UserError, match=rf"trainer.{name} must be 1.0 or 0 with .*, but is {limit}; leave it out"):
+            check_limits(Elastic(2), limited)
+
+
 def test_the_overlay_has_the_default_number_of_shards():
     overlay = yaml.safe_load((EXPERIMENTS / "elastic.yaml").read_text())["trainer"]["strategy"]
     assert overlay["init_args"]["num_shards"] == Elastic().num_shards
@@ -299,6 +314,11 @@ def test_the_overlay_has_the_default_number_of_shards():
     [
         (3, "--data.batch_size=15", "trainer.devices times trainer.num_nodes must divide num_shards (8), but is 3;"),
         (2, "--data.batch_size=7", "batch_size must be at least the number of processes or shards (8), but is 7"),
+        (
+            2,
+            "--trainer.limit_val_batches=3",
+            "trainer.limit_val_batches must be 1.0 or 0 with lightning_tfm.strategies",
+        ),
         (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or shards"),
     ],
 )

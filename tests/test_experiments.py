@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 
 import datamodules
 from corpora import TEXT, reviews, sentences, write_lines
@@ -644,6 +646,9 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("trainer: {val_check_interval: 0}", "trainer.val_check_interval must be above 0, but is 0; try 1"),
         ("trainer: {accumulate_grad_batches: -1}", "trainer.accumulate_grad_batches must be above 0, but is -1; try 1"),
         ("trainer: {check_val_every_n_epoch: 0}", "trainer.check_val_every_n_epoch must be above 0, but is 0; try 1"),
+        ("trainer: {min_steps: 2}", "trainer.min_steps must not be set, since"),
+        ("trainer: {val_check_interval: 0.5}", "trainer.val_check_interval must be a number of training batches"),
+        ("trainer: {val_check_interval: '00:00:00:01'}", "must be a number of training batches, but is 00:00:00:01"),
         (
             "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {lr_schedule: [1]}}",
             "model.init_args.lr_schedule must be {NAME: VALUE}, but are of type list",
@@ -909,9 +914,48 @@ def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps,
     assert f"corresponds to trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
 
 
-def test_max_epochs_and_max_steps_are_mutually_exclusive(monkeypatch, capsys):
-    message = "trainer.max_epochs (2) and trainer.max_steps (9) are mutually exclusive"
-    assert message in mistake(monkeypatch, capsys, "fit", COPY, "--trainer.max_epochs=2", "--trainer.max_steps", "9")
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("options", "steps", "validations"),
+    [
+        (["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1"], 15, [5, 10, 15]),
+        (["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2"], 15, [10]),
+        (["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=2"], 5, [5]),
+        (["--trainer.max_steps=9", "--trainer.check_val_every_n_epoch=1"], 9, [5]),
+        (["--trainer.max_epochs=2", "--trainer.val_check_interval=4"], 10, [4, 8]),
+        (
+            ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.accumulate_grad_batches=2"],
+            8,
+            [3, 6],
+        ),
+    ],
+)
+def test_a_run_validates_after_passes_over_the_data(options, steps, validations, monkeypatch, tmp_path):
+    """A pass over 100 pairs has 5 batches of 20."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["fit", "--config", str(write_task("spelling_gpt", tmp_path)), "--trainer.log_every_n_steps=1"]
+    assert in_process(monkeypatch, *arguments, *options) == 0
+    rows = list(csv.DictReader(Path("runs/spelling_gpt/version_0/metrics.csv").read_text().splitlines()))
+    assert [int(row["step"]) + 1 for row in rows if row["val/loss"]] == validations
+    assert max(int(row["step"]) for row in rows if row["train/loss"]) + 1 == steps
+
+
+@pytest.mark.parametrize(
+    ("epochs", "converted"), [("max_epochs", "max_steps"), ("check_val_every_n_epoch", "val_check_interval")]
+)
+def test_passes_and_their_conversion_are_mutually_exclusive(epochs, converted, monkeypatch, capsys):
+    message = f"trainer.{epochs} (2) and trainer.{converted} (9) are mutually exclusive"
+    assert message in mistake(monkeypatch, capsys, "fit", COPY, f"--trainer.{epochs}=2", f"--trainer.{converted}", "9")
+
+
+@pytest.mark.parametrize("bar", ["RichProgressBar", "TQDMProgressBar"])
+def test_a_progress_bar_is_shown_in_a_terminal_only(bar, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for is_terminal, bars in ((False, []), (True, [bar])):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        cli = cli_run(["fit", "--config", str(COPY), "--dry-run", f"--trainer.callbacks+={bar}"], SettingsCLI)
+        shown = [type(callback).__name__ for callback in cli.trainer.callbacks if isinstance(callback, AnyProgressBar)]
+        assert shown == bars
 
 
 @pytest.mark.parametrize(
@@ -1003,6 +1047,21 @@ def test_the_version_is_printed(monkeypatch, capsys):
             ["--trainer.callbacks+={class_path: StochasticWeightAveraging, init_args: {swa_lrs: 0.1}}"],
             "must not contain StochasticWeightAveraging, .*; try lightning_tfm.callbacks.WeightAveraging",
         ),
+        (
+            ["--trainer.callbacks+=LearningRateFinder"],
+            "must not contain LearningRateFinder, .*; try lightning-tfm sweep",
+        ),
+        (["--trainer.callbacks+=BatchSizeFinder"], "must not contain BatchSizeFinder, .*; try lightning-tfm plan"),
+        (
+            ["--trainer.callbacks+={class_path: Timer, init_args: {interval: epoch}}", "--dry-run"],
+            "interval of Timer must not count epochs",
+        ),
+        (["--trainer.limit_test_batches=0"], "trainer.limit_test_batches must be above 0"),
+        (
+            ["--trainer.limit_test_batches=0.001", "--dry-run"],
+            r"limit_test_batches must leave at least one of \d+ batch",
+        ),
+        (["--trainer.limit_val_batches=0.001", "--dry-run"], r"limit_val_batches must leave at least one of \d+ batch"),
     ],
 )
 def test_a_mistake_found_by_torch_or_lightning_is_one_line(options, message, monkeypatch, tmp_path, capsys):

@@ -8,7 +8,13 @@ from functools import partial
 
 import lightning
 import pytest
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.loggers import CSVLogger
 
 import lightning_tfm
@@ -32,6 +38,7 @@ from lightning_tfm.callbacks import AttentionLogger, Predictions
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.checkpoint import latest_valid, verify_checksum
 from lightning_tfm.optimizers import AdamW
+from lightning_tfm.strategies import Elastic
 from runs import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
@@ -179,6 +186,24 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
             {"max_steps": 2, "callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]},
             "must not contain StochasticWeightAveraging",
         ),
+        ({"max_steps": 9, "min_steps": 2}, "trainer.min_steps must not count epochs"),
+        ({"max_steps": 9, "min_epochs": 2}, "trainer.min_epochs must not count epochs"),
+        ({"max_steps": 9, "check_val_every_n_epoch": 2}, "trainer.check_val_every_n_epoch must not count epochs"),
+        (
+            {"max_steps": 9, "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)]},
+            "check_on_train_epoch_end of EarlyStopping must not count epochs",
+        ),
+        ({"max_steps": 9, "callbacks": [ModelCheckpoint(every_n_epochs=2)]}, "every_n_epochs of ModelCheckpoint must"),
+        (
+            {"max_steps": 9, "callbacks": [ModelCheckpoint(save_on_train_epoch_end=True)]},
+            "save_on_train_epoch_end of ModelCheckpoint must",
+        ),
+        ({"max_steps": 9, "callbacks": [Timer("00:01:00:00", interval="epoch")]}, "interval of Timer must not count"),
+        (
+            {"max_steps": 9, "callbacks": [GradientAccumulationScheduler({0: 2})]},
+            "must not contain GradientAccumulationScheduler, .*; try trainer.accumulate_grad_batches",
+        ),
+        ({"max_steps": 9, "strategy": Elastic(2), "limit_val_batches": 3}, "limit_val_batches must be 1.0 or 0"),
     ],
 )
 def test_settings_that_the_command_refuses_are_refused_in_python(settings, message, tmp_path):
@@ -187,6 +212,24 @@ def test_settings_that_the_command_refuses_are_refused_in_python(settings, messa
     trainer = lightning.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, **settings)
     with pytest.raises(UserError, match=message):
         trainer.fit(module, data)
+
+
+def test_epochs_are_counted_where_lightning_has_several(tmp_path):
+    data = Copy(**SIZES)
+    module = Seq2SeqModule.from_data(data, AttentionLSTM.from_data(data, d_model=8))
+    callbacks = [EarlyStopping("val/loss"), ModelCheckpoint(every_n_epochs=2, save_top_k=-1)]
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        max_epochs=4,
+        min_epochs=2,
+        callbacks=callbacks,
+    )
+    trainer.fit(module, data)
+    assert trainer.current_epoch == 4
+    assert len(list(tmp_path.glob("**/*.ckpt"))) == 2
 
 
 def test_a_folder_is_refused_with_the_checkpoint_in_it(reference):

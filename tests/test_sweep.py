@@ -321,6 +321,10 @@ def test_a_sweep_of_wandb_is_refused(path):
         ({"search": {"data.batch_size": {"values": ["many"]}}}, "data.batch_size|data.init_args.batch_size"),
         ({"search": {"trainer.max_epochs": {"values": [1, 2]}}}, "trainer.max_epochs must not be set in a sweep"),
         (
+            {"settings": {"trainer.check_val_every_n_epoch": 1}},
+            "trainer.check_val_every_n_epoch must not be set in a sweep, .*; set val_check_interval",
+        ),
+        (
             {"search": {"trainer.accumulate_grad_batches": {"values": [1, 2]}}},
             "search must not contain trainer.max_steps, val_check_interval or accumulate_grad_batches",
         ),

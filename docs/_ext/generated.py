@@ -29,6 +29,7 @@ TRAINER_SETTINGS = (
     "max_steps",
     "max_epochs",
     "val_check_interval",
+    "check_val_every_n_epoch",
     "precision",
     "accelerator",
     "devices",
@@ -163,7 +164,8 @@ def _fit() -> str:
         "### Trainer",
         "The most used settings of Lightning's `Trainer`; it accepts all others too.\n"
         "A run is one stream of batches until `trainer.max_steps`. If `trainer.max_epochs` is set, `fit` computes\n"
-        "`max_steps` from it, overriding that of a YAML file. `trainer.limit_train_batches` must not be set.",
+        "`max_steps` from it, overriding that of a YAML file, and `val_check_interval` from\n"
+        "`trainer.check_val_every_n_epoch`. `trainer.limit_train_batches` and `trainer.min_steps` must not be set.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in trainer]),
         "### Model and data",
         "| option | meaning |\n|---|---|\n"

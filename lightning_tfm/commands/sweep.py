@@ -157,10 +157,11 @@ class Worker:
         """
         specification = self.specification
         given = {*specification.settings, *specification.search}
-        if "trainer.max_epochs" in given or self.experiment.get("trainer", {}).get("max_epochs") not in (None, -1):
-            raise UserError(
-                "trainer.max_epochs must not be set in a sweep, whose trials are compared by steps; set max_steps"
-            )
+        for name, instead in (("max_epochs", "max_steps"), ("check_val_every_n_epoch", "val_check_interval")):
+            if f"trainer.{name}" in given or self.experiment.get("trainer", {}).get(name) not in (None, -1):
+                raise UserError(
+                    f"trainer.{name} must not be set in a sweep, whose trials are compared by steps; set {instead}"
+                )
         self.config = self._parsed(specification.settings)
         for name in (*specification.settings, *specification.search):
             self._check_name(name)

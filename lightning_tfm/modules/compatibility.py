@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from lightning import Callback
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning import Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.parsing_errors import concrete
+from lightning_tfm.parsing_errors import INSTEAD, concrete
 from lightning_tfm.strategies import Elastic, ModelParallel
 
 if TYPE_CHECKING:
     from lightning_tfm.data import TaskDataModule
     from lightning_tfm.modules.task import TaskModule
+
+REFUSED = {
+    BatchSizeFinder: "trains with other batches than the run",
+    GradientAccumulationScheduler: "counts epochs of Lightning, of which a run has one",
+    LearningRateFinder: "sets a learning rate that the model does not have",
+    StochasticWeightAveraging: "changes the learning rate by epochs",
+}
+"""Callbacks of Lightning that are not supported, and why."""
 
 
 def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
@@ -63,6 +79,27 @@ def check_strategy(strategy: Strategy) -> None:
         )
 
 
+def check_limits(strategy: Strategy, settings: Any) -> None:
+    """Check that evaluations with elastic determinism read all batches.
+
+    Args:
+        strategy: the strategy of the Trainer.
+        settings: the Trainer, or its settings.
+
+    Raises:
+        UserError: if a limit, which Lightning applies to each process, selects other rows for each number of processes.
+    """
+    if not isinstance(strategy, Elastic) or strategy.num_shards == 1:
+        return
+    for name in ("limit_val_batches", "limit_test_batches"):
+        limit = getattr(settings, name)
+        if limit and (isinstance(limit, int) or limit < 1):
+            raise UserError(
+                f"trainer.{name} must be 1.0 or 0 with lightning_tfm.strategies.Elastic, since a limit of the batches "
+                f"selects other rows for each number of processes, but is {limit}; leave it out"
+            )
+
+
 def check_ranks(facts: Mapping[str, Any]) -> None:
     """Check that all processes of a run agree, before they train.
 
@@ -82,14 +119,48 @@ def check_ranks(facts: Mapping[str, Any]) -> None:
                 )
 
 
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
+def check_callbacks(trainer: Trainer) -> None:
     """Check that all callbacks are supported.
 
     Raises:
         UserError: if one is not.
     """
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-        raise UserError(
-            "trainer.callbacks must not contain StochasticWeightAveraging, which changes the learning rate by "
-            "epochs; try lightning_tfm.callbacks.WeightAveraging"
-        )
+    for callback in trainer.callbacks:
+        for cls, reason in REFUSED.items():
+            if isinstance(callback, cls):
+                name = cls.__name__
+                raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {INSTEAD[name]}")
+
+
+def check_epochs(trainer: Trainer) -> None:
+    """Check that nothing counts epochs of Lightning if the run ends at `max_steps`, since it then is a single epoch.
+
+    Raises:
+        UserError: if a setting does.
+    """
+    if trainer.max_steps < 1:
+        return
+    settings: list[tuple[str, object, str]] = [
+        ("trainer.min_epochs", trainer.min_epochs and not trainer.min_steps, "raise trainer.max_steps"),
+        ("trainer.min_steps", trainer.min_steps, "raise trainer.max_steps"),
+        (
+            "trainer.check_val_every_n_epoch",
+            (trainer.check_val_every_n_epoch or 1) > 1,
+            "set it to null, and trainer.val_check_interval to a number of batches",
+        ),
+    ]
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping):
+            mend = "set it to false, and trainer.val_check_interval to a number of batches"
+            settings.append(("check_on_train_epoch_end of EarlyStopping", callback._check_on_train_epoch_end, mend))
+        elif isinstance(callback, ModelCheckpoint):
+            mend = "leave it out to save after each validation, or set every_n_train_steps"
+            settings.append(("every_n_epochs of ModelCheckpoint", callback._every_n_epochs > 1, mend))
+            settings.append(("save_on_train_epoch_end of ModelCheckpoint", callback._save_on_train_epoch_end, mend))
+        elif isinstance(callback, Timer):
+            settings.append(("interval of Timer", callback._interval == "epoch", "set it to step"))
+    for name, counts_epochs, mend in settings:
+        if counts_epochs:
+            raise UserError(
+                f"{name} must not count epochs, since a run of trainer.max_steps is one epoch of Lightning; {mend}"
+            )

@@ -28,7 +28,14 @@ from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.configuration import flatten
 from lightning_tfm.data import Sharding, TaskDataModule, stable_hash
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.modules.compatibility import check_callbacks, check_pair, check_ranks, check_strategy
+from lightning_tfm.modules.compatibility import (
+    check_callbacks,
+    check_epochs,
+    check_limits,
+    check_pair,
+    check_ranks,
+    check_strategy,
+)
 from lightning_tfm.networks import Network
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.parallel import (
@@ -249,6 +256,8 @@ class TaskModule(Predictor, LightningModule):
             self.trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         if self.trainer.precision == "64-true":
             self.double()
+        if not self.trainer.fast_dev_run:  # which sets limits
+            check_limits(self.trainer.strategy, self.trainer)
         if self.trainer.datamodule is not None:
             self.check_data(self.trainer.datamodule, self.trainer)
             # The data module divides batches among processes, so Lightning must not do it again.
@@ -347,7 +356,9 @@ class TaskModule(Predictor, LightningModule):
 
     def on_fit_start(self) -> None:
         check_strategy(self.trainer.strategy)
-        check_callbacks(self.trainer.callbacks)
+        check_callbacks(self.trainer)
+        if not self.trainer.fast_dev_run:  # which sets max_steps
+            check_epochs(self.trainer)
         if not self.is_restored and not is_parallel(self.network):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
