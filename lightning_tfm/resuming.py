@@ -12,7 +12,7 @@ from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
-from lightning_tfm.callbacks.summary import SUMMARY
+from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
 from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.configuration import is_below, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -24,6 +24,7 @@ RECORDED = (
     "trainer.accelerator",
     "trainer.devices",
     "trainer.max_steps",
+    "trainer.max_time",
     "trainer.num_nodes",
     "trainer.plugins",
     "trainer.strategy",
@@ -67,8 +68,8 @@ def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption 
     """Return the checkpoint from which `fit` resumes a run.
 
     Args:
-        ckpt_path: the folder of a run, or `last` for the newest unfinished run or, if there is none, the newest run
-            that finished after fewer steps.
+        ckpt_path: the folder of a run, or `last` for the newest unfinished run or, if there is none, the newest run,
+            if it finished after fewer steps or a time limit.
         folder: the folder of the experiment, which contains a folder for each run.
         max_steps: the number of steps to train; None if the learning rate depends on it, so that a finished run cannot
             be extended.
@@ -112,30 +113,32 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
 
 
 def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
-    """Return the newest unfinished run of an experiment or, to extend it, the newest that finished with fewer steps."""
+    """Return the newest unfinished run of an experiment or, to extend it, the newest run, if it has fewer steps."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
+    if not runs:
+        rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
+        return None
     unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
-    extendable = {run for run in runs - unfinished if not _has_finished(run, max_steps)}
-    for candidates in (unfinished, extendable):
-        path = _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
-        if path is not None:
-            return _resumption(path)
-    if unfinished | extendable:
+    path = None
+    for candidates in (unfinished, runs - unfinished):
+        path = path or _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
+    if path is None:
         raise UserError(_no_checkpoint(folder))
-    if runs:
+    if _has_finished(path.parents[1], max_steps):
         raise UserError(
             f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; "
-            f"{_extension(max_steps, 'the newest one')}start a new run without --ckpt_path"
+            f"{_extension(max_steps, path.parents[1])}start a new run without --ckpt_path"
         )
-    rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
-    return None
+    return _resumption(path)
 
 
-def _extension(max_steps: int | None, run: str) -> str:
+def _extension(max_steps: int | None, run: Path) -> str:
     """Return the advice to extend a finished run, or why it cannot be extended."""
+    if read_json(run / SUMMARY).get("stopped_early"):
+        return f"it has stopped early: to train on in a new folder, name {str(run / 'checkpoints/last.ckpt')!r}, or "
     if max_steps is None:
         return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
-    return f"raise trainer.max_steps ({max_steps}) to extend {run}, or "
+    return f"raise trainer.max_steps ({max_steps}) to extend {str(run)!r}, or "
 
 
 def _named_run(run: Path, max_steps: int | None) -> Resumption:
@@ -144,7 +147,7 @@ def _named_run(run: Path, max_steps: int | None) -> Resumption:
     if _has_finished(run, max_steps):
         raise UserError(
             f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; "
-            f"{_extension(max_steps, 'it, unless it has stopped early')}start a new run without --ckpt_path"
+            f"{_extension(max_steps, run)}start a new run without --ckpt_path"
         )
     path = _newest_undamaged(run.glob("checkpoints/*"))
     if path is None:
@@ -158,7 +161,9 @@ def _has_finished(run: Path, max_steps: int | None) -> bool:
     if not path.is_file():
         return False
     summary = read_json(path)
-    return bool(max_steps is None or summary["steps"] >= max_steps or summary.get("stopped_early"))
+    if stopped := summary.get("stopped_early"):
+        return bool(stopped != TIME_LIMIT or (max_steps is not None and summary["steps"] >= max_steps))
+    return bool(max_steps is None or summary["steps"] >= max_steps)
 
 
 def _newest_undamaged(paths: Iterable[Path]) -> Path | None:

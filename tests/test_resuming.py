@@ -640,8 +640,45 @@ def test_a_run_that_stopped_early_has_finished(tmp_path):
     before = contents(tmp_path / "runs")
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
-    assert "needs an unfinished run" in child.err.read_text()
+    message = child.err.read_text()
+    assert "needs an unfinished run" in message
     assert contents(tmp_path / "runs") == before
+    (path,) = re.findall("train on in a new folder, name '(.*?)'", message)
+    for version, settings, steps in ((1, {"trainer.callbacks": STOPPING % "val/loss"}, 48), (2, {}, 60)):
+        child = run(*fit("gpt", f"--ckpt_path={path}", **settings), cwd=tmp_path)
+        assert child.wait() == 0, child.err.read_text()
+        assert summary_of(tmp_path, version)["steps"] == steps
+    assert contents(tmp_path / "runs").items() >= before.items()
+
+
+def summary_of(cwd, version):
+    return json.loads((cwd / f"runs/copy_gpt/version_{version}/summary.json").read_text())
+
+
+@pytest.mark.run
+def test_a_run_is_continued_after_a_time_limit(tmp_path):
+    """Each run has its own time limit, and the last one the weights of a run without any."""
+    whole, limited = new_folders(tmp_path, "whole", "limited")
+    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 10**6}
+    steps = [0]
+    for version in (0, 1):
+        child = run(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited)
+        assert child.wait() == 0, child.err.read_text()
+        summary = summary_of(limited, version)
+        assert summary["stopped_early"] == "time limit"
+        steps.append(summary["steps"])
+    assert 0 < steps[1] < steps[2]
+    settings["trainer.max_steps"] = steps[2] + 3
+    arguments = fit("gpt", "--ckpt_path=last", **settings)
+    assert run(*arguments, cwd=limited).wait() == 0
+    assert run(*arguments, cwd=whole).wait() == 0
+    runs = (limited / "runs/copy_gpt/version_2", whole / "runs/copy_gpt/version_0")
+    ours, theirs = (read(run / "checkpoints/last.ckpt") for run in runs)
+    for name in ("global_step", "state_dict", "optimizer_states"):
+        equal(ours[name], theirs[name])
+    child = run(*arguments, cwd=limited)
+    assert child.wait() == 2
+    assert "but all have finished; raise trainer.max_steps" in child.err.read_text()
 
 
 @pytest.mark.run

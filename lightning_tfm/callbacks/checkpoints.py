@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -103,8 +103,14 @@ class Checkpoints(Checkpoint):
         state = checkpoint["callbacks"].get(self.state_key)
         if state is None or trainer.state.fn != TrainerFn.FITTING:
             return
-        trainer.should_stop = state["stopped"]
         self.higher_is_better = state["higher_is_better"]
+        if self.dirpath and Path(trainer.ckpt_path or "").resolve().parent == self.dirpath.resolve():
+            trainer.should_stop = state["stopped"]
+        else:  # a new run, which trains on: it has a time limit and a patience of its own
+            ended = (Timer, EarlyStopping) if state["stopped"] else Timer
+            for callback in trainer.callbacks:
+                if isinstance(callback, ended):
+                    checkpoint["callbacks"].pop(callback.state_key, None)
         # A run resumed in a new folder has no best checkpoint there yet, and a damaged one is ignored.
         best = self.dirpath / "best.ckpt" if self.dirpath else None
         if best and is_whole(best):
@@ -152,7 +158,7 @@ class Checkpoints(Checkpoint):
                     name, setting = callback.monitor, "{} of EarlyStopping in trainer.callbacks"
                     _check_monitor(trainer, setting, name, callback.mode, directions.get(name))
             return
-        self.stopped = trainer.should_stop
+        self.stopped = trainer.should_stop and not time_is_up(trainer)
         if self.mode is None:
             self.higher_is_better = directions[self.monitor]
         score = trainer.callback_metrics[self.monitor].item() * (-1 if self.higher_is_better else 1)
@@ -177,13 +183,11 @@ class Checkpoints(Checkpoint):
 
     def _save_if_due(self, trainer: Trainer, signum: int | None) -> None:
         """Save last.ckpt if it is time to, or if training ends after a signal of any process."""
-        self.stopped = trainer.should_stop
+        self.stopped = trainer.should_stop and not time_is_up(trainer)
         self.ending = signum
         step = trainer.global_step
-        due = (
-            step % self.every_n_train_steps == 0 or step == trainer.max_steps or self.stopped or self.ending is not None
-        )
-        if due and self.dirpath:
+        due = step % self.every_n_train_steps == 0 or step == trainer.max_steps
+        if (due or trainer.should_stop or self.ending is not None) and self.dirpath:
             self._save(trainer, self.last_model_path)
             self.saved_step = step
 
@@ -231,6 +235,12 @@ class Checkpoints(Checkpoint):
         for signum, handler in self.handlers.items():
             signal.signal(signum, handler)
         self.handlers = {}
+
+
+def time_is_up(trainer: Trainer) -> bool:
+    """Return whether a time limit, such as `trainer.max_time`, ends the training."""
+    timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
+    return any(remaining is not None and remaining <= 0 for remaining in (timer.time_remaining() for timer in timers))
 
 
 def _flush(trainer: Trainer) -> None:

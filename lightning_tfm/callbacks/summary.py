@@ -9,12 +9,16 @@ from typing import Any, cast
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_tfm.callbacks.checkpoints import time_is_up
 from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder
 from lightning_tfm.modules.task import TaskModule, test_prefix
 
 SUMMARY = "summary.json"
 """Name of the file that is written last and thus marks a finished run."""
+
+TIME_LIMIT = "time limit"
+"""Reason to stop early after which a run can be continued."""
 
 
 def results(trainer: Trainer) -> dict[str, dict[str, float]]:
@@ -55,7 +59,8 @@ class Summary(Callback):
     - `samples_per_second`: the throughput over this time.
     - `checkpoint`: only in a later test or validation, the checkpoint; replaces the two values about training.
     - `steps`: the number of training steps.
-    - `stopped_early`: true if there are fewer steps than `max_steps`, otherwise missing.
+    - `stopped_early`: "time limit" or "callback", such as EarlyStopping, if there are fewer steps than `max_steps`;
+      otherwise missing.
     - `parameters`: the number of parameters.
     - `seed`: the seed.
     """
@@ -121,7 +126,7 @@ class Summary(Callback):
                 "steps": trainer.global_step,
             }
             if trainer.global_step < trainer.max_steps:
-                facts["stopped_early"] = True
+                facts["stopped_early"] = TIME_LIMIT if time_is_up(trainer) else "callback"
         summary = {
             **evaluated,
             "higher_is_better": {name: value for name, value in directions.items() if value is not None},
