@@ -386,6 +386,8 @@ class TfmCLI(LightningCLI):
             self.model.load_pretrained()
         if self.resumed is not None:
             check_data(self.resumed.run, self.fingerprint, self.datamodule.fingerprint)
+        if not self.trainer.loggers:
+            rank_zero_print("trainer.logger is false: no checkpoint is saved, and the last weights are tested")
         if self._enter("version"):
             self.lock = open_run(self.trainer.logger, self.resumed, None if path is None else self.step)
 

@@ -21,6 +21,10 @@ GRACE = 10.0
 """Seconds in which a process ends by itself after another one has failed, for example with the same error."""
 
 
+STRANGERS = 32
+"""Most connections that have not introduced themselves; the oldest are closed."""
+
+
 class Endpoint(NamedTuple):
     """Address at which the process of rank 0 accepts connections.
 
@@ -218,8 +222,9 @@ class Monitor:
                 self.verdict = text
 
     def _drop_strangers(self) -> None:
-        for peer in [peer for peer in self.peers if peer.rank is None]:
-            if peer.closed or peer.silent > GRACE or len(peer.received) > 4096:
+        strangers = [peer for peer in self.peers if peer.rank is None]
+        for index, peer in enumerate(reversed(strangers)):  # many would use up the file descriptors
+            if index >= STRANGERS or peer.closed or peer.silent > GRACE or len(peer.received) > 4096:
                 self._remove(peer)
 
     def _send(self, line: str, peers: Iterable[Peer] | None = None) -> None:

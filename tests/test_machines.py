@@ -21,7 +21,7 @@ import pytest
 
 from lightning_tfm.callbacks import Heartbeat
 from lightning_tfm.errors import UserError
-from lightning_tfm.heartbeat import Endpoint, Monitor
+from lightning_tfm.heartbeat import STRANGERS, Endpoint, Monitor
 from runs import (
     EXPERIMENTS,
     TWO_PROCESSES,
@@ -280,6 +280,10 @@ def test_another_program_cannot_disturb_the_heartbeats():
         strangers = [socket.create_connection(("127.0.0.1", first.endpoint.port)) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
         strangers[1].sendall(b"x" * 10_000)
+        flood = [socket.create_connection(("127.0.0.1", first.endpoint.port), timeout=5) for _ in range(2 * STRANGERS)]
+        for stranger in flood[:STRANGERS]:
+            assert stranger.recv(1) == b"", "the oldest are closed"
+        strangers += flood
         second = Monitor(5, first.endpoint, rank=1)
         for stranger in strangers:
             stranger.close()

@@ -433,6 +433,7 @@ def test_a_run_without_a_logger_writes_nothing(tmp_path):
     child = run(*fit("gpt", "--trainer.logger=false"), cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     assert "exact_match" in child.out.read_text()
+    assert "no checkpoint is saved, and the last weights are tested" in child.err.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}
 
 
