@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import yaml
-from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
+from jsonargparse import ActionConfigFile, Namespace, _loaders_dumpers, _optionals, set_parsing_settings
 from lightning import Trainer
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -37,7 +37,7 @@ from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import read_index
 from lightning_tfm.cluster import check_port, check_processes, launched_settings
-from lightning_tfm.configuration import read_yaml
+from lightning_tfm.configuration import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import Sharding, TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
@@ -96,12 +96,18 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
             values = str(find_experiment(values))
-        if os.path.isfile(values):  # a pipe could not be read twice
-            read_yaml(Path(values), "--config")
-        super().__call__(parser, cfg, values, option_string)
+        text = read_yaml_text(Path(values), "--config")
+        parse_yaml(text, Path(values), "--config")
+        # The text, since the parser reads no files; the comment, since it takes a lone `NAME:` for a string.
+        super().__call__(parser, cfg, f"#\n{text}", option_string)
+        cfg[self.dest][-1] = values
         for name in ("trainer", "checkpoint", "heartbeat"):  # the parser checks classes only
             if not isinstance(cfg[name], Namespace):
                 raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
+
+
+class ParserLoader(BoundedLoader, _loaders_dumpers.get_yaml_default_loader()):  # type: ignore[misc]  # untyped
+    """Loader of the parser, for YAML files and for values of settings."""
 
 
 class TfmCLI(LightningCLI):
@@ -472,6 +478,9 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     # This logger discards all records; without a level, one would be created for each denied name, which takes 0.1 s.
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
+    _loaders_dumpers.yaml_default_loader = ParserLoader
+    # No path has this mode, file and not a file. Otherwise, each setting may name a file or an address to read it from.
+    _optionals._config_read_mode = "fF"
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # errors are a single line
     # Lightning 2.6 calls a function that torch 2.13 has deprecated

@@ -29,7 +29,33 @@ SEEDS = ("seed_everything", "data.init_args.seed")
 """Settings that are the seed of a run."""
 
 
-class _Loader(yaml.SafeLoader):
+MAX_NODES, MAX_DEPTH, MAX_INTEGER = 10_000, 100, 2**63 - 1
+"""Limits of a YAML document: its values, with aliases replaced, the levels of nesting, and the size of an integer."""
+
+
+class BoundedLoader:
+    """Mixin for loaders of PyYAML that rejects a document beyond the limits before it is composed.
+
+    Without them, a short document with nested aliases takes all memory, and deep nesting ends the process.
+    """
+
+    def __init__(self, stream: str) -> None:
+        _check_size(stream)
+        super().__init__(stream)  # type: ignore[call-arg]  # of a loader
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)  # type: ignore[misc]  # of a loader
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a tag, such as !!int
+            raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise yaml.MarkedYAMLError(
+                problem=f"an integer must be at most {MAX_INTEGER}", problem_mark=node.start_mark
+            )
+        return value
+
+
+class _Loader(BoundedLoader, yaml.SafeLoader):
     """Loader that rejects duplicate keys in a mapping, of which PyYAML would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -58,8 +84,13 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
     Raises:
         UserError: if the file cannot be read, is not UTF-8 or valid YAML, or does not contain a mapping.
     """
+    return parse_yaml(read_yaml_text(path, setting), path, setting)
+
+
+def read_yaml_text(path: Path, setting: str) -> str:
+    """Read the text of a YAML file, see `read_yaml`."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(
             f"{setting} must name a readable YAML file, but {str(path)!r} is not: {error.strerror}"
@@ -69,6 +100,10 @@ def read_yaml(path: Path, setting: str) -> dict[str, Any]:
         raise UserError(
             f"{setting} must name a YAML file in UTF-8, but line {line} of {str(path)!r} is not; save it in UTF-8"
         ) from None
+
+
+def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
+    """Parse the text of a YAML file, see `read_yaml`."""
     try:
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -119,6 +154,37 @@ def settings_of_weights(config: dict[str, Any]) -> dict[str, Any]:
 def without_seed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings except for the seed, which the runs of an experiment with several seeds have in common."""
     return {name: value for name, value in settings.items() if name not in SEEDS}
+
+
+def _check_size(text: str) -> None:
+    """Check the number of values in a YAML document, with aliases replaced, and the levels of their nesting.
+
+    Raises:
+        yaml.MarkedYAMLError: if the text exceeds a limit, or contains itself.
+    """
+    if len(text) <= MAX_DEPTH and "*" not in text:
+        return
+    total, sizes, open_nodes = 0, dict[str | None, int](), list[tuple[str | None, int]]()
+    try:
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_nodes.pop()
+                sizes[anchor] = total - before
+            elif isinstance(event, yaml.AliasEvent):
+                contains_itself = any(anchor == event.anchor for anchor, _ in open_nodes)
+                total += MAX_NODES if contains_itself else sizes.get(event.anchor, 1)
+            elif isinstance(event, yaml.NodeEvent):
+                if isinstance(event, yaml.CollectionStartEvent):
+                    open_nodes.append((event.anchor, total))
+                total += 1
+            if total > MAX_NODES or len(open_nodes) > MAX_DEPTH:
+                break
+        else:
+            return
+    except yaml.YAMLError:  # the loader reports it
+        return
+    limits = f"at most {MAX_NODES:,} values, with aliases replaced, and at most {MAX_DEPTH} levels of nesting"
+    raise yaml.MarkedYAMLError(problem=f"it must have {limits}", problem_mark=event.start_mark)
 
 
 def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:

@@ -32,14 +32,8 @@ INSTEAD = {
 """What to use instead of classes of Lightning, by their name."""
 
 MISTAKES = {
-    r"^File (does not exist|is not readable): ('.*')": r" must name a YAML file, but \2 \1; try another",
-    r"^Path is not a file: ('.*')": r" must name a YAML file, but \1 is a folder or a device; name a file",
-    r"^Unexpected config:$": " must name a YAML file, but is empty",
-    r"Invalid content in sub-config file (\S+): (.*?) in \"<unicode string>\", (line \d+)": (
-        r" must name a valid YAML file, but \3 of '\1' is not: \2"
-    ),
-    r"^'utf-8' codec can't decode (byte \w+ in position \d+)": (
-        r" must name a file in UTF-8, but \1 is not; save it as UTF-8"
+    r"^Expected a path but (.*) either not accessible or invalid Unexpected import path format": (
+        f" must be the name of a class, such as {CLASS}, but is \\1"
     ),
     r"^(?:Unexpected config:|Unable to load config) (\S.*?)(?:  |$)": " must be settings, {NAME: VALUE}, but is \\1",
     r"unhashable type: '(\w+)'|argument of type '(\w+)' is not iterable": (

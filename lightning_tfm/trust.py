@@ -7,6 +7,7 @@ suffice for experiments, and none of them starts a program or calls a function n
 from __future__ import annotations
 
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from lightning_tfm.configuration import MAX_INTEGER
 from lightning_tfm.errors import UserError
 from lightning_tfm.parsing_errors import untrusted
 
@@ -71,6 +73,9 @@ CLASSES = {
 }
 """Trusted classes, by the package that exports them."""
 
+ADDRESS = re.compile(r"[\w+.-]+(://|::)")
+"""Start of an address, from which Lightning would read, or to which it would write, over the network."""
+
 TRUST_HELP = "additional packages to trust, installed or in the current folder; on the command line only"
 
 
@@ -103,7 +108,7 @@ def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
 
 
 def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", callables: bool = False) -> None:
-    """Check that a parsed configuration only names classes that are allowed at their place.
+    """Check that a parsed configuration only names classes that are allowed at their place, and local files.
 
     The parser rejects untrusted classes that it would import. This function also checks values that the parser does
     not, such as arguments of any type, and rejects a network or a module as the value of a setting that takes a
@@ -116,8 +121,12 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
         callables: whether the classes of the part may be callable, such as networks and modules.
 
     Raises:
-        UserError: if a class is not allowed.
+        UserError: if a class is not allowed, a text is an address, or an integer is beyond 64 bits.
     """
+    if isinstance(settings, str) and ADDRESS.match(settings):
+        raise UserError(f"{key} must not be an address, but is {settings!r}; download it, and name the local file")
+    if isinstance(settings, int) and abs(settings) > MAX_INTEGER:
+        raise UserError(f"{key} must be at most {MAX_INTEGER}, but has more digits; try a smaller number")
     if isinstance(settings, list | tuple):
         for value in settings:
             check_classes(value, trust_packages, key, callables)

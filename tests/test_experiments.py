@@ -634,7 +634,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("data: 3", f"data: must be a class, such as {SPEC}, but is 3"),
         ("data: [1]", f"data: must be a class, such as {SPEC}, but is [1]"),
         ("data: {class_path: Dtae}", f"must be a class, such as {SPEC}, but is Dtae; did you mean 'Date'?"),
-        ("data:", "--config must be settings, {NAME: VALUE}, but is data:"),
+        ("data:", "data must be set, but is missing; add it to a YAML file"),
         ("data:\nseed_everything: 1", "data must be set, but is missing"),
         ("model:\nseed_everything: 1", "model must be set, but is missing"),
         ("model: {class_path: lightning_tfm.modules.TaskModule}", "lightning_tfm.modules.TaskModule is abstract"),
@@ -677,6 +677,10 @@ def test_model_needs_a_class_path(no_data, monkeypatch, capsys, tmp_path):
     assert f"model: must be a class, such as {SPEC}" in mistake(monkeypatch, capsys, "fit", "--config", "mistake.yaml")
 
 
+TOO_LARGE = "it must have at most 10,000 values, with aliases replaced, and at most 100 levels of nesting"
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
 INVALID = {
     "trainer:\n  max_steps: 3\n max_epochs: 4\n": (3, "expected <block end>"),
     "trainer:\n\tmax_steps: 3\n": (2, "indent with spaces"),
@@ -688,10 +692,19 @@ INVALID = {
     "data: 3\ntrainer: a\x07b\n": (2, r"the character '\x07'"),
     "data: 3\ntrainer: !!python/name:os.system\n": (2, "could not determine a constructor"),
     "data: 3\n---\ntrainer: 3\n": (2, "but found another document"),
+    "data: 3\ntrainer: !!int three\n": (2, "invalid literal for int"),
+    f"data: 3\ntrainer: {{max_steps: {'9' * 400}}}\n": (2, "an integer must be at most 9223372036854775807"),
+    f"data: 3\ntrainer: {{max_steps: {'9' * 5000}}}\n": (2, "Exceeds the limit"),
+    "data: 3\ntrainer: &it [*it]\n": (2, TOO_LARGE),
+    f"data: 3\ntrainer: {'[' * 3000}{']' * 3000}\n": (2, TOO_LARGE),
+    f"data: 3\ntrainer: {'[' * 200_000}\n": (2, TOO_LARGE),
+    "data: 3\ntrainer:\n" + "- " * 3000 + "a\n": (3, TOO_LARGE),
+    f"data: 3\n{BOMB}": (6, TOO_LARGE),
+    f"[{'x, ' * 20_000}]": (1, TOO_LARGE),
 }
 
 
-@pytest.mark.parametrize("text", INVALID)
+@pytest.mark.parametrize("text", INVALID, ids=lambda text: repr(text[:40]))
 def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("a folder").mkdir()
@@ -703,6 +716,14 @@ def test_invalid_yaml_is_reported_with_its_file_and_line(text, monkeypatch, caps
     start = f"error: --config must name a valid YAML file, but line {line} of 'a folder/mistake.yaml' is not: "
     assert start in message
     assert problem in message.partition(start)[2]
+
+
+@pytest.mark.parametrize("value", [BOMB, "[" * 200_000, "9" * 400], ids=["aliases", "nesting", "integer"])
+@pytest.mark.parametrize("setting", ["trainer.max_steps", "trainer.callbacks", "data.batch_size", "model.optimizer.lr"])
+def test_the_limits_of_yaml_apply_to_single_settings(setting, value, no_data, monkeypatch, capsys, tmp_path):
+    """The parser reads the value of an option, and a string in a YAML file, as YAML."""
+    monkeypatch.chdir(tmp_path)
+    assert mistake(monkeypatch, capsys, "fit", "--config", COPY, f"--{setting}={value}")
 
 
 @pytest.mark.parametrize(
@@ -738,13 +759,9 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
     ("arguments", "message"),
     [
         (["fit", "--config", "none.yaml"], "none.yaml"),
-        (["fit", "--config", "none.yaml"], "--config must name a YAML file, but "),
-        (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is a folder or a device; name a file"),
-        (["fit", "--config", COPY, "--data", sys.executable], "data must name a file in UTF-8, but byte 0x"),
-        (
-            ["fit", "--config", COPY, "--data", "part.yaml"],
-            "data must name a valid YAML file, but line 2 of 'part.yaml' is not",
-        ),
+        (["fit", "--config", "none.yaml"], "--config must name a readable YAML file, but "),
+        (["fit", "--config", COPY, "--config", EXPERIMENTS], "experiments' is not: Is a directory"),
+        (["fit", "--config", COPY, "--data", "a/b.yaml"], f"data must be the name of a class, such as {SPEC}, but is"),
         (["fit", "--config", COPY, "--data.class_path=[a, b]"], "data.class_path must be the name of a class"),
         (["fit", "--config", COPY, "--data.init_args=[a]"], "data.init_args must be a mapping of settings"),
         (
@@ -760,7 +777,7 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
             "trainer.callbacks.class_path must be the name of a class",
         ),
         (["fit", "--config", COPY, COPY], "an argument must be --SETTING VALUE, such as --config YAML, but is "),
-        (["fit", "--config", ""], "--config must name a YAML file, but is empty"),
+        (["fit", "--config", ""], "--config must name a readable YAML file, but '.' is not: Is a directory"),
         (["fit", "--config", COPY, "--data=null"], "data must be set, but is missing; add it to a YAML"),
         (["fit", "--config", COPY, "--trainer=3"], "trainer must be settings, {NAME: VALUE}, but is '3'"),
         (
@@ -800,7 +817,6 @@ def test_a_mistake_on_the_command_line_is_reported_in_one_line(
     arguments, message, no_data, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    Path("part.yaml").write_text("class_path: datamodules.Copy\ninit_args: {]\n")
     assert message in mistake(monkeypatch, capsys, *arguments)
 
 

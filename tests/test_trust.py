@@ -10,6 +10,7 @@ import sysconfig
 import typing
 from pathlib import Path
 
+import fsspec
 import lightning
 import pytest
 import torch
@@ -246,6 +247,40 @@ def test_an_untrusted_class_is_refused_in_every_setting(place, parse_only, monke
     assert not Path("canary").exists()
     fit_with(settings, monkeypatch, "--trust-package=planted")
     assert Path("canary").exists() or place == "keyword of no signature", "the parser imports trusted packages"
+
+
+VALUES = {
+    **{place: lambda it, place=place: PLACES[place]({"class_path": it}) for place in PLACES},
+    **{place: lambda it, place=place: {place: it} for place in ("data", "model", "trainer", "checkpoint", "heartbeat")},
+    "item": lambda it: {"trainer": {"callbacks": [it]}},
+    "folder": lambda it: {"trainer": {"default_root_dir": it}},
+    "folder of a logger": lambda it: {
+        "trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": it}}}
+    },
+}
+
+
+@pytest.mark.parametrize("value", ["http://127.0.0.1:9/x.yaml", "ftp://127.0.0.1:9/x", "memory::x", "planted.yaml"])
+@pytest.mark.parametrize("place", VALUES)
+def test_a_setting_is_not_read_from_a_file_or_an_address(place, value, parse_only, monkeypatch, capsys):
+    def opened(*arguments, **settings):
+        raise AssertionError(arguments)
+
+    Path("planted.yaml").write_text("accelerator: cpu\n")
+    monkeypatch.setattr(sys.modules["jsonargparse._paths"].Path, "read_text", opened)
+    monkeypatch.setattr(fsspec, "open", opened)
+    status = fit_with(VALUES[place](value), monkeypatch)
+    assert status == 2 or value == "planted.yaml"
+    assert len(capsys.readouterr().err.splitlines()) == (status == 2)
+
+
+@pytest.mark.parametrize("option", ["accelerator", "callbacks", "precision", "logger", "profiler", "strategy"])
+def test_a_file_with_the_name_of_a_value_is_not_read(option, parse_only, monkeypatch, capsys):
+    values = {"accelerator": "cpu", "callbacks": "Compile", "precision": "bf16-mixed", "logger": "CSVLogger"}
+    value = values.get(option, "simple" if option == "profiler" else "ddp")
+    Path(value).write_text("{]")
+    options = ["--trainer.logger.save_dir=runs"] if option == "logger" else []
+    assert fit_with({}, monkeypatch, f"--trainer.{option}={value}", *options) == 0, capsys.readouterr().err
 
 
 SAMPLE = [
