@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from lightning_tfm.checkpoint import read_index
+from lightning_tfm.configuration import parse_yaml
 from lightning_tfm.errors import UserError
+
+LOGGERS: dict[str, dict[str, Any]] = {
+    "CSVLogger": {"save_dir": "runs", "name": None},
+    "TensorBoardLogger": {"save_dir": "runs"},
+    "WandbLogger": {"save_dir": "runs"},
+}
+"""Settings that replace those of a logger in a checkpoint, except for KEPT."""
+
+KEPT = ("flush_logs_every_n_steps", "log_best", "offline", "prefix", "project")
+"""Settings of loggers that name neither a folder, a run nor an account."""
+
+SAVING = ("ModelCheckpoint", "OnExceptionCheckpoint")
+"""Callbacks that write checkpoints, which are ignored in a checkpoint."""
 
 
 def with_options(arguments: list[str], folder: Path) -> list[str]:
@@ -35,6 +52,34 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
             f"CHECKPOINT must hold the configuration of its experiment, but {str(path)!r}, which was not written by "
             f"`lightning-tfm fit`, does not; try lightning-tfm {command} --config YAML --ckpt_path CHECKPOINT"
         )
-    config = folder / f"{Path(experiment['name']).name}.yaml"
-    config.write_text(experiment["config"], encoding="utf-8")
+    try:
+        name, settings = Path(experiment["name"]).name, _settings(experiment["config"], path)
+        name.encode()  # a name that is not valid Unicode could not be written to files
+        config = folder / f"{name if name.strip('.') else 'unnamed'}.yaml"
+        config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        reason = f": {error}" if isinstance(error, UserError) else ""
+        raise UserError(
+            f"{str(path)!r} must hold the configuration of its experiment, but it is damaged{reason}"
+        ) from None
     return [command, "--config", str(config), "--ckpt_path", str(path), *options[1:]]
+
+
+def _settings(text: str, path: Path) -> dict[str, Any]:
+    """Return the settings in a checkpoint, except for those that name a place to write to or an account.
+
+    Args:
+        text: the settings as YAML.
+        path: the path of the checkpoint.
+    """
+    settings = parse_yaml(text, path, "CHECKPOINT")
+    trainer = settings["trainer"]
+    trainer["default_root_dir"] = trainer["profiler"] = None
+    if isinstance(loggers := trainer["logger"], list):
+        for logger in loggers:
+            if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:
+                kept = {name: value for name, value in logger["init_args"].items() if name in KEPT}
+                logger["init_args"], logger["dict_kwargs"] = {**replaced, **kept}, {}
+    if isinstance(callbacks := trainer["callbacks"], list):
+        trainer["callbacks"] = [each for each in callbacks if each["class_path"].rpartition(".")[2] not in SAVING]
+    return settings

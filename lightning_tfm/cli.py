@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentError
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -35,7 +36,7 @@ from lightning_tfm.callbacks.heartbeat import is_of_communication
 from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
-from lightning_tfm.checkpoint import read_index
+from lightning_tfm.checkpoint import bounded_by, read_index
 from lightning_tfm.cluster import check_port, check_processes, launched_settings
 from lightning_tfm.configuration import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
@@ -121,6 +122,7 @@ class TfmCLI(LightningCLI):
     Attributes:
         resumed: the run that `fit` resumes; None for a new run.
         changed: the settings that differ from the checkpoint from which training starts, as (old, new).
+        checkpoint: the content of the checkpoint from which training starts or that is evaluated, until it is checked.
         folder: the folder of the run or the test.
     """
 
@@ -128,6 +130,7 @@ class TfmCLI(LightningCLI):
         self.command = command
         self.resumed: Resumption | None = None
         self.changed: dict[str, tuple[Any, Any]] = {}
+        self.checkpoint: dict[str, Any] = {}
         self.folder = RunFolder()
         try:
             super().__init__(*arguments, **settings)
@@ -236,7 +239,7 @@ class TfmCLI(LightningCLI):
         config.trainer.fast_dev_run = config.trainer.fast_dev_run or config.dry_run
         path = config.ckpt_path
         if path is not None and Path(path).is_file():
-            self.changed = changed_settings(Path(path), self.settings())
+            self.changed = self._changed_settings(Path(path))
         elif path is not None and not has_loggers:
             raise UserError(
                 f"--ckpt_path must be a file if trainer.logger is false, but is {path!r}; name a checkpoint"
@@ -251,7 +254,7 @@ class TfmCLI(LightningCLI):
         if self.config.subcommand != "fit":
             if config.ckpt_path == "last":
                 config.ckpt_path = str(newest_checkpoint(folder))
-                self.changed = changed_settings(Path(config.ckpt_path), self.settings())
+                self.changed = self._changed_settings(Path(config.ckpt_path))
             return
         schedule = config.model.init_args.get("lr_schedule")  # a module of the user may have none
         scheduled = schedule is not None and LRSchedule(**schedule.as_dict()).needs_max_steps
@@ -260,7 +263,7 @@ class TfmCLI(LightningCLI):
             config.ckpt_path = None if config.ckpt_path == "last" else config.ckpt_path
             return
         config.ckpt_path = str(self.resumed.checkpoint)
-        self.changed = changed_settings(self.resumed.checkpoint, self.settings())
+        self.changed = self._changed_settings(self.resumed.checkpoint)
         check_changes(self.resumed.run, self.changed, scheduled)
         path = self.resumed.checkpoint
         rank_zero_print(
@@ -268,6 +271,11 @@ class TfmCLI(LightningCLI):
         )
         if not self.resumed.extends:
             continue_run(config.trainer.logger, self.resumed.run)
+
+    def _changed_settings(self, path: Path) -> dict[str, tuple[Any, Any]]:
+        """Read a checkpoint, and return the settings that differ from its settings."""
+        self.checkpoint = read_index(path)
+        return changed_settings(self.checkpoint, path, self.settings())
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the command as in config.yaml."""
@@ -285,7 +293,8 @@ class TfmCLI(LightningCLI):
             for name, value in _class(network.class_path).data_settings(config.data).items():
                 if network.init_args.get(name) is None:
                     network.init_args[name] = value
-            self.instantiate_model_and_trainer()
+            with bounded_by(self.checkpoint["state_dict"], network.init_args) if self.checkpoint else nullcontext():
+                self.instantiate_model_and_trainer()
         except (ArgumentError, MisconfigurationException, TypeError, ValueError) as error:
             raise UserError(format_error(error)) from error
 
@@ -344,7 +353,7 @@ class TfmCLI(LightningCLI):
                 check_interval(settings.val_check_interval, self.trainer.accumulate_grad_batches)
         path = self._get(self.config, "ckpt_path")
         if path is not None:
-            checkpoint = read_index(path)
+            checkpoint, self.checkpoint = self.checkpoint or read_index(path), {}
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
             self.model.resumed_step = self.step

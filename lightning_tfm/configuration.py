@@ -44,6 +44,7 @@ class BoundedLoader:
         super().__init__(stream)  # type: ignore[call-arg]  # of a loader
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node, with an error that has its line for an invalid value."""
         try:
             value = super().construct_object(node, deep)  # type: ignore[misc]  # of a loader
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a tag, such as !!int

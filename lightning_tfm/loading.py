@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from lightning_tfm import networks
-from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint import bounded_by, read
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
 from lightning_tfm.predictors import (
@@ -55,16 +55,27 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     module_name = str(saved.pop("class_path"))
     predictor_class = PREDICTORS.get(module_name) or _import_module(module_name, path, trust_packages)
     try:
-        network = network_class(**saved.pop("network")["init_args"])
+        arguments = saved.pop("network")["init_args"]
+        with bounded_by(checkpoint["state_dict"], arguments):
+            network = network_class(**arguments)
         tokenizer = tokenizer_from_dict(saved.pop("tokenizer"))
+        if tokenizer.vocab_size != network.hyper_parameters.get("vocab_size", tokenizer.vocab_size):
+            raise ValueError("the vocabulary does not fit the network")
         del saved["optimizer"], saved["lr_schedule"]
         if module_name in PREDICTORS:
             saved = {name: saved[name] for name in predictor_class.predictor_arguments}
+        labels = saved.get("labels", [])
+        if not (isinstance(saved.get("max_target_length", 0), int) and all(isinstance(label, str) for label in labels)):
+            raise ValueError("a length or a label is of another type")
         predictor = predictor_class(network, tokenizer, **saved)
         predictor.load_state_dict(checkpoint["state_dict"])
         predictor.longest_source = checkpoint.get("longest_source")
         predictor.alignment_head = checkpoint.get("alignment_head")
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        if predictor.alignment_head is not None:
+            layer, head = predictor.alignment_head
+            if not 0 <= head < getattr(network.get_submodule(layer), "num_heads", 1):
+                raise ValueError("there is no such head")
+    except Exception:  # the content may be anything
         raise UserError(
             f"the weights of {str(path)!r} must fit its own hyper-parameters, but do not; "
             "it is damaged, or from another version of lightning_tfm"

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
-from lightning_tfm.checkpoint import latest_valid, read_index
-from lightning_tfm.configuration import is_below, read_json, settings_of_weights
+from lightning_tfm.checkpoint import latest_valid
+from lightning_tfm.configuration import is_below, parse_yaml, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.run_folder import check_empty, copy_history, reopen_metrics
 from lightning_tfm.run_lock import lock_run
@@ -182,17 +181,18 @@ def _resumption(path: Path) -> Resumption:
     return Resumption(path, extends=(path.parents[1] / SUMMARY).is_file())
 
 
-def changed_settings(checkpoint: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from the settings of a checkpoint, as (old, new) by name.
 
     Args:
-        checkpoint: the path of the checkpoint.
+        checkpoint: the content of the checkpoint.
+        path: the path of the checkpoint, for error messages.
         settings: the settings, nested as in config.yaml.
     """
-    experiment = read_index(checkpoint).get("experiment")
+    experiment = checkpoint.get("experiment")
     if experiment is None:  # not written by the command
         return {}
-    theirs, ours = map(settings_of_weights, (yaml.safe_load(experiment["config"]), settings))
+    theirs, ours = map(settings_of_weights, (parse_yaml(experiment["config"], path, "--ckpt_path"), settings))
     pairs = {name: (theirs.get(name), ours.get(name)) for name in {**theirs, **ours}}
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 

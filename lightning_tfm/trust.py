@@ -15,7 +15,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from lightning_tfm.configuration import MAX_INTEGER
 from lightning_tfm.errors import UserError
 from lightning_tfm.parsing_errors import untrusted
 
@@ -125,8 +124,8 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
     """
     if isinstance(settings, str) and ADDRESS.match(settings):
         raise UserError(f"{key} must not be an address, but is {settings!r}; download it, and name the local file")
-    if isinstance(settings, int) and abs(settings) > MAX_INTEGER:
-        raise UserError(f"{key} must be at most {MAX_INTEGER}, but has more digits; try a smaller number")
+    if isinstance(settings, int) and abs(settings) >= 2**63:
+        raise UserError(f"{key} must be below 2**63, but has more digits; try a smaller number")
     if isinstance(settings, list | tuple):
         for value in settings:
             check_classes(value, trust_packages, key, callables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -16,18 +17,27 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
 
+from corpora import TEXT
 from lightning_tfm import cli
+from lightning_tfm.arguments import SAVING, with_options
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
+from lightning_tfm.checkpoint.archive import _comment
+from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.loading import load
+from lightning_tfm.networks import GPT
 from lightning_tfm.run_lock import lock_run
+from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from runs import (
     CONTEXT,
     EXPERIMENTS,
@@ -207,6 +217,7 @@ def test_locking_a_folder_without_permission_raises(monkeypatch, tmp_path):
 def write_checkpoint(path):
     content = {
         "format_version": FORMAT,
+        "global_step": 3,
         "state_dict": {"network.weight": torch.randn(40, 30)},
         "hyper_parameters": {"network": {"class_path": "none", "init_args": {}}},
         "extra": [1, "text", None, 2.5],
@@ -447,6 +458,232 @@ def checkpoints_with_code(trained):
         "a class of its own",
         content | {"hyper_parameters": content["hyper_parameters"] | {"_class_path": "planted.Evil"}},
     )
+
+
+@pytest.fixture(scope="module")
+def crafted():
+    """Return the content of a checkpoint, as `fit` writes it, except for the state of the training."""
+    arguments = {"vocab_size": 10, "max_length": 42, "d_model": 16, "num_heads": 2, "num_layers": 1}
+    network = {"class_path": "lightning_tfm.networks.gpt.GPT", "init_args": arguments}
+    loggers = [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "runs", "name": "x"}}]
+    return {
+        "format_version": FORMAT,
+        "global_step": 4,
+        "state_dict": {f"network.{name}": weight for name, weight in GPT(**arguments).state_dict().items()},
+        "hyper_parameters": {
+            "class_path": "lightning_tfm.modules.seq2seq.Seq2SeqModule",
+            "network": network,
+            "tokenizer": SymbolTokenizer("0123456").to_dict(),
+            "max_target_length": 15,
+            "optimizer": {},
+            "lr_schedule": {},
+        },
+        "experiment": {"name": "x", "config": json.dumps({"trainer": {"logger": loggers, "callbacks": None}})},
+        "longest_source": 14,
+        "alignment_head": ("layers.0.self_attention", 1),
+    }
+
+
+@contextmanager
+def recursion_limit(limit):
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def nested(levels, width=1, value="x"):
+    """Return a list of `width` references to the same list of references, and so on."""
+    for _ in range(levels):
+        value = [value] * width
+    return value
+
+
+def replacing(number):
+    """Return a subword tokenizer whose normalizer makes a text 10**number times as long."""
+    model = json.loads(train_tokenizer([TEXT], "subword", 290).to_dict()["model"])
+    part = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10}
+    return {
+        "type": "subwords",
+        "model": json.dumps(model | {"normalizer": {"type": "Sequence", "normalizers": [part] * number}}),
+    }
+
+
+def placed(content, value, *keys):
+    """Return a copy of nested dictionaries with another value, at a key of a key and so on."""
+    key, *rest = keys
+    return {**content, key: placed(content[key], value, *rest) if rest else value}
+
+
+ITSELF: dict[str, object] = {}
+ITSELF["x"] = ITSELF
+HEAD = "network.head.weight"
+NETWORK = ("hyper_parameters", "network", "init_args")
+CRAFTED = {
+    "a list": lambda content: [content],
+    "a value that contains itself": lambda content: content | {"x": ITSELF},
+    "a value nested in many levels": lambda content: content | {"x": nested(200)},
+    "a value of 10**12 references": lambda content: content | {"x": nested(12, width=10)},
+    "arguments of 10**12 references": lambda content: placed(content, nested(12, width=10), *NETWORK, "bias"),
+    "a weight of 10**12 elements": lambda content: placed(
+        content, torch.zeros(1).expand(10**6, 10**6), "state_dict", HEAD
+    ),
+    "a weight without data": lambda content: placed(content, torch.empty(10, 16, device="meta"), "state_dict", HEAD),
+    "a sparse weight": lambda content: placed(content, torch.eye(10, 16).to_sparse_coo(), "state_dict", HEAD),
+    "a weight of another shape": lambda content: placed(content, torch.zeros(3), "state_dict", HEAD),
+    "a weight that is no tensor": lambda content: placed(content, 3.0, "state_dict", HEAD),
+    "no weights": lambda content: content | {"state_dict": {}},
+    "shards in another folder": lambda content: content | {"shards": {"folder": "../..", "files": {}}},
+    "shards without files": lambda content: content | {"shards": {"folder": "x"}},
+    "a tensor larger than its shards": lambda content: placed(
+        content | {"shards": {"folder": "x", "files": {}, "fused": {}, "tensor_parallel_size": 1}},
+        torch.empty(10**6, 10**6, device="meta"),
+        *("state_dict", HEAD),
+    ),
+    "10**9 layers": lambda content: placed(content, 10**9, *NETWORK, "num_layers"),
+    "a width of 10**5": lambda content: placed(content, 10**5, *NETWORK, "d_model"),
+    "10**400 ids": lambda content: placed(content, 10**400, *NETWORK, "vocab_size"),
+    "10**9 sinusoidal positions": lambda content: placed(
+        content,
+        {**content["hyper_parameters"]["network"]["init_args"], "max_length": 10**9, "positions": "sinusoidal"},
+        *NETWORK,
+    ),
+    "no heads": lambda content: placed(content, 0, *NETWORK, "num_heads"),
+    "an unknown argument": lambda content: placed(content, 3, *NETWORK, "x"),
+    "no network": lambda content: placed(content, None, "hyper_parameters", "network"),
+    "another task": lambda content: placed(
+        content, "lightning_tfm.modules.classifier.Classifier", "hyper_parameters", "class_path"
+    ),
+    "no tokenizer": lambda content: placed(content, None, "hyper_parameters", "tokenizer"),
+    "an unknown tokenizer": lambda content: placed(content, ["x"], "hyper_parameters", "tokenizer", "type"),
+    "symbols that are no texts": lambda content: placed(content, [1, 2, 3], "hyper_parameters", "tokenizer", "symbols"),
+    "too few symbols": lambda content: placed(content, ["0"], "hyper_parameters", "tokenizer", "symbols"),
+    "a separator that is no text": lambda content: placed(content, 5.0, "hyper_parameters", "tokenizer", "separator"),
+    "a damaged tokenizer": lambda content: placed(
+        content, {"type": "subwords", "model": "x"}, "hyper_parameters", "tokenizer"
+    ),
+    "a normalizer of 10**12 characters": lambda content: placed(
+        content, replacing(12), "hyper_parameters", "tokenizer"
+    ),
+    "a length that is no number": lambda content: placed(content, "x", "hyper_parameters", "max_target_length"),
+    "a longest source that is no number": lambda content: content | {"longest_source": "x"},
+    "an unknown head": lambda content: content | {"alignment_head": ("layers.0.self_attention", 2)},
+    "an unknown layer": lambda content: content | {"alignment_head": ("layers.7", 0)},
+    "a step that is no number": lambda content: content | {"global_step": "x"},
+    "no step": lambda content: {name: value for name, value in content.items() if name != "global_step"},
+    "callbacks that are no mapping": lambda content: content | {"callbacks": [1]},
+    "an experiment that is no mapping": lambda content: content | {"experiment": "x"},
+}
+"""Changes of the content of a checkpoint, by description."""
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_crafted_checkpoint_is_refused(case, crafted, tmp_path):
+    with recursion_limit(20_000):  # of the pickler
+        write(CRAFTED[case](crafted), tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match=r"a\.ckpt' must be a checkpoint|the weights of '.*a\.ckpt' must fit"):
+        load(tmp_path / "a.ckpt")
+
+
+def test_the_checkpoint_of_the_crafted_ones_is_valid(crafted, tmp_path):
+    write(crafted, tmp_path / "a.ckpt")
+    assert load(tmp_path / "a.ckpt").alignment_head == ("layers.0.self_attention", 1)
+
+
+def rewritten(path, compression=zipfile.ZIP_STORED, old_format=False):
+    """Write the content of a checkpoint in another format, with a valid checksum."""
+    content = io.BytesIO()
+    if old_format:
+        torch.save(read(path), content, _use_new_zipfile_serialization=False)
+        content.write(b"\0\0")
+    else:
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(content, "w", compression) as target:
+            for name in source.namelist():
+                target.writestr(name, source.read(name))
+    data = content.getvalue()[:-2]
+    path.write_bytes(data + _comment(hashlib.sha256(data)))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"compression": zipfile.ZIP_DEFLATED}, {"compression": zipfile.ZIP_LZMA}, {"old_format": True}]
+)
+def test_an_archive_of_another_format_is_refused(settings, crafted, tmp_path):
+    """Compressed, a small file could take all memory."""
+    path = tmp_path / "a.ckpt"
+    write(crafted, path)
+    rewritten(path)
+    load(path)
+    rewritten(path, **settings)
+    with pytest.raises(UserError, match="cannot be read as one"):
+        load(path)
+
+
+CONFIGS = {
+    "no text": 3,
+    "no mapping": "[1]",
+    "invalid YAML": "trainer: [",
+    "nested aliases": "a: &a [x, x]\n" + "".join(f"b{level}: &a [*a, *a, *a, *a]\n" for level in range(9)),
+    "many levels": "[" * 200_000,
+    "no trainer": "a: 1",
+    "a trainer that is no mapping": "trainer: x",
+    "loggers that are no classes": "trainer: {logger: [3], callbacks: null}",
+    "callbacks that are no classes": "trainer: {logger: null, callbacks: [3]}",
+    "characters that UTF-8 has not": "trainer: {logger: null, callbacks: null, x: \udcff}",
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_crafted_configuration_in_a_checkpoint_is_refused(case, crafted, tmp_path):
+    write(placed(crafted, CONFIGS[case], "experiment", "config"), tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match="must hold the configuration of its experiment, but it is damaged"):
+        with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
+
+
+@pytest.mark.parametrize("name", [3, "a\0b", "x" * 300, "\udcff"])
+def test_a_crafted_name_in_a_checkpoint_is_refused(name, crafted, tmp_path):
+    write(placed(crafted, name, "experiment", "name"), tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match="must hold the configuration of its experiment, but it is damaged"):
+        with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
+
+
+def test_a_checkpoint_names_no_place_to_write_to(crafted, tmp_path):
+    loggers = [
+        {
+            "class_path": f"{package}.{name}",
+            "init_args": {"save_dir": "/there", "name": "../../x", "version": "../../y"},
+        }
+        for package, name in (
+            ("lightning.pytorch.loggers", "CSVLogger"),
+            ("lightning_tfm.loggers", "TensorBoardLogger"),
+            ("lightning_tfm.loggers", "WandbLogger"),
+        )
+    ]
+    loggers[2]["init_args"] |= {"project": "mine", "entity": "theirs", "id": "there"}
+    loggers[2]["dict_kwargs"] = {"entity": "there"}
+    saving = [
+        {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": {"dirpath": "/there"}} for name in SAVING
+    ]
+    profiler = {"class_path": "lightning.pytorch.profilers.AdvancedProfiler", "init_args": {"dirpath": "/there"}}
+    trainer = {"logger": loggers, "callbacks": saving, "profiler": profiler, "default_root_dir": "/there"}
+    config = json.dumps({"trainer": trainer})
+    write(crafted | {"experiment": {"name": "../../x", "config": config}}, tmp_path / "a.ckpt")
+    _, _, path, *_ = with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
+    assert Path(path) == tmp_path / "x.yaml"
+    text = Path(path).read_text()
+    assert "there" not in text
+    assert ".." not in text
+    assert "project: mine" in text
+    write(placed(crafted, "..", "experiment", "name"), tmp_path / "a.ckpt")
+    assert with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)[2] == str(tmp_path / "unnamed.yaml")
+
+
+def test_lightning_migrates_no_checkpoint(crafted, tmp_path):
+    """Its migrations fail if the content does not fit the version."""
+    write(crafted | {"pytorch-lightning_version": "0.0.1"}, tmp_path / "a.ckpt")
+    content = VerifiedCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")
+    assert content["pytorch-lightning_version"] == lightning.__version__
 
 
 @pytest.mark.parametrize("command", ["generate", "test", "fit"])

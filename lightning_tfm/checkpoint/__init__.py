@@ -2,7 +2,7 @@
 
 from lightning_tfm.checkpoint.archive import verify_checksum, write
 from lightning_tfm.checkpoint.averaging import average_checkpoints
-from lightning_tfm.checkpoint.compatibility import check_fits
+from lightning_tfm.checkpoint.compatibility import bounded_by, check_fits
 from lightning_tfm.checkpoint.content import (
     FORMAT,
     copy_checkpoint,
@@ -15,6 +15,7 @@ from lightning_tfm.checkpoint.content import (
 __all__ = [
     "FORMAT",
     "average_checkpoints",
+    "bounded_by",
     "check_fits",
     "copy_checkpoint",
     "is_whole",

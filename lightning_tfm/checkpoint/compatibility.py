@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Size
+from torch import Size, Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lightning_tfm.checkpoint.content import has_training_state
 from lightning_tfm.errors import UserError
 
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 """Keys of a checkpoint that are required to resume training, in addition to weights and hyper-parameters."""
+
+
+MAX_TABLE = 10_000_000
+"""Maximum elements of a table of positions that a small checkpoint may ask for."""
+
+
+@contextmanager
+def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Iterator[None]:
+    """Stop the construction of a network in this context once its weights exceed those of a checkpoint.
+
+    Without this limit, a small file could name a network that fills the memory or takes hours to construct. Tables of
+    positions are no weights, so their size is checked before.
+
+    Args:
+        weights: the weights of the checkpoint by name.
+        settings: the arguments of the network's constructor.
+
+    Raises:
+        UserError: if the weights exceed the limit, which allows for weights that are replaced when tied.
+    """
+    stored = {weight.untyped_storage().data_ptr() or name: weight for name, weight in weights.items()}
+    elements = sum(weight.numel() for weight in stored.values())
+    left = 4 * elements
+    excess = UserError(
+        "the network must fit the weights of the checkpoint, but is larger; use the settings of the checkpoint"
+    )
+    sizes = [value for name in ("max_length", "d_model") if isinstance(value := settings.get(name), int)]
+    if math.prod(sizes) > MAX_TABLE + 10 * elements:
+        raise excess
+
+    def register(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+        nonlocal left
+        left -= 0 if weight is None else weight.numel()
+        if left < 0:
+            raise excess  # before the weight is initialized, which would allocate its memory
+
+    handle = register_module_parameter_registration_hook(register)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def check_fits(

@@ -6,9 +6,12 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
+from types import UnionType
 from typing import Any, cast
+from zipfile import ZipFile
 
 import torch
+from torch import Tensor
 
 from lightning_tfm.checkpoint.archive import verify_checksum
 from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, verify_shards
@@ -19,6 +22,28 @@ FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""
 
 
+TYPES: dict[str, type | UnionType] = {
+    "alignment_head": tuple | None,
+    "callbacks": dict,
+    "data_fingerprint": dict,
+    "experiment": dict,
+    "global_step": int,
+    "hyper_parameters": dict,
+    "longest_source": int | None,
+    "loops": dict,
+    "lr_schedulers": list,
+    "optimizer_states": list,
+    "skipped_steps": int,
+    "state_dict": dict,
+    "step_settings": dict,
+    INDEX: dict,
+}
+"""Types of the entries of a checkpoint."""
+
+MAX_DEPTH = 100
+"""Maximum nesting of the values of a checkpoint."""
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint, which may only contain plain values and tensors, on the CPU, with the tensors of its shards.
 
@@ -27,7 +52,10 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     checkpoint = read_index(path)
     if is_sharded(checkpoint):
-        gather_shards(checkpoint, Path(path))
+        try:
+            gather_shards(checkpoint, Path(path))
+        except Exception:  # the content may be anything
+            raise UserError(f"{str(path)!r} must fit its shards, but does not; restore them") from None
     return checkpoint
 
 
@@ -57,19 +85,22 @@ def read_index(path: str | Path) -> dict[str, Any]:
             "wrong or missing; use another, or resume from the newest undamaged one with: fit --ckpt_path last"
         )
     try:
+        _check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["state_dict"].items()
+        _check_content(checkpoint, path)
+        shards_are_whole = not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
+        hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["global_step"]
         network = hyper_parameters["network"]
         named = list(_class_paths({**hyper_parameters, "network": None, "optimizer": None, "class_path": None}))
         named = [name for name in [*named, *_class_paths(network["init_args"])] if name is not None]
-    except (UnpicklingError, RuntimeError, EOFError, OSError, AttributeError, LookupError, TypeError, ValueError):
+    except Exception:  # the content may be anything
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
     if checkpoint.get("format_version") != FORMAT:
         raise UserError(
             f"{str(path)!r} must have version {FORMAT} of the checkpoint format, but has version "
             f"{checkpoint.get('format_version')}; use the version of lightning_tfm that wrote it"
         )
-    if is_sharded(checkpoint) and not verify_shards(path, checkpoint[INDEX]):
+    if not shards_are_whole:
         raise UserError(
             f"{str(path)!r} must have all files of {checkpoint[INDEX]['folder']}, but one is missing or damaged; "
             "restore the folder, or use another checkpoint"
@@ -80,6 +111,52 @@ def read_index(path: str | Path) -> dict[str, Any]:
             "do not trust it"
         )
     return checkpoint
+
+
+def _check_archive(path: Path) -> None:
+    """Check that a file is an archive as `torch.save` writes it, which does not grow when it is read.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\3\4"  # otherwise, torch reads its format before 2020
+    entries = ZipFile(path).infolist()
+    stored = sum(entry.file_size for entry in entries)
+    if not is_archive or stored > path.stat().st_size or any(entry.compress_type for entry in entries):
+        raise ValueError("not an archive of torch.save")
+
+
+def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
+    """Check the types of the entries of a checkpoint, and that its values are not larger than its files.
+
+    References to the same list or view of a tensor can represent more values than a file has bytes.
+
+    Raises:
+        ValueError: if an entry has another type, or a value is larger or nested too deeply.
+    """
+    for name, kind in TYPES.items():
+        if name in checkpoint and not isinstance(checkpoint[name], kind):
+            raise ValueError(f"{name} is not of type {kind}")
+    index = checkpoint.get(INDEX, {"files": {}})
+    left = sum(path.with_name(index["folder"]).joinpath(name).stat().st_size for name in index["files"])
+    count, limit = 0, path.stat().st_size
+    values: list[tuple[Any, int]] = [(checkpoint, 0)]
+    while values:
+        value, depth = values.pop()
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size()
+            left -= size if value.is_meta else 0
+            if value.layout != torch.strided or size > value.untyped_storage().nbytes() or left < 0:
+                raise ValueError("a tensor is larger than its data")
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(inner, list | tuple):
+            count += len(inner)
+            if count > limit or depth > MAX_DEPTH:
+                raise ValueError("there are more values than bytes")
+            values += [(each, depth + 1) for each in inner]
+    if not all(isinstance(weight, Tensor) for weight in checkpoint["state_dict"].values()):
+        raise ValueError("a weight is not a tensor")
 
 
 def _class_paths(values: Any) -> Iterator[Any]:
@@ -116,7 +193,7 @@ def is_whole(path: Path) -> bool:
             return False
         checkpoint = _map(path)
         return not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
-    except (OSError, UnpicklingError, RuntimeError, KeyError):
+    except (OSError, UnpicklingError, RuntimeError, LookupError, TypeError, ValueError):
         return False
 
 

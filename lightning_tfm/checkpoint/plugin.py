@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning
 from lightning.fabric.plugins import CheckpointIO
 
 from lightning_tfm.checkpoint.archive import write
@@ -25,7 +26,8 @@ class VerifiedCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
-        return read(path)
+        # Lightning migrates checkpoints of older versions, but `read` accepts those of this format only.
+        return read(path) | {"pytorch-lightning_version": lightning.__version__}
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)

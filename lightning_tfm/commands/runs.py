@@ -140,5 +140,5 @@ def _last_checkpoint(run: Path) -> tuple[int, float | None, dict[str, bool]]:
         monitor = checkpoint["step_settings"]["checkpoint.monitor"].removeprefix("val/")
         directions = {monitor: checkpoint["callbacks"]["Checkpoints"]["higher_is_better"]}
         return checkpoint["global_step"], seconds, directions
-    except (UserError, KeyError):
+    except (AttributeError, LookupError, TypeError, ValueError):  # including UserError
         return 0, None, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,9 @@ from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_s
 
 SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 """Character for a space in the tokens of a byte-level vocabulary."""
+
+MAX_GROWTH = 10_000
+"""Maximum factor by which the replacements of a normalizer or decoder may enlarge a text."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -28,6 +32,7 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: str) -> None:
         from tokenizers import Tokenizer as Model
 
+        _check_growth(model)
         self.model = Model.from_str(model)
         self.model.no_truncation()  # a loaded tokenizer may be configured for a specific model
         self.model.no_padding()
@@ -76,6 +81,23 @@ class SubwordTokenizer(Tokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         return {"type": "subwords", "model": self.model.to_str()}
+
+
+def _check_growth(model: str) -> None:
+    """Check that the normalizer and the decoder do not enlarge a text beyond MAX_GROWTH times.
+
+    Raises:
+        UserError: if a sequence of replacements does.
+    """
+    content = json.loads(model)
+    parts, growth = [content.get("normalizer"), content.get("decoder")], 1
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            growth *= 1 + len(part.get("content") or part.get("prepend") or "")
+            parts += [*(part.get("normalizers") or []), *(part.get("decoders") or [])]
+        if growth > MAX_GROWTH:
+            raise UserError(f"a normalizer must enlarge a text at most {MAX_GROWTH:,} times, but has more replacements")
 
 
 def read_tokenizer(path: Path) -> SubwordTokenizer:

@@ -92,6 +92,14 @@ TYPES: dict[str, type[Tokenizer]] = {"symbols": SymbolTokenizer, "words": WordTo
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
-    """Construct a tokenizer from the values returned by `Tokenizer.to_dict`."""
+    """Construct a tokenizer from the values returned by `Tokenizer.to_dict`.
+
+    Raises:
+        ValueError: if a value is of another type.
+    """
     settings = {name: value for name, value in values.items() if name != "type"}
+    for name, value in settings.items():
+        texts = value if isinstance(value, list) else [value]
+        if not (isinstance(value, int | None) or all(isinstance(text, str) for text in texts)):
+            raise ValueError(f"{name} must be texts or a number, but is {value!r:.50}")
     return TYPES[values["type"]](**settings)
