@@ -487,7 +487,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     # This logger discards all records; without a level, one would be created for each denied name, which takes 0.1 s.
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
-    _loaders_dumpers.yaml_default_loader = ParserLoader
+    _loaders_dumpers.yaml_default_loader = ParserLoader  # type: ignore[assignment]  # None before its first use
     # No path has this mode, file and not a file. Otherwise, each setting may name a file or an address to read it from.
     _optionals._config_read_mode = "fF"
     for name in ("lightning.pytorch", "lightning.fabric"):

@@ -185,7 +185,7 @@ def _check_size(text: str) -> None:
     except yaml.YAMLError:  # the loader reports it
         return
     limits = f"at most {MAX_NODES:,} values, with aliases replaced, and at most {MAX_DEPTH} levels of nesting"
-    raise yaml.MarkedYAMLError(problem=f"it must have {limits}", problem_mark=event.start_mark)
+    raise yaml.MarkedYAMLError(problem=f"it must have {limits}", problem_mark=event.start_mark)  # type: ignore[arg-type]  # of libyaml
 
 
 def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+import yaml
 
 from corpora import TEXT
 from lightning_tfm import cli
@@ -560,7 +561,7 @@ CRAFTED = {
     "an unknown tokenizer": lambda content: placed(content, ["x"], "hyper_parameters", "tokenizer", "type"),
     "symbols that are no texts": lambda content: placed(content, [1, 2, 3], "hyper_parameters", "tokenizer", "symbols"),
     "too few symbols": lambda content: placed(content, ["0"], "hyper_parameters", "tokenizer", "symbols"),
-    "a separator that is no text": lambda content: placed(content, 5.0, "hyper_parameters", "tokenizer", "separator"),
+    "a separator that is no text": lambda content: placed(content, 5, "hyper_parameters", "tokenizer", "separator"),
     "a damaged tokenizer": lambda content: placed(
         content, {"type": "subwords", "model": "x"}, "hyper_parameters", "tokenizer"
     ),
@@ -585,6 +586,17 @@ def test_a_crafted_checkpoint_is_refused(case, crafted, tmp_path):
         write(CRAFTED[case](crafted), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"a\.ckpt' must be a checkpoint|the weights of '.*a\.ckpt' must fit"):
         load(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_layers", 10**9), ("d_model", 10**5), ("max_length", 10**9)])
+def test_a_network_much_larger_than_the_weights_is_refused(setting, value, crafted, monkeypatch, capsys, tmp_path):
+    config = yaml.safe_load((EXPERIMENTS / "copy_gpt.yaml").read_text())
+    config["trainer"] |= {"logger": None, "callbacks": None}
+    config["model"]["init_args"]["network"]["init_args"] |= {"num_heads": 1, setting: value}
+    write(placed(crafted, yaml.safe_dump(config), "experiment", "config"), tmp_path / "a.ckpt")
+    monkeypatch.chdir(tmp_path)
+    assert in_process(monkeypatch, "test", "a.ckpt") == 2
+    assert "the network must fit the weights of the checkpoint, but is larger" in capsys.readouterr().err
 
 
 def test_the_checkpoint_of_the_crafted_ones_is_valid(crafted, tmp_path):

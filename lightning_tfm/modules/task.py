@@ -598,6 +598,8 @@ class TaskModule(Predictor, LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
+        else:
+            checkpoint.pop("loops", None)  # the progress of the training, which Lightning would restore
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
         self.is_restored = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import UnionType
 from typing import Any
 
 from lightning_tfm.errors import UserError
@@ -91,6 +92,16 @@ TYPES: dict[str, type[Tokenizer]] = {"symbols": SymbolTokenizer, "words": WordTo
 """Tokenizer classes by the `type` entry of `Tokenizer.to_dict`."""
 
 
+KINDS: dict[str, type | UnionType] = {
+    "symbols": list,
+    "words": list,
+    "num_ngrams": int,
+    "target_separator": str | None,
+    "feature_separator": str | None,
+}
+"""Types of the arguments of tokenizers other than text."""
+
+
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     """Construct a tokenizer from the values returned by `Tokenizer.to_dict`.
 
@@ -99,7 +110,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     """
     settings = {name: value for name, value in values.items() if name != "type"}
     for name, value in settings.items():
-        texts = value if isinstance(value, list) else [value]
-        if not (isinstance(value, int | None) or all(isinstance(text, str) for text in texts)):
-            raise ValueError(f"{name} must be texts or a number, but is {value!r:.50}")
+        texts = value if isinstance(value, list) else []
+        if not isinstance(value, KINDS.get(name, str)) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} is of another type: {value!r:.50}")
     return TYPES[values["type"]](**settings)
