@@ -7,16 +7,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a temporary file that atomically replaces `path` once it is written and synchronized to disk.
 
     Args:
         path: the path of the file to write; its folder is created if necessary.
+        mode: the permissions of the file, before the umask.
 
     Yields:
         The temporary file.
@@ -28,7 +30,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     beside = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -75,7 +77,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, str]]:
     yield from csv.DictReader(lines)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically in UTF-8."""
-    with atomic_write(path) as file:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a text file atomically in UTF-8, see `atomic_write`."""
+    with atomic_write(path, mode) as file:
         file.write(text.encode())

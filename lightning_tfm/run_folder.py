@@ -124,6 +124,6 @@ def copy_history(run: Path, folder: Path) -> None:
     """
     for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
         if path.is_file():
-            shutil.copyfile(path, folder / path.name)
+            shutil.copy(path, folder / path.name)  # with its permissions
     if starts := [start | {"wandb": None} for start in read_starts(run)]:
         write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")

@@ -23,6 +23,7 @@ from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
 from lightning_tfm import modules, networks
 from lightning_tfm.__main__ import COMMANDS
+from lightning_tfm.callbacks import provenance
 from lightning_tfm.catalog import list_experiments
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.cli import run as cli_run
@@ -304,7 +305,106 @@ def test_the_state_of_the_working_directory_is_recorded(tmp_path):
     (start,) = json.loads((folder / "provenance.json").read_text())
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert start["git"] == {"commit": commit, "dirty": True, "untracked": []}
-    assert "-one\n+two\n" in (folder / "uncommitted_0.diff").read_text()
+    difference = folder / "uncommitted_0.diff"
+    assert "-one\n+two\n" in difference.read_text()
+    assert difference.stat().st_mode & 0o777 == 0o600
+
+
+PROGRAM = 'touch "$CANARY"'
+
+
+@pytest.fixture
+def git(tmp_path, monkeypatch):
+    """Return a function that runs git in the current folder, a repository with uncommitted changes."""
+
+    def git(*arguments):
+        names = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
+        return subprocess.run(["git", *names, *arguments], check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.setenv("CANARY", str(tmp_path / "canary"))
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    git("init", "-q")
+    for name in ("mine.py", "other.py", ".env"):
+        Path(name).write_text("one\n")
+    Path(".gitattributes").write_text("mine.py filter=a=b diff=evil\n")
+    git("add", "-A")
+    git("commit", "-q", "-m", "first")
+    for name in ("mine.py", ".env"):
+        Path(name).write_text("two\n")
+    return git
+
+
+def plant_hook(git):
+    hook = Path(".git/hooks/post-index-change")
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{PROGRAM}\n")
+    hook.chmod(0o755)
+    os.utime("other.py", (1, 1))  # so that git would refresh the index
+
+
+def plant_submodule(git):
+    git("clone", "-q", ".", "sub")
+    git("submodule", "add", "-q", "./sub", "sub")
+    git("-C", "sub", "config", "core.fsmonitor", f"{PROGRAM}; false")
+
+
+def plant_bare_repository(git):
+    git("init", "-q", "--bare", "sub")
+    os.chdir("sub")
+    for setting in (("core.bare", "false"), ("core.worktree", "."), ("core.fsmonitor", f"{PROGRAM}; false")):
+        git("config", *setting)
+
+
+def plant_promisor(git):
+    """Delete an object, which git would fetch from a remote whose address is a program."""
+    git("config", "remote.origin.url", f"ext::sh -c {PROGRAM.replace(' ', '% ')}")
+    for name, value in {
+        "protocol.ext.allow": "always",
+        "remote.origin.promisor": "true",
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+    }.items():
+        git("config", name, value)
+    blob = git("rev-parse", "HEAD:mine.py").strip()
+    Path(".git/objects", blob[:2], blob[2:]).unlink()
+
+
+PROGRAMS = {
+    "fsmonitor": lambda git: git("config", "core.fsmonitor", f"{PROGRAM}; false"),
+    "hook": plant_hook,
+    "text conversion": lambda git: git("config", "diff.evil.textconv", f"{PROGRAM}; cat"),
+    "driver of diff": lambda git: git("config", "diff.evil.command", PROGRAM),
+    "external diff": lambda git: git("config", "diff.external", PROGRAM),
+    "filter": lambda git: git("config", "filter.a=b.clean", f"{PROGRAM}; cat"),
+    "process of a filter": lambda git: git("config", "filter.a=b.process", PROGRAM),
+    "required filter": lambda git: (
+        git("config", "filter.a=b.clean", f"{PROGRAM}; cat"),
+        git("config", "filter.a=b.required", "true"),
+    ),
+    "submodule": plant_submodule,
+    "bare repository": plant_bare_repository,
+    "partial clone": plant_promisor,
+}
+"""Ways in which a repository names a program that git runs when it is asked for the state of the files."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_a_repository_are_not_run(name, git, tmp_path):
+    PROGRAMS[name](git)
+    state = provenance.git(Path.cwd())
+    assert not (tmp_path / "canary").exists()
+    if name in ("bare repository", "partial clone"):
+        assert state == {"commit": None, "dirty": None}
+    else:
+        assert "-one\n+two\n" in state["diff"]
+
+
+def test_changes_of_environment_files_are_not_saved(git):
+    Path("sub").mkdir()
+    for folder in ("sub", "."):
+        assert "mine.py" in provenance.git(Path(folder))["diff"]
+        assert ".env" not in provenance.git(Path(folder))["diff"]
 
 
 def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):

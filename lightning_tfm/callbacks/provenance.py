@@ -23,6 +23,12 @@ from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder, wandb_loggers
 from lightning_tfm.strategies import Elastic
 
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
+"""Settings with which git runs no program named by a repository; filters have names of their own, see `git`."""
+
+UNSAVED = ".env*"
+"""Names of the files, often with secrets, whose changes are not saved."""
+
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel", "tokenizers", "sacrebleu")
 
 
@@ -38,7 +44,7 @@ class Provenance(Callback):
     - `checkpoint`: the tested or validated checkpoint, or the checkpoint of a different run from which training starts.
     - `changed_settings`: the settings that differ from the checkpoint from which training starts, as [old, new].
     - `git`: the state of the repository of the working directory, see `git`; uncommitted changes are saved as
-      `uncommitted_N.diff`, where N is the index of the entry.
+      `uncommitted_N.diff`, where N is the index of the entry, which only the owner can read.
     - `framework`: the commit of the repository of this package, and whether files differ from it; null if there is no
       repository.
     - `versions`: the versions of Python and the packages.
@@ -80,7 +86,7 @@ class Provenance(Callback):
         starts = read_starts(folder)
         state = git(Path.cwd())
         if diff := state.pop("diff", None):
-            write_text(folder / f"uncommitted_{len(starts)}.diff", diff)
+            write_text(folder / f"uncommitted_{len(starts)}.diff", diff, mode=0o600)  # it may contain secrets
         start = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "step": self.step,
@@ -143,12 +149,26 @@ def git(folder: Path) -> dict[str, Any]:
 
     Returns:
         `commit`, and `dirty`, whether files differ from the commit; both None outside a repository. If dirty, also
-        `diff` and `untracked`, the names of the untracked files.
+        `diff`, except for the files of UNSAVED, and `untracked`, the names of the untracked files.
+
+    Note:
+        Files are compared and saved without the filters of the repository, which are programs: a changed file of Git
+        LFS is saved itself, not its pointer.
     """
     try:
         commit = head_commit(folder)
-        status = run_git(folder, "status", "--porcelain", "--untracked-files=all").splitlines()
-        diff = run_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+        names = run_git(folder, "config", "--list", "--name-only", "--null").split("\0")
+        # Unlike -c, this option allows "=" in a name.
+        filters = [f"--config-env={name}=EMPTY" for name in {*names} if name.startswith("filter.")]
+        status = run_git(
+            folder, *filters, "status", "--porcelain", "--untracked-files=all", "--ignore-submodules=dirty"
+        ).splitlines()
+        diff = run_git(
+            folder,
+            *filters,
+            *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--binary"),
+            *("--ignore-submodules=dirty", "--submodule=short", "--", ":/", f":(top,exclude,glob)**/{UNSAVED}"),
+        )
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     if not status:
@@ -185,9 +205,16 @@ def run_git(folder: Path, *arguments: str) -> str:
     Raises:
         OSError: if git is not installed.
         subprocess.CalledProcessError: if the command fails, for example outside a repository.
+
+    Note:
+        The repository may come from a stranger, so git runs no program that it names, and fetches nothing.
     """
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
+    settings = [part for setting in GIT_SETTINGS for part in ("-c", setting)]
+    command = ["git", "--no-optional-locks", "-C", str(folder), *settings, *arguments]
+    environment = os.environ | {"EMPTY": "", "GIT_ALLOW_PROTOCOL": ""}
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=True, env=environment
+    ).stdout
 
 
 def versions() -> dict[str, str]:
