@@ -57,6 +57,7 @@ def main() -> None:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     command = arguments[0] if arguments else "--help"
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import modules from the current folder
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")

@@ -20,6 +20,9 @@ MAX_SEEDS = 1000
 class ChildRun:
     """A `lightning-tfm fit` in a child process, which starts in the current folder.
 
+    Note:
+        `main` sets PYTHONSAFEPATH, so neither this process nor those that it starts import modules from that folder.
+
     Args:
         arguments: the arguments of `fit`.
         log: the file that receives the output of the process; it is overwritten, and its folder is created.
@@ -40,8 +43,7 @@ class ChildRun:
         environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log.open("w", encoding="utf-8") as output:
             self.process = subprocess.Popen(
-                # -P: without it, Python would import modules from the current folder, which the user has not trusted.
-                [sys.executable, "-P", "-m", "lightning_tfm", "fit", *arguments],
+                [sys.executable, "-m", "lightning_tfm", "fit", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -483,7 +483,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     handle_signals(interrupt)  # during training, Checkpoints replaces this handler to save first
     trust_packages = trusted_packages()
     if trust_packages:
-        search_current_folder()
+        search_current_folder(trust_packages)
     # This logger discards all records; without a level, one would be created for each denied name, which takes 0.1 s.
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)

@@ -11,8 +11,10 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from lightning_tfm.errors import UserError
@@ -163,7 +165,7 @@ def import_trusted(path: str, trust_packages: Sequence[str], owner: str) -> Any:
     """
     if not is_trusted(path, trust_packages):
         raise UserError(untrusted(path, owner))
-    search_current_folder()
+    search_current_folder(trust_packages)
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
@@ -171,10 +173,27 @@ def import_trusted(path: str, trust_packages: Sequence[str], owner: str) -> Any:
         raise UserError(f"{owner} names {path!r}, which cannot be imported: {error}") from None
 
 
-def search_current_folder() -> None:
-    """Append the current folder to the import path, where all other packages take precedence over it."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+@dataclass(frozen=True)
+class CurrentFolder:
+    """Finder of the trusted packages in a folder, and of no other module there, for `sys.meta_path`."""
+
+    path: str
+    names: frozenset[str]
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """Return the specification of a package in the folder if it is trusted, and None otherwise."""
+        return PathFinder.find_spec(name, [self.path]) if name in self.names else None
+
+
+def search_current_folder(trust_packages: Sequence[str]) -> None:
+    """Import trusted packages from the current folder unless they are installed.
+
+    Args:
+        trust_packages: the packages in `--trust-package`.
+    """
+    finder = CurrentFolder(os.getcwd(), frozenset(name.split(".")[0] for name in trust_packages))
+    if finder not in sys.meta_path:
+        sys.meta_path.append(finder)
 
 
 def trusted_packages() -> list[str]:

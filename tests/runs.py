@@ -405,6 +405,7 @@ def in_process(monkeypatch, *arguments):
     from lightning_tfm.__main__ import main
 
     monkeypatch.setenv("WANDB_MODE", os.environ.get("WANDB_MODE", "disabled"))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # to restore it, since the command sets it
     monkeypatch.setattr(sys, "argv", ["lightning-tfm", *map(str, arguments)])
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     try:

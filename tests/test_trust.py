@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import typing
@@ -20,8 +23,8 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 import datamodules
 import lightning_tfm
 from lightning_tfm.cli import TfmCLI
-from lightning_tfm.trust import CLASSES, import_policy, trusted
-from runs import EXPERIMENTS, in_process
+from lightning_tfm.trust import CLASSES, import_policy, search_current_folder, trusted
+from runs import EXPERIMENTS, TWO_PROCESSES, fit, in_process
 
 PLANTED = """import pathlib
 pathlib.Path("canary").touch()
@@ -38,9 +41,11 @@ def fresh_policy(monkeypatch, tmp_path):
     settings = common.parsing_settings | {"import_path_verdicts": verdicts, "import_paths_enforced": False}
     monkeypatch.setattr(common, "parsing_settings", settings)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.chdir(tmp_path)
     yield
-    sys.modules.pop("planted", None)
+    for name in ("planted", "mine.part", "mine"):
+        sys.modules.pop(name, None)
 
 
 # The import policy of the parser
@@ -281,6 +286,31 @@ def test_a_file_with_the_name_of_a_value_is_not_read(option, parse_only, monkeyp
     Path(value).write_text("{]")
     options = ["--trainer.logger.save_dir=runs"] if option == "logger" else []
     assert fit_with({}, monkeypatch, f"--trainer.{option}={value}", *options) == 0, capsys.readouterr().err
+
+
+def test_only_the_trusted_package_is_imported_from_the_current_folder(monkeypatch):
+    for name in ("planted", "planted_optional", "yaml"):
+        Path(f"{name}.py").write_text(PLANTED)
+    Path("mine").mkdir()
+    Path("mine/part.py").write_text("value = 7")
+    search_current_folder(["mine.part", "other"])
+    assert importlib.import_module("mine.part").value == 7
+    for name in ("planted", "planted_optional"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
+    assert not Path("canary").exists()
+
+
+@pytest.mark.run
+def test_processes_of_seeds_import_nothing_from_the_current_folder(tmp_path):
+    """Lightning starts the second process of each seed."""
+    for name in ("yaml", "pandas", "argcomplete", "argparse"):
+        Path(f"{name}.py").write_text(PLANTED)
+    command = [Path(sys.executable).with_name("lightning-tfm"), *fit("gpt", "--seeds=1", *TWO_PROCESSES)]
+    command += ["--trainer.max_steps=1", "--trust-package=lightning.pytorch.callbacks"]
+    child = subprocess.run(list(map(str, command)), env=os.environ | {"WANDB_MODE": "disabled"}, capture_output=True)
+    assert child.returncode == 0, child.stdout
+    assert not Path("canary").exists()
 
 
 SAMPLE = [
