@@ -34,6 +34,9 @@ CONNECT_TIMEOUT = 2.0
 START_TIMEOUT = 20.0
 """Timeout in seconds for a reachable server to start a run."""
 
+FOLDER_SETTINGS = {"entity", "mode", "project"}
+"""Settings that W&B may read from the current folder, where its commands write them."""
+
 FINISH_TIMEOUT = 60.0
 """Timeout in seconds for the upload at the end of a run, after which the remaining data stay in the W&B folder."""
 
@@ -70,12 +73,22 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self._connection = _in_thread(self._check_server)
 
     def _check_server(self) -> tuple[str, bool | None]:
-        """Start W&B's service, and return the server's address and whether it responds; None for an offline run."""
+        """Start W&B's service, and return the server's address and whether it responds; None for an offline run.
+
+        Raises:
+            UserError: if the current folder, which may come from a stranger, has other settings than FOLDER_SETTINGS.
+        """
         import wandb
 
         settings = wandb.setup().settings
         if self._offline or settings.mode in ("offline", "dryrun", "disabled"):  # `mode` is set by WANDB_MODE
             return settings.base_url, None
+        defaults = wandb.Settings()
+        if others := sorted({*defaults.read_system_settings().all()} - FOLDER_SETTINGS):
+            raise UserError(
+                f"{relative(defaults.settings_workspace)!r} must not set {', '.join(others)}, since your API key could "
+                f"be sent elsewhere; set {', '.join(f'WANDB_{name.upper()}' for name in others)} instead"
+            )
         return settings.base_url, _is_reachable(f"{settings.base_url}/graphql")
 
     @property
@@ -190,7 +203,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
             self.failed = True
             _warn(f"has failed and is disabled for the rest of the run: {error}")
-            with suppress(Exception):
+            with suppress(Exception, SystemExit):  # it exits if W&B's service has crashed
                 wandb.teardown()  # otherwise, it would fail again when the process exits
 
 

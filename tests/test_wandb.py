@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -193,6 +194,33 @@ def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, c
     _ = logger.experiment
     assert modes[0] == "offline"
     assert "failed to start: no service" in capsys.readouterr().err
+
+
+def test_settings_in_the_current_folder_cannot_redirect_a_run(monkeypatch, tmp_path, capsys, new_wandb):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
+    Path("wandb").mkdir()
+    Path("wandb/settings").write_text("[default]\nproject = mine\nbase_url = http://wandb.invalid\n")
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    _ = loggers.WandbLogger(save_dir=tmp_path).experiment
+    assert modes[0] == "offline"
+    assert "'wandb/settings' must not set base_url, since your API key could be sent" in capsys.readouterr().err
+
+
+def test_training_continues_if_the_service_has_crashed(monkeypatch, tmp_path, capsys):
+    """The teardown of W&B exits with the status of its service."""
+
+    def crash(*args, **settings):
+        raise ConnectionError("the service has crashed")
+
+    logger = loggers.WandbLogger(save_dir=tmp_path)
+    logger._experiment = SimpleNamespace(log=crash)
+    monkeypatch.setattr(wandb, "teardown", lambda: sys.exit(2))
+    logger.log_metrics({"loss": 1.0}, step=1)
+    assert logger.failed
+    assert "W&B has failed and is disabled for the rest of the run: the service" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
