@@ -87,6 +87,7 @@ def main() -> None:
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")
     except (UserError, ArgumentError) as error:
+        ignore_signals()
         if is_main_process() or not _ends_main_process():
             print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
         sys.exit(2)
@@ -94,7 +95,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again
         sys.exit(141)
     except Interrupted as interrupted:
-        ignore_signals()  # an impatient second Ctrl-C would print a traceback
+        ignore_signals()
         if not is_main_process():
             sys.exit(0)
         with suppress(OSError):  # the terminal was closed

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -77,9 +77,13 @@ def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int,
 
 
 def ignore_signals() -> None:
-    """Ignore SIGNALS from now on."""
+    """Ignore SIGNALS from now on.
+
+    Note:
+        With SIG_IGN, Python would print a traceback for a signal that has just arrived.
+    """
     for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signum, lambda signum, frame: None)
 
 
 def is_main_process() -> bool:
@@ -106,6 +110,14 @@ def requeue() -> None:
         print(f"lightning-tfm: error: {' '.join(command)} failed: {reason}", file=sys.stderr)
 
 
-def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal by raising Interrupted."""
-    raise Interrupted(signum)
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Handle a signal by raising Interrupted, unless an earlier one is ending the command."""
+    if interruption(sys.exc_info()[1]) is None:
+        raise Interrupted(signum)
+
+
+def interruption(error: BaseException | None) -> Interrupted | None:
+    """Return the interruption that is an error, or during which it was raised; None if there is none."""
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__context__
+    return error

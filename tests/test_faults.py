@@ -29,12 +29,13 @@ import torch
 import yaml
 
 from corpora import TEXT
-from lightning_tfm import cli
+from lightning_tfm import __main__, cli
 from lightning_tfm.arguments import SAVING, with_options
+from lightning_tfm.callbacks import Checkpoints
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.checkpoint.archive import _comment
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
-from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.errors import SIGNALS, Interrupted, UserError, handle_signals, interrupt
 from lightning_tfm.loading import load
 from lightning_tfm.networks import GPT
 from lightning_tfm.run_lock import lock_run
@@ -100,6 +101,53 @@ def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path)
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
     assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
+
+
+def send_at_once(*signums):
+    signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+    for signum in signums:
+        os.kill(os.getpid(), signum)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
+
+
+def test_a_further_signal_does_not_replace_the_first(monkeypatch, capsys):
+    def interrupted(arguments):
+        handle_signals(interrupt)
+        try:
+            send_at_once(signal.SIGTERM, signal.SIGHUP)
+        except Interrupted as error:
+            with suppress(KeyError):
+                try:
+                    raise KeyError
+                finally:
+                    send_at_once(signal.SIGINT, signal.SIGUSR1)
+            error.ckpt_path = "runs/a"
+            raise
+
+    def print_command(error):
+        send_at_once(*SIGNALS)
+        printed(error)
+
+    printed = __main__._print_resume_command
+    monkeypatch.setattr(__main__, "_print_resume_command", print_command)
+    monkeypatch.setattr(cli, "run", interrupted)
+    assert in_process(monkeypatch, "fit") == 129
+    message, command = capsys.readouterr().err.splitlines()
+    assert message == "lightning-tfm: interrupted by SIGHUP; resume with:"
+    assert command == "  lightning-tfm fit --ckpt_path runs/a"
+
+
+def test_training_stops_immediately_only_after_a_second_ctrl_c():
+    checkpoints = Checkpoints()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        checkpoints._on_signal(signum, None)
+    assert checkpoints.signum == signal.SIGTERM
+    with pytest.raises(Interrupted):
+        checkpoints._on_signal(signal.SIGINT, None)
+    try:
+        raise Interrupted(signal.SIGINT)
+    except Interrupted:
+        checkpoints._on_signal(signal.SIGINT, None)
 
 
 def shell_words(command):

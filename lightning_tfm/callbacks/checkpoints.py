@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,14 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import copy_checkpoint, is_whole
-from lightning_tfm.errors import Interrupted, UserError, handle_signals, rank_zero_print
+from lightning_tfm.errors import (
+    Interrupted,
+    UserError,
+    handle_signals,
+    interrupt,
+    interruption,
+    rank_zero_print,
+)
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import run_folder
 from lightning_tfm.modules.task import TaskModule
@@ -66,7 +74,8 @@ class Checkpoints(Checkpoint):
         self.best_score = math.inf  # the negative metric if higher values are better
         self.higher_is_better = mode == "max"  # without a mode, what the metric says at the first validation
         self.stopped = False  # by early stopping
-        self.signum: int | None = None  # received by this process
+        self.signum: int | None = None  # the first that this process has received
+        self.has_ctrl_c = False  # whether it has received SIGINT
         self.ending: int | None = None  # the signal that ends training, the same on all processes
         self.saved_step: int | None = None  # since the run was started or resumed
         self.handlers: dict[int, Any] = {}
@@ -126,8 +135,9 @@ class Checkpoints(Checkpoint):
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         # A shell repeats the SIGHUP of a closed terminal, and a supervisor its SIGTERM, so only a user is impatient.
-        if self.signum is not None and signum == signal.SIGINT:
+        if self.has_ctrl_c and signum == signal.SIGINT and interruption(sys.exc_info()[1]) is None:
             raise Interrupted(signum, self.saved_step)
+        self.has_ctrl_c |= signum == signal.SIGINT
         self.signum = self.signum or signum
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -225,8 +235,10 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.ending = self._signal_of_any(trainer)
-        self._restore_handlers()
         self._end_if_interrupted(trainer)
+        self._restore_handlers()
+        if self.signum is not None:  # it has arrived meanwhile
+            interrupt(self.signum, None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore_handlers()

@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from lightning_tfm.errors import Interrupted, UserError
+from lightning_tfm.errors import UserError, interruption
 from lightning_tfm.files import atomic_write
 
 COMMENT_LENGTH = 2
@@ -42,7 +42,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
             writer.close()
     except BaseException as error:
         failure = writer.failure if writer and writer.failure else error  # torch hides the error of the file
-        failure = _interruption(failure) or failure
+        failure = interruption(failure) or failure  # torch cannot close a file that is half written
         if not isinstance(failure, OSError):
             raise failure from None
         raise UserError(
@@ -50,13 +50,6 @@ def write(content: dict[str, Any], path: str | Path) -> None:
             + ("the one before it is kept" if path.exists() else "nothing was overwritten")
             + "; free disk space, or choose a writable folder, then resume with --ckpt_path last"
         ) from None
-
-
-def _interruption(error: BaseException | None) -> Interrupted | None:
-    """Return the interruption during which an error was raised: torch cannot close a file that is half written."""
-    while error is not None and not isinstance(error, Interrupted):
-        error = error.__context__
-    return error
 
 
 class _ChecksumWriter:
