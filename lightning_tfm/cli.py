@@ -37,7 +37,7 @@ from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.catalog import find_experiment
 from lightning_tfm.checkpoint import bounded_by, read_index
-from lightning_tfm.cluster import check_port, check_processes, launched_settings
+from lightning_tfm.cluster import check_processes, launched_settings, meet_processes
 from lightning_tfm.configuration import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import Sharding, TaskDataModule
@@ -385,7 +385,8 @@ class TfmCLI(LightningCLI):
         ours: dict[str, Any] = {"weights_only": True} | ({} if subcommand == "fit" else {"verbose": False})
         if subcommand == "fit" and self.trainer.fast_dev_run:
             ours["ckpt_path"] = None  # the checkpoint has been checked, and its step may be the last
-        check_port(self.trainer)  # last, since it waits for rank 0, which may fail in the checks before
+        # last, since it waits for other processes, which may fail in the checks before
+        self.store = meet_processes(self.trainer)
         return super()._prepare_subcommand_kwargs(subcommand) | ours
 
     def before_fit(self) -> None:

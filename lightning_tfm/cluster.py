@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ParallelStrategy
 from torch.distributed import DistError, TCPStore, is_initialized  # type: ignore[attr-defined]  # exported at run time only
 
@@ -85,28 +85,67 @@ def check_processes(trainer: Trainer) -> None:
         )
 
 
-def check_port(trainer: Trainer) -> None:
-    """Check that the port of the run is free or, on ranks other than 0, that rank 0 answers at it.
+def meet_processes(trainer: Trainer) -> TCPStore | None:
+    """Check the port of the run, and wait for the processes that this one has not started itself.
+
+    Args:
+        trainer: the trainer of the run.
+
+    Returns:
+        The store of rank 0, which must exist until the processes are connected; None on other ranks.
 
     Raises:
-        UserError: if another program uses it.
+        UserError: if another program uses the port, or if a process does not come.
+
+    Note:
+        torch would wait too, but in C++, where signals are not handled.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None or isinstance(environment, TorchElasticEnvironment):  # torchrun holds the port itself
-        return
+        return None
     if is_initialized():  # by an earlier run of this process, which holds the port
-        return
-    address, port = environment.main_address, environment.main_port
-    taken = UserError(
-        f"MASTER_PORT must be a free port on the machine of rank 0, but another program uses {port}; try {port + 1}"
-    )
-    if not environment.node_rank() and not environment.local_rank():
-        try:
-            socket.create_server(("", port)).close()
-        except OSError as error:
-            raise taken from error
-        return
+        return None
+    own = (environment.node_rank(), environment.local_rank())
+    on_node = trainer.num_devices if environment.creates_processes_externally else 1
+    others = {(node, local) for node in range(trainer.num_nodes) for local in range(on_node)} - {(0, 0)}
     limit = time.monotonic() + TIMEOUT.total_seconds()
+    store = _start_store(environment, bool(others)) if own == (0, 0) else _connect_store(environment, limit)
+    try:
+        if store is not None and own != (0, 0):
+            store.set(_key(own), "")
+        while store is not None and (missing := [process for process in others if not store.check([_key(process)])]):
+            if time.monotonic() > limit:
+                node, local = min(missing)
+                raise UserError(
+                    f"all processes of a run must start within {TIMEOUT}, but {len(missing)} have not, such as that of "
+                    f"node {node} and local rank {local}; start the command on each machine"
+                )
+            time.sleep(0.1)
+    except DistError as error:
+        raise UserError("rank 0 must wait for the other processes, but has ended; its output may show why") from error
+    return store if own == (0, 0) else None
+
+
+def _key(process: tuple[int, int]) -> str:
+    node, local = process
+    return f"node {node}, local rank {local}"
+
+
+def _start_store(environment: ClusterEnvironment, is_needed: bool) -> TCPStore | None:
+    """Check that the port is free, and return the store of the run if it is needed already."""
+    port = environment.main_port
+    try:
+        socket.create_server(("", port)).close()
+        if not is_needed:
+            return None
+        return TCPStore(environment.main_address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
+    except (OSError, DistError) as error:
+        raise _taken(port) from error
+
+
+def _connect_store(environment: ClusterEnvironment, limit: float) -> TCPStore:
+    """Connect to the store of rank 0 once it answers, until a limit of `time.monotonic`."""
+    address, port = environment.main_address, environment.main_port
     while time.monotonic() < limit:
         try:
             socket.create_connection((address, port), timeout=ANSWER_TIMEOUT).close()
@@ -126,4 +165,11 @@ def check_port(trainer: Trainer) -> None:
     client.start()
     client.join(ANSWER_TIMEOUT)
     if not stores:
-        raise taken
+        raise _taken(port)
+    return stores[0]
+
+
+def _taken(port: int) -> UserError:
+    return UserError(
+        f"MASTER_PORT must be a free port on the machine of rank 0, but another program uses {port}; try {port + 1}"
+    )

@@ -29,6 +29,7 @@ from runs import (
     assert_same_run,
     fit,
     folder,
+    free_port,
     new_folders,
     run,
     start,
@@ -238,6 +239,31 @@ def test_a_port_in_use_ends_all_processes(answers, tmp_path):
     assert printed.splitlines()[-1].startswith(f"{message} {port}")
     assert "Traceback" not in printed + both[1].err.read_text()
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_other_machines(rank, signum, status, tmp_path):
+    """Of four machines, two do not start."""
+    port = free_port()
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    both = [start(*elastic(4, 1), cwd=tmp_path, NODE_RANK=str(node), **settings) for node in (0, 1)]
+    child = both[rank]
+    while child.process.is_alive():
+        with suppress(OSError):  # until the store of rank 0 answers
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        time.sleep(0.1)
+    os.kill(child.process.pid, signum)
+    child.process.join(LIMIT)
+    try:
+        assert child.process.exitcode == status
+        assert f"interrupted by {signum.name}" in child.err.read_text()
+        assert "Traceback" not in child.err.read_text()
+    finally:
+        for each in both:
+            each.process.kill()
+            each.process.join()
 
 
 @pytest.mark.parametrize(
