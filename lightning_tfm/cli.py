@@ -43,7 +43,7 @@ from lightning_tfm.console import print_next_commands, print_results, print_uplo
 from lightning_tfm.data import Sharding, TaskDataModule
 from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.files import relative
-from lightning_tfm.loggers import describe_run, discard_tensorboard, run_folder, wandb_loggers
+from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_loggers, run_folder, wandb_loggers
 from lightning_tfm.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.modules import TaskModule
 from lightning_tfm.modules.compatibility import check_callbacks, check_epochs, check_limits, check_pair, check_strategy
@@ -406,6 +406,8 @@ class TfmCLI(LightningCLI):
             rank_zero_print("trainer.logger is false: no checkpoint is saved, and the last weights are tested")
         if self._enter("version"):
             self.lock = open_run(self.trainer.logger, self.resumed, None if path is None else self.step)
+            if self.resumed is not None:
+                resume_loggers(self.trainer.loggers, self.step)
 
     def before_validate(self) -> None:
         """Create the folder of the validation."""

@@ -19,12 +19,12 @@ from urllib.request import Request, urlopen
 import lightning.pytorch.loggers
 from lightning import Trainer
 from lightning.fabric.loggers.logger import _DummyExperiment
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import delete_folder, relative
+from lightning_tfm.files import delete_folder, read_metrics, relative
 
 T = TypeVar("T")
 
@@ -33,6 +33,9 @@ CONNECT_TIMEOUT = 2.0
 
 START_TIMEOUT = 20.0
 """Timeout in seconds for a reachable server to start a run."""
+
+FLUSH_INTERVAL = 1.0
+"""Seconds between writes of an offline run to its file, the most that a killed process loses; W&B's default is 15."""
 
 FOLDER_SETTINGS = {"entity", "mode", "project"}
 """Settings that W&B may read from the current folder, where its commands write them."""
@@ -105,6 +108,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     self._wandb_init["settings"] = wandb.Settings(
                         init_timeout=START_TIMEOUT,
                         finish_timeout=FINISH_TIMEOUT,
+                        x_transaction_log_flush_interval=FLUSH_INTERVAL,
                         silent=offline,
                         console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
                     )
@@ -143,6 +147,24 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
         self._try(super().log_hyperparams, params)
+
+    @rank_zero_only
+    def log_missing(self, metrics: Path) -> None:
+        """Log the rows of a `metrics.csv` after the last step of an online run, which a killed process did not upload.
+
+        Note:
+            Only the server knows the last step, so nothing is logged again to an offline run.
+        """
+        self._try(self._log_missing, metrics)
+
+    def _log_missing(self, metrics: Path) -> None:
+        if isinstance(self.experiment, _DummyExperiment):
+            return
+        last = self.experiment.summary.get("trainer/global_step")
+        for row in read_metrics(metrics):
+            step = int(row.pop("step"))
+            if last is not None and step > last:
+                self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
 
     @property
     def run_id(self) -> str | None:
@@ -254,6 +276,21 @@ def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None)
     for other in others:
         if isinstance(other, WandbLogger | TensorBoardLogger):
             other.describe(run_name(first), tags, commit or "unknown")
+
+
+def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
+    """Let the loggers of a resumed run continue at a step.
+
+    Args:
+        loggers: the loggers of the run, of which the first has the metrics before the step.
+        step: the number of steps before the checkpoint.
+    """
+    first, *others = loggers
+    for other in others:
+        if isinstance(other, WandbLogger):
+            other.log_missing(Path(cast(CSVLogger, first).log_dir) / "metrics.csv")
+        elif isinstance(other, TensorBoardLogger):
+            other._kwargs["purge_step"] = step  # TensorBoard hides later steps of the killed process
 
 
 def run_name(logger: Logger) -> str:

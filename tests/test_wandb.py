@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from datamodules import Copy
@@ -223,6 +224,20 @@ def test_training_continues_if_the_service_has_crashed(monkeypatch, tmp_path, ca
     assert "W&B has failed and is disabled for the rest of the run: the service" in capsys.readouterr().err
 
 
+def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
+    for last, expected in ((None, []), (0, [(1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]), (1, [(2, 2.0), (2, 1.5)])):
+        logged = []
+        logger = loggers.WandbLogger(save_dir=tmp_path)
+        summary = {} if last is None else {"trainer/global_step": last}
+        logger._experiment = SimpleNamespace(summary=summary, log=logged.append)
+        logger.log_missing(metrics)
+        assert [
+            (item["trainer/global_step"], item.get("train/loss", item.get("val/loss"))) for item in logged
+        ] == expected
+
+
 @pytest.mark.parametrize(
     ("mode", "settings"), [("offline", {}), ("disabled", {}), ("online", {"offline": True})], ids=str
 )
@@ -331,6 +346,23 @@ def test_tensorboard_is_enabled_by_one_flag(tmp_path):
     assert logged["tags"] == "Seq2SeqModule, GPT, Copy"
     assert logged["git_commit"]
     assert (folder(tmp_path, "gpt") / "metrics.csv").exists()
+
+
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    csv_logger = CSVLogger(tmp_path, "name", "version")
+    for start, stop in ((0, 5), (3, 6)):
+        logger = loggers.TensorBoardLogger(tmp_path, version="run")
+        loggers.resume_loggers([csv_logger, logger], start)
+        for step in range(start, stop):
+            logger.log_metrics({"train/loss": float(start)}, step)
+        logger.save()
+        logger.experiment.close()
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert scalars == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 3.0), (4, 3.0), (5, 3.0)]
 
 
 # Sweeps and dashboards
