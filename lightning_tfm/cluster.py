@@ -74,15 +74,20 @@ def check_processes(trainer: Trainer) -> None:
             f"trainer.devices must be at most {limit} on this machine, which has {os.cpu_count()} cores, but is "
             f"{trainer.num_devices}; try {os.cpu_count()}"
         )
-    if (
-        isinstance(strategy.cluster_environment, LightningEnvironment)
-        and trainer.num_nodes > 1
-        and "MASTER_ADDR" not in os.environ
-    ):
+    if not isinstance(strategy.cluster_environment, LightningEnvironment) or "MASTER_ADDR" in os.environ:
+        return
+    if trainer.num_nodes > 1:
         raise UserError(
             f"trainer.num_nodes must be 1 without a launcher of several machines, but is {trainer.num_nodes}; start "
             "the command with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each machine"
         )
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+    except OSError as error:
+        raise UserError(
+            "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1 and "
+            "GLOO_SOCKET_IFNAME=lo"
+        ) from error
 
 
 def meet_processes(trainer: Trainer) -> TCPStore | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from runs import (
     fit,
     folder,
     free_port,
+    in_process,
     new_folders,
     run,
     start,
@@ -297,6 +299,19 @@ def test_devices_that_do_not_exist_are_refused(options, environment, message, tm
     assert re.match(f"lightning-tfm: error: {message}", printed.splitlines()[-1])
     assert "Traceback" not in printed
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
+    def refuse(*args, **settings):
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert in_process(monkeypatch, *fit("gpt", *TWO_PROCESSES)) == 2
+    assert (
+        "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
+        in capsys.readouterr().err
+    )
 
 
 def test_another_program_cannot_disturb_the_heartbeats():
