@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import resource
 import subprocess
 import sys
 import unicodedata
@@ -160,6 +161,16 @@ def test_batches_contain_the_pairs_in_whatever_parts_they_are_encoded(make_data,
         for source, target in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)
     )
     assert seen == Counter((pair.source, pair.target) for pair in data.datasets["test"].pairs)
+
+
+def test_more_workers_than_the_limit_of_open_files_allows_are_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    data = Copy(num_workers=24)
+    message = (
+        "data.num_workers must be at most 12 with at most 256 open files, but is 24; lower it, or .*`ulimit -n 448`"
+    )
+    with pytest.raises(UserError, match=message):
+        data.setup("fit")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

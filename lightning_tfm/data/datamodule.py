@@ -18,6 +18,14 @@ from lightning_tfm.errors import UserError, ignore_signals, rank_zero_print
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
 
+try:
+    import resource
+except ImportError:  # on Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
+OWN_FILES, FILES_PER_WORKER = 64, 16
+"""Files that a process opens itself, and for each worker of its data loaders: pipes and the tensors of batches."""
+
 
 class TaskDataModule(LightningDataModule, ABC):
     """Base class of data modules. Subclasses implement `examples`.
@@ -131,6 +139,7 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def setup(self, stage: str) -> None:
         if not self.datasets:
+            _check_open_files(self.num_workers)
             with gc_disabled():
                 splits = dict.fromkeys(("train", "val", *self.test_sets))
                 self.datasets = {split: self.examples(split) for split in splits}
@@ -192,6 +201,24 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def test_dataloader(self) -> list[DataLoader[Any]]:
         return [self._evaluation_loader(split) for split in self.test_sets]
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Check that a process may open the files of its workers; torch would fail after it has started some of them.
+
+    Raises:
+        UserError: if it may not.
+    """
+    if resource is None or not num_workers:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OWN_FILES + FILES_PER_WORKER * num_workers
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        most = max(0, (limit - OWN_FILES) // FILES_PER_WORKER)
+        raise UserError(
+            f"data.num_workers must be at most {most} with at most {limit} open files, but is {num_workers}; lower it, "
+            f"or allow more files with `ulimit -n {needed}`"
+        )
 
 
 def _ignore_signals(worker: int) -> None:
