@@ -1,4 +1,4 @@
-"""Atomic writing of files, relative paths, and reading of logged metrics."""
+"""Durable writing of files, relative paths, and reading of logged metrics."""
 
 from __future__ import annotations
 
@@ -28,18 +28,41 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         processes leave at most one file.
     """
     beside = path.with_name(path.name + ".part")
+    make_folder(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
+        with naming_file(path), open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        replace_file(beside, path)
     except BaseException:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-    synchronize(path.parent)  # with the renaming
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Add the path of a file to errors of writing it, such as that of a full disk, which lack it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file to replace another one in the same folder, and synchronize the renaming to disk."""
+    source.replace(target)
+    synchronize(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents unless it exists, and synchronize their names to disk."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        for parent in folder.parents:
+            synchronize(parent)
 
 
 def synchronize(folder: Path) -> None:
@@ -67,17 +90,42 @@ def delete_folder(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the complete rows of a `metrics.csv`; the last row of a running or killed process may be incomplete.
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """Return the intact rows of a `metrics.csv`, see `parse_metrics`."""
+    return parse_metrics(path)[0]
+
+
+def parse_metrics(path: Path) -> tuple[list[dict[str, str]], int]:
+    """Return the intact rows of a `metrics.csv`, and the number of damaged ones.
 
     Args:
         path: the path of the file.
+
+    Note:
+        The last line of a running or killed process may be incomplete; it is not counted.
     """
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    yield from csv.DictReader(lines)
+    header, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
+    rows, damaged = [], 0
+    for line in filter(str.strip, lines):
+        try:
+            names, values = csv.reader([header, line], strict=True)
+            row = dict(zip(names, values, strict=True))
+            int(row["step"])
+            for value in filter(None, values):
+                float(value)
+            rows.append(row)
+        except (KeyError, ValueError, csv.Error):
+            damaged += 1
+    return rows, damaged
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a text file atomically in UTF-8, see `atomic_write`."""
     with atomic_write(path, mode) as file:
         file.write(text.encode())
+
+
+def copy_file(source: str | Path, target: str | Path) -> None:
+    """Copy a file with its permissions, atomically, see `atomic_write`."""
+    with Path(source).open("rb") as content, atomic_write(Path(target), os.stat(source).st_mode & 0o777) as file:
+        shutil.copyfileobj(content, file)

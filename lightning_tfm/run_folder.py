@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
-import warnings
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.provenance import read_starts
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import delete_folder, read_metrics, write_text
+from lightning_tfm.files import copy_file, delete_folder, read_metrics, synchronize, write_text
+from lightning_tfm.loggers import MetricsWriter
 
 
 class RunFolder:
@@ -33,15 +32,16 @@ class RunFolder:
     def enter(self, logger: CSVLogger, prefix: str) -> None:
         """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get."""
         if logger._version is not None:
-            self.path = Path(logger.log_dir)
-            self.is_new = _make(self.path)
-            return
-        parent = Path(logger.root_dir)
-        found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
-        first = max((int(name[1]) for name in found if name), default=-1) + 1
-        names = (f"{prefix}_{number}" for number in itertools.count(first))
-        logger._version = next(name for name in names if _make(parent / name))
-        self.path, self.is_new = Path(logger.log_dir), True
+            self.is_new = _make(Path(logger.log_dir))
+        else:
+            parent = Path(logger.root_dir)
+            found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
+            first = max((int(name[1]) for name in found if name), default=-1) + 1
+            names = (f"{prefix}_{number}" for number in itertools.count(first))
+            logger._version = next(name for name in names if _make(parent / name))
+            self.is_new = True
+        self.path = Path(logger.log_dir)
+        logger._experiment = MetricsWriter(logger.log_dir)
 
     @property
     def resumable(self) -> Path | None:
@@ -62,13 +62,15 @@ def _make(folder: Path) -> bool:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
+    for parent in folder.parents:
+        synchronize(parent)
     return True
 
 
 def is_empty(run: Path) -> bool:
     """Return whether a folder has no checkpoint, no logged metrics and no results."""
     metrics = run / "metrics.csv"
-    logged = metrics.is_file() and any(True for _ in read_metrics(metrics))
+    logged = metrics.is_file() and bool(read_metrics(metrics))
     return not logged and not (run / SUMMARY).exists() and not any(run.glob("checkpoints/*"))
 
 
@@ -86,30 +88,14 @@ def check_empty(folder: Path) -> None:
 
 
 def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
-    """Rewrite `metrics.csv` with the rows of the steps before `step`, which a resumed run does not repeat.
+    """Delete the rows of `metrics.csv` from `step` on, which a resumed run repeats.
 
     Args:
         logger: the logger of the run.
         step: the number of steps before the checkpoint; None for a new run.
-
-    Note:
-        Meanwhile, the rows are kept in `metrics.csv.before`, so no row is lost if the process is killed.
     """
-    metrics = Path(logger.log_dir) / "metrics.csv"
-    kept = metrics.with_name("metrics.csv.before")
-    if step is not None and metrics.exists() and not kept.exists():
-        metrics.replace(kept)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        _ = logger.experiment  # creates the file; warns if the folder is not empty
-    if step is None or not kept.exists():
-        return
-    for row in read_metrics(kept):
-        row_step = int(row.pop("step"))
-        if row_step < step:
-            values: dict[str, Any] = {name: value for name, value in row.items() if value}  # as they were written
-            logger.log_metrics(values, row_step)
-    logger.save()
-    kept.unlink()
+    if step is not None:
+        cast(MetricsWriter, logger.experiment).keep(step)
 
 
 def copy_history(run: Path, folder: Path) -> None:
@@ -124,6 +110,6 @@ def copy_history(run: Path, folder: Path) -> None:
     """
     for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
         if path.is_file():
-            shutil.copy(path, folder / path.name)  # with its permissions
+            copy_file(path, folder / path.name)
     if starts := [start | {"wandb": None} for start in read_starts(run)]:
         write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")

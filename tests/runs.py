@@ -292,7 +292,7 @@ def _patch(moment, call, fault="SIGKILL"):
 
     def patched(*args, **kwargs):
         nonlocal calls
-        counts = owner is not Path or Path(args[1]).suffix == ".ckpt"  # other files are renamed, too
+        counts = attribute not in COUNTED or COUNTED[attribute](args)
         calls += counts
         fails = counts and calls == call
         if fails and not late:
@@ -393,8 +393,14 @@ MOMENTS = {
 }
 """Moments of a fault: the owner and name of a function, and whether the fault comes after the call or before.
 
-Of the calls of `Path.replace`, only those count that put a checkpoint in its place.
+Of the calls of the system, see COUNTED, only those for a checkpoint count.
 """
+
+COUNTED = {
+    "replace": lambda arguments: Path(arguments[1]).suffix == ".ckpt",
+    "fsync": lambda arguments: os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".ckpt.part"),
+}
+"""Whether a call for a file is one for a checkpoint, by the name of the function."""
 
 
 def in_process(monkeypatch, *arguments):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,8 @@ import yaml
 
 from lightning_tfm.checkpoint import read, write
 from lightning_tfm.errors import Interrupted
+from lightning_tfm.files import read_metrics
+from lightning_tfm.loggers import MetricsWriter
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -144,16 +147,74 @@ def test_validation_within_an_accumulated_step_is_refused(tmp_path):
     assert re.search(message, child.err.read_text())
 
 
-@pytest.mark.parametrize("damage", ["cut line", "left by a kill"])
+def test_a_failed_rewrite_keeps_the_logged_rows(monkeypatch, tmp_path):
+    """A new column changes the header, and so the whole file."""
+    writer, path = MetricsWriter(str(tmp_path)), tmp_path / "metrics.csv"
+    for step in range(5):
+        writer.log_metrics({"train/loss": 0.5}, step)
+    writer.save()
+    writer.log_metrics({"train/loss": 0.4}, 5)
+    writer.save()
+    before = path.read_bytes()
+    writer.log_metrics({"val/loss": 0.3}, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.csv'"):
+            writer.save()
+    assert path.read_bytes() == before
+    writer.save()
+    assert [(row["step"], row["train/loss"], row["val/loss"]) for row in read_metrics(path)] == [
+        *((str(step), "0.5", "") for step in range(5)),
+        ("5", "0.4", ""),
+        ("5", "", "0.3"),
+    ]
+    assert sorted(other.name for other in tmp_path.iterdir()) == ["metrics.csv"]
+
+
+DAMAGES = {
+    "NUL": b"0.5,3\0,,",
+    "only NUL": bytes(512),
+    "a stray quote": b'0.5,"3,,',
+    "not UTF-8": b"0.5,\xff3,,",
+    "a missing column": b"0.5,3,",
+    "an additional column": b"0.5,3,,,",
+    "no step": b"0.5,,,",
+    "text": b"0.5,3,loss,",
+    "two rows": b"0.5,3,0.5,3,,",
+    "too long": b"0.5,3,," + b" " * 200_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
+    path = tmp_path / "metrics.csv"
+    lines = [
+        b"epoch,step,train/loss,val/loss",
+        b"0,0,0.7,",
+        DAMAGES[damage],
+        b"0,1,0.6,",
+        b"0,1,,0.8",
+        b"0,2,0.5,",
+        b"0,",
+    ]
+    path.write_bytes(b"\r\n".join(lines))
+    assert [(row["step"], row["train/loss"]) for row in read_metrics(path)] == [
+        ("0", "0.7"),
+        ("1", "0.6"),
+        ("1", ""),
+        ("2", "0.5"),
+    ]
+    MetricsWriter(str(tmp_path)).keep(2)
+    assert [row["step"] for row in read_metrics(path)] == ["0", "1", "1"]
+    assert (tmp_path / "metrics.csv.damaged").read_bytes() == b"\r\n".join(lines)
+    assert "skipping 1 damaged row of " in capsys.readouterr().err
+
+
 @pytest.mark.run
-def test_a_partially_written_log_is_continued(damage, reference, tmp_path):
+def test_a_partially_written_log_is_continued(reference, tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
-    metrics = folder(tmp_path, "gpt") / "metrics.csv"
-    if damage == "cut line":
-        with metrics.open("a") as file:
-            file.write("0,3")
-    else:
-        metrics.rename(metrics.with_name("metrics.csv.before"))
+    with (folder(tmp_path, "gpt") / "metrics.csv").open("a") as file:
+        file.write("0,3")
     assert run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).wait() == 0
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -15,12 +15,15 @@ from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
 from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.data import Batch
-from lightning_tfm.files import write_text
+from lightning_tfm.files import atomic_write, write_text
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.parallel import data_group
 from lightning_tfm.predictors import AttentionExample
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class AttentionLogger(Callback):
@@ -87,7 +90,6 @@ class AttentionLogger(Callback):
             return
         from lightning_tfm.pictures import missing_glyphs_named, on_one_canvas  # slow to import
 
-        (folder / "attention").mkdir(exist_ok=True)
         with missing_glyphs_named():
             pictures = self._draw(trainer, module, examples, folder / "attention")
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
@@ -105,13 +107,18 @@ class AttentionLogger(Callback):
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
                 path = folder / f"example_{row:04}_{short_name(layer.layer)}.png"
-                draw_attention(layer, f"example {row}: {title}").savefig(path, dpi=100)
+                _save(draw_attention(layer, f"example {row}: {title}"), path)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if isinstance(layer, Positions) and (encodings := layer.table()) is not None:
-                draw_positions(encodings, name.replace("_", " ")).savefig(path := folder / f"{name}.png", dpi=100)
+                _save(draw_positions(encodings, name.replace("_", " ")), path := folder / f"{name}.png")
                 pictures.append(path)
         return pictures
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=100)
 
 
 def short_name(layer: str) -> str:

@@ -27,7 +27,7 @@ from lightning_tfm.errors import (
     rank_zero_print,
 )
 from lightning_tfm.files import relative
-from lightning_tfm.loggers import run_folder
+from lightning_tfm.loggers import flush, run_folder
 from lightning_tfm.modules.task import TaskModule
 from lightning_tfm.parsing_errors import nearest
 
@@ -97,7 +97,6 @@ class Checkpoints(Checkpoint):
         best = self.extended / "checkpoints/best.ckpt" if self.extended else None
         if best and stage == "fit" and is_whole(best):
             if trainer.is_global_zero:
-                self.dirpath.mkdir(exist_ok=True)
                 copy_checkpoint(best, self.dirpath / best.name)
             trainer.strategy.barrier()
 
@@ -142,7 +141,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
-            _flush(trainer)
+            flush(trainer)
         self._end_if_interrupted(trainer)
         cast(TaskModule, pl_module).signum = self.signum or 0
 
@@ -205,7 +204,7 @@ class Checkpoints(Checkpoint):
         """Save a checkpoint, or raise UserError on all processes if it cannot be written."""
         if self.dirpath is None:
             return
-        _flush(trainer)
+        flush(trainer)
         failure = None
         try:
             trainer.save_checkpoint(path)
@@ -234,6 +233,7 @@ class Checkpoints(Checkpoint):
             raise Interrupted(self.ending, self.saved_step, resumable)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        flush(trainer)  # with the last step, whose metrics were logged after the checkpoint
         self.ending = self._signal_of_any(trainer)
         self._end_if_interrupted(trainer)
         self._restore_handlers()
@@ -253,12 +253,6 @@ def time_is_up(trainer: Trainer) -> bool:
     """Return whether a time limit, such as `trainer.max_time`, ends the training."""
     timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
     return any(remaining is not None and remaining <= 0 for remaining in (timer.time_remaining() for timer in timers))
-
-
-def _flush(trainer: Trainer) -> None:
-    """Write the logged metrics to disk, since a resumed run appends to them."""
-    for logger in trainer.loggers:
-        logger.save()
 
 
 def check_interval(interval: float | None, accumulated: int) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.catalog import PER_CATEGORY
 from lightning_tfm.data import Batch
-from lightning_tfm.files import write_text
+from lightning_tfm.files import atomic_write, write_text
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.metrics import all_gather_list
 from lightning_tfm.modules.task import TaskModule, test_prefix
@@ -142,8 +142,8 @@ class Predictions(Callback):
         from lightning_tfm.pictures import missing_glyphs_named  # slow to import
 
         for name, figure in figures.items():
-            with missing_glyphs_named():
-                figure.savefig(folder / f"{name}.png", dpi=100)
+            with missing_glyphs_named(), atomic_write(folder / f"{name}.png") as file:
+                figure.savefig(file, dpi=100)
             for logger in media_loggers(trainer):
                 logger.log_image(
                     f"{evaluated_prefix(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.checkpoints import time_is_up
 from lightning_tfm.files import write_text
-from lightning_tfm.loggers import run_folder
+from lightning_tfm.loggers import flush, run_folder
 from lightning_tfm.modules.task import TaskModule, test_prefix
 
 SUMMARY = "summary.json"
@@ -137,4 +137,5 @@ class Summary(Callback):
             "seed": trainer.datamodule.seed,
         }
         if trainer.is_global_zero:
+            flush(trainer)  # a finished run has all its metrics
             write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,7 +15,7 @@ from torch import Tensor
 from lightning_tfm.checkpoint.archive import verify_checksum
 from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, verify_shards
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import atomic_write
+from lightning_tfm.files import copy_file
 
 FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""
@@ -207,8 +206,7 @@ def copy_checkpoint(path: Path, target: Path) -> None:
     checkpoint = _map(path)
     if is_sharded(checkpoint):
         copy_shards(path, checkpoint[INDEX], target)
-    with path.open("rb") as source, atomic_write(target) as file:
-        shutil.copyfileobj(source, file)
+    copy_file(path, target)
 
 
 def _map(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import synchronize
+from lightning_tfm.files import copy_file, make_folder, synchronize
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -75,7 +75,7 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     own: dict[str, str] = {}
     failure = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         save(written, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
         files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
         own = {path.name: _checksum(path) for path in files[rank::world_size]}
@@ -177,7 +177,8 @@ def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
         index: the value of INDEX in the checkpoint.
         target: the path of the copy of the checkpoint file, in another folder.
     """
-    shutil.copytree(path.with_name(index["folder"]), target.with_name(index["folder"]), dirs_exist_ok=True)
+    source, copy = (file.with_name(index["folder"]) for file in (path, target))
+    shutil.copytree(source, copy, copy_function=copy_file, dirs_exist_ok=True)
 
 
 def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
