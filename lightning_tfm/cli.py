@@ -41,7 +41,7 @@ from lightning_tfm.cluster import check_processes, launched_settings, meet_proce
 from lightning_tfm.configuration import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import Sharding, TaskDataModule
-from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print
+from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_loggers, run_folder, wandb_loggers
 from lightning_tfm.memory import gc_disabled, keep_freed_memory
@@ -139,6 +139,12 @@ class TfmCLI(LightningCLI):
                 error.ckpt_path = relative(run)
             if self.folder.discard_if_empty():
                 discard_tensorboard(self.trainer.loggers)
+            if isinstance(error, OSError) and self.folder.holds(error.filename):
+                run = self.folder.resumable
+                again = f"resume with --ckpt_path {shell_quote(relative(run))}" if run else "repeat the command"
+                raise UserError(
+                    f"{str(error.filename)!r} cannot be written: {error.strerror}; free disk space, then {again}"
+                ) from error
             raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # an instance method

@@ -105,18 +105,25 @@ def parse_metrics(path: Path) -> tuple[list[dict[str, str]], int]:
         The last line of a running or killed process may be incomplete; it is not counted.
     """
     header, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
-    rows, damaged = [], 0
+    names, rows, damaged = _fields(header), [], 0
     for line in filter(str.strip, lines):
         try:
-            names, values = csv.reader([header, line], strict=True)
-            row = dict(zip(names, values, strict=True))
+            row = dict(zip(names, _fields(line), strict=True))
             int(row["step"])
-            for value in filter(None, values):
+            for value in filter(None, row.values()):
                 float(value)
             rows.append(row)
-        except (KeyError, ValueError, csv.Error):
+        except (KeyError, ValueError):
             damaged += 1
     return rows, damaged
+
+
+def _fields(line: str) -> list[str]:
+    """Return the fields of a line of a CSV file; empty if the line is damaged."""
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return []
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:

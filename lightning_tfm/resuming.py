@@ -119,7 +119,7 @@ def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
         return None
     unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
     path = None
-    for candidates in (unfinished, runs - unfinished):
+    for candidates in (unfinished, filter(_has_summary, runs - unfinished)):
         path = path or _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
     if path is None:
         raise UserError(_no_checkpoint(folder))
@@ -159,10 +159,20 @@ def _has_finished(run: Path, max_steps: int | None) -> bool:
     path = run / SUMMARY
     if not path.is_file():
         return False
-    summary = read_json(path)
+    summary = read_json(path, steps=int)
     if stopped := summary.get("stopped_early"):
         return bool(stopped != TIME_LIMIT or (max_steps is not None and summary["steps"] >= max_steps))
     return bool(max_steps is None or summary["steps"] >= max_steps)
+
+
+def _has_summary(run: Path) -> bool:
+    """Return whether the summary of a finished run can be read."""
+    try:
+        read_json(run / SUMMARY, steps=int)
+    except UserError as error:
+        rank_zero_print(f"skipping a finished run: {error}")
+        return False
+    return True
 
 
 def _newest_undamaged(paths: Iterable[Path]) -> Path | None:

@@ -6,12 +6,12 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.callbacks.provenance import read_starts
 from lightning_tfm.callbacks.summary import SUMMARY
+from lightning_tfm.configuration import read_starts
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import copy_file, delete_folder, read_metrics, synchronize, write_text
 from lightning_tfm.loggers import MetricsWriter
@@ -47,6 +47,10 @@ class RunFolder:
     def resumable(self) -> Path | None:
         """Return the path if the folder contains a checkpoint to resume from; None otherwise."""
         return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
+
+    def holds(self, file: Any) -> bool:
+        """Return whether a file, or None, lies in the folder."""
+        return self.path is not None and isinstance(file, str | Path) and self.path in Path(file).parents
 
     def discard_if_empty(self) -> bool:
         """Delete the folder if this process has created it and has written no results; return whether it did."""

@@ -430,6 +430,21 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_kept(reference, 
     assert_same_run(tmp_path, reference("transformer"), "transformer")
 
 
+@pytest.mark.run
+def test_a_full_disk_in_the_test_is_reported_and_the_run_resumes(tmp_path):
+    arguments = fit("gpt", **{"trainer.max_steps": 12, "data.init_args.test_size": 300})
+    child = run(*arguments, cwd=tmp_path, fault=("in the test", 1, "the disk is full"))
+    assert child.wait() == 2
+    assert last_line(child) == (
+        "lightning-tfm: error: 'runs/copy_gpt/version_0/predictions.jsonl' cannot be written: File too large; "
+        "free disk space, then resume with --ckpt_path runs/copy_gpt/version_0"
+    )
+    assert "Traceback" not in child.err.read_text()
+    child = run(*arguments, "--ckpt_path=runs/copy_gpt/version_0", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert len((folder(tmp_path, "gpt") / "predictions.jsonl").read_text().splitlines()) > 300
+
+
 def test_an_unwritable_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"'/sys/a.ckpt' cannot be written: .*; nothing was overwritten"):
         write({}, "/sys/a.ckpt")  # not even root can write there

@@ -21,6 +21,7 @@ from lightning_tfm.comparison.runs import Run
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
+from lightning_tfm.reporting import collect
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.verdict import verdict
 from lightning_tfm.style import PALETTE
@@ -349,8 +350,6 @@ def test_a_run_without_a_valid_checkpoint_is_shown_without_attention(two_runs, t
     ("name", "text", "message"),
     [
         ("config.yaml", "a: 1\nb: {\n", "RUN must name a valid YAML file, but line 3 of '.*/config.yaml' is not: "),
-        ("metrics.csv", "step,val/loss\n1,high\n", "'.*/metrics.csv' is damaged; delete it to leave it out"),
-        ("metrics.csv", "val/loss\n1\n", "'.*/metrics.csv' is damaged"),
         ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' is damaged"),
         ("predictions.jsonl", "{}\n", "'.*/predictions.jsonl' is damaged"),
         ("predictions.jsonl", "[]\n", "'.*/predictions.jsonl' is damaged"),
@@ -379,6 +378,13 @@ def test_an_example_outside_the_vocabulary_is_shown_without_attention(name, two_
     assert run["predictions"][0][name] == "x"
     assert len(run["attention"]) == 11
     assert "cannot show the attention of an example: the vocabulary has no" in capsys.readouterr().err
+
+
+def test_damaged_rows_of_metrics_csv_are_skipped(tmp_path, capsys):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,val/loss\n1,2.5\n2,high\n3\n4,1.5\n")
+    assert collect._curves(path, 10)[0] == {"val/loss": [(2, 2.5), (5, 1.5)]}
+    assert "skipping 2 damaged rows of " in capsys.readouterr().err
 
 
 def test_the_best_run_is_named(two_runs, tmp_path):

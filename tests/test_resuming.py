@@ -24,10 +24,14 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.checkpoint import read, write
-from lightning_tfm.errors import Interrupted
+from lightning_tfm.callbacks import provenance
+from lightning_tfm.callbacks.provenance import wandb_run
+from lightning_tfm.checkpoint import FORMAT, read, write
+from lightning_tfm.configuration import read_starts
+from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loggers import MetricsWriter
+from lightning_tfm.resuming import find_run
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -208,6 +212,41 @@ def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
     assert [row["step"] for row in read_metrics(path)] == ["0", "1", "1"]
     assert (tmp_path / "metrics.csv.damaged").read_bytes() == b"\r\n".join(lines)
     assert "skipping 1 damaged row of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "[{}]", "[1]", "null", "{", "1", "[" * 5000])
+def test_a_damaged_provenance_is_renamed(content, tmp_path, capsys):
+    path = tmp_path / "provenance.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"provenance.json' must hold JSON as fit has written it, but is damaged: "):
+        read_starts(tmp_path)
+    assert wandb_run(tmp_path) is None
+    assert provenance._earlier_starts(tmp_path) == []
+    assert "it is renamed to provenance.json.damaged" in capsys.readouterr().err
+    assert path.with_name("provenance.json.damaged").read_text() == content
+    assert provenance._earlier_starts(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
+def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
+    network = {"class_path": "none", "init_args": {}}
+    saved = {
+        "format_version": FORMAT,
+        "state_dict": {},
+        "hyper_parameters": {"network": network},
+        "optimizer_states": [],
+    }
+    for version, summary in enumerate((content, '{"steps": 5}')):
+        checkpoint = tmp_path / f"version_{version}/checkpoints/last.ckpt"
+        write(saved, checkpoint)
+        (tmp_path / f"version_{version}/summary.json").write_text(summary)
+    found = find_run("last", tmp_path, 10)
+    assert (found.run.name, found.extends) == ("version_1", True)
+    assert "/version_0/summary.json' must hold JSON as fit has written it" in capsys.readouterr().err
+    with pytest.raises(
+        UserError, match=r"version_0/summary.json' must hold JSON as fit has written it, but is damaged"
+    ):
+        find_run(str(tmp_path / "version_0"), tmp_path, 10)
 
 
 @pytest.mark.run

@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +18,9 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.configuration import read_json
-from lightning_tfm.errors import rank_zero_print
-from lightning_tfm.files import write_text
+from lightning_tfm.configuration import read_starts
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.files import replace_file, write_text
 from lightning_tfm.loggers import run_folder, wandb_loggers
 from lightning_tfm.strategies import Elastic
 
@@ -83,7 +84,7 @@ class Provenance(Callback):
             logger.log_hyperparams({"data_fingerprint": trainer.datamodule.fingerprint})
         if not trainer.is_global_zero:
             return
-        starts = read_starts(folder)
+        starts = _earlier_starts(folder)
         state = git(Path.cwd())
         if diff := state.pop("diff", None):
             write_text(folder / f"uncommitted_{len(starts)}.diff", diff, mode=0o600)  # it may contain secrets
@@ -105,6 +106,18 @@ class Provenance(Callback):
         if self.step and starts:
             _report_changes(starts[-1], start, elastic=isinstance(trainer.strategy, Elastic))
         write_text(folder / "provenance.json", json.dumps([*starts, start], indent=2) + "\n")
+
+
+def _earlier_starts(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of `provenance.json` in a folder; a damaged file is renamed, so that the run continues."""
+    try:
+        return read_starts(folder)
+    except UserError as error:
+        path = folder / "provenance.json"
+        kept = path.with_name(f"{path.name}.damaged")
+        replace_file(path, kept)
+        rank_zero_print(f"{error}; it is renamed to {kept.name}")
+        return []
 
 
 def _report_changes(earlier: dict[str, Any], start: dict[str, Any], elastic: bool) -> None:
@@ -130,15 +143,11 @@ def _report_changes(earlier: dict[str, Any], start: dict[str, Any], elastic: boo
         )
 
 
-def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of `provenance.json` in a folder; empty if the file does not exist."""
-    path = folder / "provenance.json"
-    return list(read_json(path)) if path.exists() else []
-
-
 def wandb_run(folder: Path) -> str | None:
-    """Return the W&B id of the run in a folder; None if it was not logged to W&B."""
-    return next((start["wandb"] for start in reversed(read_starts(folder)) if start.get("wandb")), None)
+    """Return the W&B id of the run in a folder; None if it was not logged to W&B, or provenance.json is damaged."""
+    with suppress(UserError):
+        return next((start["wandb"] for start in reversed(read_starts(folder)) if start.get("wandb")), None)
+    return None
 
 
 def git(folder: Path) -> dict[str, Any]:

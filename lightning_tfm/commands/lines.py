@@ -153,7 +153,7 @@ class LineOutput:
 
     def _restore(self) -> int:
         """Restore the state of the same command before it was interrupted, and return the size of its output."""
-        state = read_json(self.state)
+        state = read_json(self.state, command=str, lines=int, failures=int, bytes=int)
         if state["command"] != self.command:
             raise UserError(
                 f"--output {str(self.options.output)!r} must not be the output of an interrupted command with other "

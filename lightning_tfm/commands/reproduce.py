@@ -39,6 +39,7 @@ from lightning_tfm.catalog import (
 )
 from lightning_tfm.child_runs import ChildRun, parse_seeds, run_children
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.files import read_metrics, write_text
 
@@ -183,7 +184,7 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
 
 def _finished(folder: Path, seed: int) -> Run | None:
     summaries = list(folder.glob("runs/*/version_*/summary.json"))
-    return Run(seed, json.loads(summaries[0].read_text(encoding="utf-8"))) if summaries else None
+    return Run(seed, read_json(summaries[0], train_seconds=float)) if summaries else None
 
 
 def _arguments(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> list[str]:

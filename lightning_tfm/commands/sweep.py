@@ -234,7 +234,7 @@ class Worker:
                     f"--output must be a new folder or one of this sweep, but {str(self.folder)!r} holds other files"
                 )
             return
-        earlier, ours = read_json(path), self._identity()
+        earlier, ours = read_json(path, specification=dict), self._identity()
         for name, value in ours["specification"].items():
             old = earlier["specification"].get(name)
             if name == "trials" and value > old and self.specification.sampler != "grid":
@@ -244,7 +244,7 @@ class Worker:
                     f"{name} must match the sweep in {str(self.folder)!r} ({_short(old)}), but is {_short(value)}; "
                     "restore it, or choose another --output"
                 )
-        if earlier["experiment"] != ours["experiment"]:
+        if earlier.get("experiment") != ours["experiment"]:
             raise UserError(
                 f"the experiment must match the sweep in {str(self.folder)!r}, but {str(self.path)!r} has changed; "
                 "restore it, or choose another --output"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.catalog import HEADLINES
-from lightning_tfm.configuration import is_below, read_json, read_yaml, settings_of_weights, without_seed
+from lightning_tfm.configuration import is_below, read_json, read_starts, read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import UserError
 from lightning_tfm.files import relative
 
@@ -188,8 +188,7 @@ def read_run(folder: Path, notes: list[str]) -> Run | None:
     try:
         settings = settings_of_weights(read_yaml(folder / "config.yaml", "GROUP"))
         summary = read_json(folder / "summary.json")
-        path = folder / "provenance.json"
-        start = read_json(path)[-1] if path.is_file() else {}
+        start = next(reversed(read_starts(folder)), {})
         split = "test" if "test" in summary else "val"
         metrics = {f"{split}/{name}": value for name, value in summary.get(split, {}).items()}
         metrics |= {name: summary[name] for name in COSTS if name in summary}

@@ -20,7 +20,7 @@ from lightning_tfm.comparison import read_run
 from lightning_tfm.comparison.examples import outcomes
 from lightning_tfm.configuration import flatten, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import read_metrics
+from lightning_tfm.files import parse_metrics, relative
 from lightning_tfm.loading import load
 from lightning_tfm.predictors import Predictor, short_title, worst_first
 
@@ -205,7 +205,10 @@ def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]]
     non_finite: Counter[str] = Counter()
     if path.is_file():
         with _reading(path):
-            for row in read_metrics(path):
+            rows, damaged = parse_metrics(path)
+            if damaged:
+                rank_zero_print(f"skipping {damaged} damaged rows of {relative(path)}")
+            for row in rows:
                 for name, value in row.items():
                     if name in ("step", "epoch") or name.startswith(("test/", "val/final/")):
                         continue

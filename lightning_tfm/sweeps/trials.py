@@ -119,7 +119,7 @@ class Trials:
         while (number := len(self.settings)) < self.specification.trials:
             path = self.run(number) / SETTINGS
             if path.is_file():
-                settings = read_json(path)["settings"]
+                settings = read_json(path, settings=dict)["settings"]
                 if settings.keys() != self.specification.search.keys():
                     raise UserError(f"{str(path)!r} must hold the settings of the sweep, but holds others; delete it")
             elif self.specification.sampler == "grid":
