@@ -1,33 +1,51 @@
-"""Lock of the folder of a run, which a process holds while it writes there."""
+"""Locks of the folder of a run and of an output file, which a process holds while it writes there."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from lightning_tfm.errors import UserError
 
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of locking a file on a file system without locks."""
+
 
 def lock_run(folder: Path) -> FileLock:
     """Lock the folder of a run until the returned lock is deleted or the process ends, even by SIGKILL.
 
     Raises:
-        UserError: if another process holds the lock.
-
-    Note:
-        On a file system without locks, the folder is not locked.
+        UserError: see `lock_file`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _run_lock(folder)
+    return lock_file(folder / ".lock", f"the run {str(folder)!r}")
+
+
+def lock_file(path: Path, name: str) -> FileLock:
+    """Lock a file, which is created, until the returned lock is deleted or the process ends, even by SIGKILL.
+
+    Args:
+        path: the path of the file.
+        name: the name in error messages of what is locked.
+
+    Raises:
+        UserError: if another process holds the lock, or the file cannot be one.
+
+    Note:
+        On a file system without locks, the file is not locked.
+    """
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        raise UserError(f"the run {str(folder)!r} is locked by another process; stop that process first") from None
+        raise UserError(f"{name} is locked by another process; stop that process first") from None
     except PermissionError:
         raise  # the folder belongs to another user
-    except OSError:
-        pass  # the file system has no locks
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise UserError(f"{str(path)!r} must be a file to lock, but is not: {error.strerror}; delete it") from None
     return lock
 
 
@@ -39,7 +57,7 @@ def is_locked(folder: Path) -> bool:
     """
     if not (folder / ".lock").exists():
         return False
-    lock = _run_lock(folder)
+    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -48,7 +66,3 @@ def is_locked(folder: Path) -> bool:
         return False
     lock.release()
     return False
-
-
-def _run_lock(folder: Path) -> FileLock:
-    return FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)

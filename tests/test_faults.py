@@ -251,6 +251,17 @@ def test_a_file_system_without_locks_is_tolerated(reason, monkeypatch, tmp_path)
     assert not lock_run(tmp_path).is_locked
 
 
+@pytest.mark.parametrize("kind", ["a symbolic link", "a folder"])
+def test_a_lock_that_is_no_file_is_refused(kind, tmp_path):
+    path = tmp_path / ".lock"
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"/\.lock' must be a file to lock, but is not: .*; delete it"):
+        lock_run(tmp_path)
+
+
 def test_locking_a_folder_without_permission_raises(monkeypatch, tmp_path):
     def refuse(*args):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 from argparse import Namespace
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -412,6 +414,54 @@ def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, m
     (tmp_path / "output.part").unlink()
     assert in_process(monkeypatch, *command) == 0
     assert len((tmp_path / "output").read_text().splitlines()) == 2
+
+
+def test_an_output_is_written_by_one_command_at_a_time(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    command = ["generate", checkpoint, "a", "--output", tmp_path / "output"]
+    original, statuses = Predictor.predict, []
+
+    def predict(*arguments):
+        monkeypatch.setattr(Predictor, "predict", original)
+        statuses.append(in_process(monkeypatch, *command))
+        return original(*arguments)
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    assert in_process(monkeypatch, *command) == 0
+    assert statuses == [2]
+    assert "output' is locked by another process; stop that process first" in capsys.readouterr().err
+    assert len((tmp_path / "output").read_text().splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"output"}
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_an_output_is_synchronized_before_it_is_renamed(piped, tmp_path_factory, tmp_path, monkeypatch):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    calls, fsync, replace = [], os.fsync, Path.replace
+
+    def record_fsync(descriptor):
+        calls.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def record_replace(path, target):
+        calls.append(("rename", str(path)))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\nb\n")))
+    texts = [] if piped else ["a", "b"]
+    assert in_process(monkeypatch, "generate", checkpoint, *texts, "--output", tmp_path / "output") == 0
+    part = str(tmp_path / "output.part")
+    assert calls[-3:] == [("fsync", part), ("rename", part), ("fsync", str(tmp_path))]
+
+
+def test_a_full_disk_is_reported_with_the_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "--output", tmp_path / "output") == 1
+    assert capsys.readouterr().err.endswith("/output.part: No space left on device\n")
 
 
 def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch, capsys):

@@ -20,11 +20,12 @@ from tqdm import tqdm
 
 from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import write_text
+from lightning_tfm.files import naming_file, replace_file, write_text
 from lightning_tfm.layers import quantize
 from lightning_tfm.loading import load
 from lightning_tfm.predictors import BATCH_SIZE, Predictor
 from lightning_tfm.progress import progress_bar
+from lightning_tfm.run_lock import lock_file
 
 BINARY = "has zero bytes, as binary files and texts in UTF-16 do; save it in UTF-8"
 """End of the message for an input with zero bytes."""
@@ -130,6 +131,7 @@ class LineOutput:
         self.done = 0  # number of processed lines, including those of an interrupted command
         self.failures = 0
         self.file: TextIO = sys.stdout
+        self.part = Path("standard output")  # the name of the file in errors
         if options.output:
             self._open_file()
         self.bar = _bar(options, self.done)
@@ -138,14 +140,20 @@ class LineOutput:
         path = self.options.output
         if self.options.input and path.exists() and path.samefile(self.options.input):
             raise UserError(f"--output must be another file than --input, but both are {str(path)!r}")
-        self.part, self.state = (path.with_name(f"{path.name}.{suffix}") for suffix in ("part", "part.json"))
+        suffixes = ("part", "part.json", "part.lock")
+        self.part, self.state, lock = (path.with_name(f"{path.name}.{suffix}") for suffix in suffixes)
         self.command = _fingerprint(self.options)
         try:
             if path.is_dir():
                 raise IsADirectoryError(None, "Is a directory")
             if path.exists() and not path.is_file():
                 raise OSError(None, "Not a regular file")
-            size = self._restore() if self.state.exists() and self.part.exists() else 0
+            self.lock = lock_file(lock, f"--output {str(path)!r}")
+            if self.state.exists() and self.part.exists():
+                size = self._restore()
+            else:
+                size = 0
+                self.state.unlink(missing_ok=True)  # its part was deleted
             self.file = self.part.open("a" if size else "w", encoding="utf-8", newline="")
             self.file.truncate(size)
         except OSError as error:
@@ -182,7 +190,7 @@ class LineOutput:
             notes: a note about each line, printed to standard error unless it is empty.
             failures: the number of lines without an output.
         """
-        with self.bar.external_write_mode(sys.stderr):  # hides the bar
+        with naming_file(self.part), self.bar.external_write_mode(sys.stderr):  # hides the bar
             for text, note in zip(texts, notes, strict=True):
                 self.done += 1
                 if note:
@@ -206,12 +214,16 @@ class LineOutput:
     ) -> None:
         self.bar.close()
         if self.options.output:
-            self.file.close()
+            with naming_file(self.part), self.file:
+                self.file.flush()
+                os.fsync(self.file.fileno())
             if kind is None:
-                os.replace(self.part, self.options.output)
+                replace_file(self.part, self.options.output)
                 self.state.unlink(missing_ok=True)
             elif not self.done:
                 self.part.unlink(missing_ok=True)
+            Path(self.lock.lock_file).unlink(missing_ok=True)
+            self.lock.release()
 
 
 def _is_repeatable(options: Namespace) -> bool:
