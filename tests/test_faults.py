@@ -36,14 +36,17 @@ from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.checkpoint.archive import _comment
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.errors import SIGNALS, Interrupted, UserError, handle_signals, interrupt
+from lightning_tfm.files import parse_metrics, read_metrics
 from lightning_tfm.loading import load
 from lightning_tfm.networks import GPT
 from lightning_tfm.run_lock import lock_run
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
+from power_loss import crashes, record, restore
 from runs import (
     CONTEXT,
     EXPERIMENTS,
     NETWORKS,
+    assert_same_files,
     assert_same_run,
     equal,
     fit,
@@ -466,6 +469,70 @@ def test_an_unwritable_folder_is_reported(tmp_path):
         r"lightning-tfm: error: .*/sys/runs.*: (Operation not permitted|Permission denied|Read-only)", last_line(child)
     )
     assert "Traceback" not in child.err.read_text()
+
+
+# Power loss
+
+RUN = Path("runs/copy_gpt/version_0")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the folder of a short run, its arguments, and the outcomes of a power loss in it, see `crashes`."""
+    whole = tmp_path_factory.mktemp("whole")
+    settings = {"trainer.max_steps": 18, "trainer.val_check_interval": 7, "checkpoint.keep_last": 1}
+    arguments = fit("gpt", "--ckpt_path=last", **settings)
+    return whole, arguments, list(crashes(record(*arguments, cwd=whole), whole.stat().st_ino))
+
+
+def files_of(run):
+    """Return the paths of the files of a run, relative to its folder, except those of a process that has ended."""
+    paths = (path.relative_to(run) for path in run.rglob("*") if path.is_file())
+    return {path for path in paths if path.suffix != ".part" and path.name != ".lock"}
+
+
+@pytest.mark.run
+def test_a_power_loss_damages_no_file_of_a_run(recorded, tmp_path):
+    """Only the row of the last step can be lost, between its checkpoint and its row."""
+    whole, _, outcomes = recorded
+    expected = read_metrics(whole / RUN / "metrics.csv")
+    lost_rows = Counter()
+    for number, files in enumerate(outcomes):
+        restore(files, tmp_path / str(number))
+        run = tmp_path / str(number) / RUN
+        paths = files_of(run)
+        steps = [read(run / path)["global_step"] for path in paths if path.suffix == ".ckpt"]
+        for path in paths:
+            if path.suffix == ".yaml":
+                assert yaml.safe_load((run / path).read_text()), path
+            elif path.suffix != ".ckpt" and path.name != "metrics.csv":
+                assert (run / path).read_bytes() == (whole / RUN / path).read_bytes(), path
+        rows, damaged = parse_metrics(run / "metrics.csv") if Path("metrics.csv") in paths else ([], 0)
+        assert damaged == 0
+        logged = [{name: value for name, value in row.items() if value} for row in rows]
+        before = [row for row in expected if int(row["step"]) < max(steps, default=0)]
+        lost = [row for row in before if {name: value for name, value in row.items() if value} not in logged]
+        assert [int(row["step"]) for row in lost] in ([], [max(steps, default=0) - 1])
+        if Path("summary.json") in paths:
+            assert paths == files_of(whole / RUN)
+            assert rows == expected
+        lost_rows[len(lost)] += 1
+    print(f"{len(outcomes)} outcomes of a power loss; without one row: {lost_rows[1]}")
+
+
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.run
+def test_a_run_resumes_after_a_power_loss(every, recorded, tmp_path):
+    whole, arguments, outcomes = recorded
+    for number, files in enumerate(outcomes[::every]):
+        cwd = tmp_path / str(number)
+        restore(files, cwd)
+        has_finished = RUN / "summary.json" in files
+        child = run(*arguments, cwd=cwd)
+        assert child.wait() == (2 if has_finished else 0), child.err.read_text()
+        assert "Traceback" not in child.err.read_text()
+        assert_same_files(folder(cwd, "gpt"), whole / RUN, rows_lost=1)
+    print(f"resumed after {number + 1} power losses")
 
 
 # NaN
