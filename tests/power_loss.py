@@ -40,25 +40,19 @@ def record(*arguments: object, cwd: Path) -> list[Call]:
         return pickle.load(file)
 
 
-def crashes(calls: list[Call], root: int) -> Iterator[dict[Path, tuple[bytes, int]]]:
-    """Yield the files after a power loss before each call of fsync and at the end, each distinct outcome once.
-
-    In the first outcome, all changes since the last call for a file or folder are lost. In the second, the names of all
-    files are kept, but a file has the content of the last call for it, and is empty if there was none.
+def crashes(calls: list[Call], root: int, names_kept: bool) -> Iterator[dict[Path, tuple[bytes, int]]]:
+    """Yield the files after a power loss before each call of fsync and at the end.
 
     Args:
-        calls: the calls, see `record`.
+        calls: the calls.
         root: the inode of the folder in which the run was started.
+        names_kept: whether the names of all files are kept, but a file has the content of the last call for it, and is
+            empty if there was none. Otherwise, all changes since the last call for a file or folder are lost.
     """
     disk: dict[int | None, Any] = {}
-    seen = set()
     for call in calls:
-        for outcome in (dict(_durable(root, disk, Path())), call.files):
-            files = {path: disk.get(file, (b"", 0)) for path, file in outcome.items()}
-            key = hash(frozenset((path, data) for path, (data, _) in files.items()))
-            if key not in seen:
-                seen.add(key)
-                yield files
+        files = call.files if names_kept else dict(_durable(root, disk, Path()))
+        yield {path: disk.get(inode, (b"", 0)) for path, inode in files.items()}
         disk[call.inode] = call.content
 
 

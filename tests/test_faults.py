@@ -21,6 +21,7 @@ import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 
 import lightning
@@ -478,11 +479,17 @@ RUN = Path("runs/copy_gpt/version_0")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return the folder of a short run, its arguments, and the outcomes of a power loss in it, see `crashes`."""
+    """Return the folder of a short run, its arguments, and the distinct outcomes of a power loss in it.
+
+    The outcomes in which all changes are lost are also returned, in their order.
+    """
     whole = tmp_path_factory.mktemp("whole")
     settings = {"trainer.max_steps": 18, "trainer.val_check_interval": 7, "checkpoint.keep_last": 1}
     arguments = fit("gpt", "--ckpt_path=last", **settings)
-    return whole, arguments, list(crashes(record(*arguments, cwd=whole), whole.stat().st_ino))
+    calls = record(*arguments, cwd=whole)
+    lost, kept = (list(crashes(calls, whole.stat().st_ino, names_kept)) for names_kept in (False, True))
+    outcomes = {frozenset((path, data) for path, (data, _) in files.items()): files for files in lost + kept}
+    return whole, arguments, list(outcomes.values()), lost
 
 
 def files_of(run):
@@ -494,7 +501,7 @@ def files_of(run):
 @pytest.mark.run
 def test_a_power_loss_damages_no_file_of_a_run(recorded, tmp_path):
     """Only the row of the last step can be lost, between its checkpoint and its row."""
-    whole, _, outcomes = recorded
+    whole, _, outcomes, all_lost = recorded
     expected = read_metrics(whole / RUN / "metrics.csv")
     lost_rows = Counter()
     for number, files in enumerate(outcomes):
@@ -518,12 +525,23 @@ def test_a_power_loss_damages_no_file_of_a_run(recorded, tmp_path):
             assert rows == expected
         lost_rows[len(lost)] += 1
     print(f"{len(outcomes)} outcomes of a power loss; without one row: {lost_rows[1]}")
+    saved = [
+        [
+            torch.load(BytesIO(data), weights_only=True)["global_step"]
+            for path, (data, _) in files.items()
+            if path.suffix == ".ckpt"
+        ]
+        for files in all_lost
+    ]
+    assert sorted({max(steps, default=0) for steps in saved}) == [0, 5, 7, 10, 14, 15, 18]
+    restore(all_lost[-1], tmp_path / "end")
+    assert files_of(tmp_path / "end" / RUN) == files_of(whole / RUN)
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.run
 def test_a_run_resumes_after_a_power_loss(every, recorded, tmp_path):
-    whole, arguments, outcomes = recorded
+    whole, arguments, outcomes, _ = recorded
     for number, files in enumerate(outcomes[::every]):
         cwd = tmp_path / str(number)
         restore(files, cwd)
