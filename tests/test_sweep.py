@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from lightning_tfm.sweeps import (
     save_study,
     table,
 )
+from lightning_tfm.sweeps.specification import Range
 from pages import assert_fits_every_screen
 from runs import EXPERIMENTS, TINY, in_process, new_folders, start, tiny
 
@@ -141,6 +143,23 @@ def test_a_grid_contains_each_combination_once(tmp_path):
     points = {(round(found[LR], 9), found[WIDTH], found["data.batch_size"]) for found in trials.settings}
     assert points == {(lr, width, size) for lr in (0.01, 0.02, 0.03) for width in (16, 32) for size in (1, 2)}
     assert len(trials.settings) == 12
+
+
+@pytest.mark.parametrize(
+    ("space", "grid"),
+    [
+        (Range(0, 0.3, step=0.1), [0.0, 0.1, 0.2, 0.3]),
+        (Range(0.01, 0.07, step=0.02), [0.01, 0.03, 0.05, 0.07]),
+        (Range(-0.3, 0.5, step=0.3), [-0.3, 0.0, 0.3]),
+        (Range(1, 7, step=2), [1, 3, 5, 7]),
+    ],
+)
+def test_a_grid_holds_the_decimals_of_its_range(space, grid):
+    assert space.grid == grid
+    with warnings.catch_warnings(action="ignore"):  # Optuna lowers a maximum that is not in the grid
+        distribution = space.distribution()
+    for value in space.grid:
+        optuna.trial.create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
 
 
 def test_asha_prunes_as_optuna_if_trials_run_one_after_the_other(tmp_path):

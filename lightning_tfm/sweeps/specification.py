@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,9 +104,10 @@ class Range:
         """Return all values; None if there are infinitely many."""
         if self.step is None and not (self.is_integer and not self.log):
             return None
-        step = self.step or 1
-        number = int((self.max - self.min) / step + 1e-9) + 1
-        return [self.min + index * step for index in range(number)]
+        # In decimals, as they are written: in floats, 0 + 3 * 0.1 is above 0.3.
+        low, high, step = (Decimal(str(number)) for number in (self.min, self.max, self.step or 1))
+        kind = int if self.is_integer else float
+        return [kind(low + index * step) for index in range(int((high - low) // step) + 1)]
 
     def distribution(self) -> Any:
         """Return the distribution for Optuna."""
