@@ -407,7 +407,8 @@ class TfmCLI(LightningCLI):
         if path is None:
             self.model.load_pretrained()
         if self.resumed is not None:
-            check_data(self.resumed.run, self.fingerprint, self.datamodule.fingerprint)
+            data = self.datamodule
+            check_data(self.resumed.run, self.fingerprint, data.fingerprint, data.skips_test)
         if not self.trainer.loggers:
             rank_zero_print("trainer.logger is false: no checkpoint is saved, and the last weights are tested")
         if self._enter("version"):

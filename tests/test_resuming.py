@@ -31,7 +31,7 @@ from lightning_tfm.configuration import read_starts
 from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loggers import MetricsWriter
-from lightning_tfm.resuming import find_run
+from lightning_tfm.resuming import check_data, find_run
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -411,6 +411,27 @@ def test_other_data_are_refused_on_resuming(tmp_path):
         assert f"the {split} data must match the run 'runs/copy_gpt/version_0'" in child.err.read_text()
         checkpoint.write_bytes(before[checkpoint])
         assert contents(tmp_path / "runs") == before
+
+
+def test_data_that_are_not_read_are_not_compared(tmp_path):
+    saved = {"train": "1", "val": "2", "test": "3"}
+    check_data(tmp_path, saved, {"train": "1", "val": "2"}, skips_test=True)
+    check_data(tmp_path, {"train": "1", "val": "2"}, saved, skips_test=False)
+    for fingerprint, skips_test in (({"train": "1", "val": "0"}, True), ({"train": "1", "val": "2"}, False)):
+        with pytest.raises(UserError, match="data must match the run"):
+            check_data(tmp_path, saved, fingerprint, skips_test)
+
+
+@pytest.mark.run
+def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
+    for first, second in (((), ("--skip-test",)), (("--skip-test",), ())):
+        cwd = tmp_path / str(len(first))
+        cwd.mkdir()
+        assert run(*fit("gpt", *first), cwd=cwd, fault=("in a training step", 33)).wait() == -9
+        child = run(*fit("gpt", "--ckpt_path=last", *second), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+        summary = json.loads((folder(cwd, "gpt") / "summary.json").read_text())
+        assert ("test" in summary) == (not second)
 
 
 @pytest.mark.run
