@@ -16,7 +16,15 @@ from io import TextIOWrapper
 from types import ModuleType
 
 from lightning_tfm.commands import FUNCTIONS
-from lightning_tfm.errors import Interrupted, UserError, ignore_signals, is_main_process, requeue, shell_quote
+from lightning_tfm.errors import (
+    Interrupted,
+    UserError,
+    escape_controls,
+    ignore_signals,
+    is_main_process,
+    requeue,
+    shell_quote,
+)
 from lightning_tfm.memory import gc_disabled
 from lightning_tfm.parsing_errors import format_error, out_of_memory
 
@@ -89,7 +97,7 @@ def main() -> None:
     except (UserError, ArgumentError) as error:
         ignore_signals()
         if is_main_process() or not _ends_main_process():
-            print(f"lightning-tfm: error: {format_error(error)}", file=sys.stderr)
+            print(f"lightning-tfm: error: {escape_controls(format_error(error))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise, the final flush would fail again
@@ -112,9 +120,8 @@ def main() -> None:
         print(f"lightning-tfm: error: {message}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        print(
-            f"lightning-tfm: error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr
-        )
+        message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        print(f"lightning-tfm: error: {escape_controls(message)}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -41,7 +41,15 @@ from lightning_tfm.cluster import check_processes, launched_settings, meet_proce
 from lightning_tfm.configuration import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.console import print_next_commands, print_results, print_upload_command
 from lightning_tfm.data import Sharding, TaskDataModule
-from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, rank_zero_print, shell_quote
+from lightning_tfm.errors import (
+    Interrupted,
+    UserError,
+    escape_controls,
+    handle_signals,
+    interrupt,
+    rank_zero_print,
+    shell_quote,
+)
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_loggers, run_folder, wandb_loggers
 from lightning_tfm.memory import gc_disabled, keep_freed_memory
@@ -453,7 +461,7 @@ class TfmCLI(LightningCLI):
             for name, signature in self.model.signatures.items():
                 print(f"{name}: {signature}")
             if folder is not None:
-                print(f"\nThe results are saved in {relative(folder)}.")
+                print(f"\nThe results are saved in {escape_controls(relative(folder))}.")
             print_upload_command(self.trainer)
 
     after_test = after_validate

@@ -9,17 +9,17 @@ from pathlib import Path
 
 from lightning import Trainer
 from rich import box
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.callbacks.summary import evaluated_split, results
 from lightning_tfm.catalog import is_per_category
-from lightning_tfm.errors import shell_quote
+from lightning_tfm.errors import escape_controls, shell_quote
 from lightning_tfm.files import relative
 from lightning_tfm.loggers import wandb_loggers
 from lightning_tfm.predictors import Prediction
+from lightning_tfm.terminal import LiteralConsole
 
 MAX_SOURCE_LENGTH = 100
 """Maximum length of a source in the summary, in characters."""
@@ -34,7 +34,7 @@ def print_results(trainer: Trainer) -> None:
     Args:
         trainer: the trainer, after a test or a validation.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = LiteralConsole(soft_wrap=True)
     for split, metrics in results(trainer).items():
         table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
         for name, value in metrics.items():
@@ -44,12 +44,9 @@ def print_results(trainer: Trainer) -> None:
     lines = _tested(trainer)
     wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
     for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
-        console.print(Text.assemble("correct  ", _short(line["source"]), " → ", (line["prediction"], "green")))
+        console.print(_described("correct  ", line, "green"))
     for line in wrong[:MAX_PREDICTIONS]:
-        prediction = (line["prediction"], "red")
-        console.print(
-            Text.assemble("wrong    ", _short(line["source"]), " → ", prediction, f" (expected {line['target']})")
-        )
+        console.print(_described("wrong    ", line, "red") + f" (expected {escape_controls(line['target'])})")
 
 
 def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
@@ -64,11 +61,11 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     # "-" starts an option
     sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))
     example = next((shell_quote(_short(source)) for source in sources), "TEXT")
-    print(f"\nThe run is saved in {folder}.\nTo query the model or view its report:\n")
-    trusting = f" --trust-package {shlex.quote(trust_packages)}" if trust_packages else ""
-    print(f"  {_executable('lightning-tfm')} generate {shlex.quote(checkpoint)} {example}{trusting}")
+    print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
+    trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
+    print(f"  {_executable('lightning-tfm')} generate {shell_quote(checkpoint)} {example}{trusting}")
     if Path(folder, "config.yaml").is_file():
-        print(f"  {_executable('lightning-tfm')} report {shlex.quote(folder)}{trusting}")
+        print(f"  {_executable('lightning-tfm')} report {shell_quote(folder)}{trusting}")
     print_upload_command(trainer)
 
 
@@ -83,6 +80,11 @@ def _tested(trainer: Trainer) -> list[Prediction]:
     """Return the predictions of the first test split, or of the validation split."""
     tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
     return [line for name, _, line in tested if name == evaluated_split(trainer)]
+
+
+def _described(label: str, line: Prediction, style: str) -> Text:
+    source, prediction = (escape_controls(text) for text in (_short(line["source"]), line["prediction"]))
+    return Text.assemble(label, source, " → ", (prediction, style))
 
 
 def _short(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 
 SIGHUP, of a closed terminal, and SIGUSR1, of SLURM before a time limit, are not defined on Windows.
 """
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except tab and line feed."""
 
 
 class UserError(ValueError):
@@ -43,7 +47,15 @@ def rank_zero_print(text: str) -> None:
     """Print a message to standard error on the process of rank 0 only."""
     if is_main_process() and _rank("RANK", "SLURM_PROCID") == 0:
         with suppress(OSError):  # the terminal was closed
-            tqdm.write(f"lightning-tfm: {text}", file=sys.stderr)  # above progress bars
+            tqdm.write(f"lightning-tfm: {escape_controls(text)}", file=sys.stderr)  # above progress bars
+
+
+def escape_controls(text: str) -> str:
+    r"""Replace the control characters of a text, except tab and line feed, by escapes such as \x1b.
+
+    Otherwise, a text from data or the name of a file could move the cursor of a terminal, or change its settings.
+    """
+    return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def shell_quote(text: str) -> str:

@@ -27,7 +27,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
-from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
 from lightning_tfm.files import (
     atomic_write,
     copy_file,
@@ -504,4 +504,4 @@ def _without_launch_inputs() -> Iterator[None]:
 
 def _warn(text: str) -> None:
     if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # set by Lightning
-        print(f"lightning-tfm: W&B {text}", file=sys.stderr)
+        print(f"lightning-tfm: W&B {escape_controls(text)}", file=sys.stderr)

@@ -23,7 +23,12 @@ LAYERS = [
         "lightning_tfm.sharding",
         "lightning_tfm.style",
     },
-    {"lightning_tfm.child_runs", "lightning_tfm.parsing_errors", "lightning_tfm.run_lock"},
+    {
+        "lightning_tfm.child_runs",
+        "lightning_tfm.parsing_errors",
+        "lightning_tfm.run_lock",
+        "lightning_tfm.terminal",
+    },
     {
         "lightning_tfm.checkpoint",
         "lightning_tfm.configuration",

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import sys
 import warnings
 from fractions import Fraction
 
@@ -578,6 +579,16 @@ def test_every_format_shows_the_values_and_the_sentences(format, runs, capsys):
     else:
         assert "0.9383" in shown
         assert "+0.0333" in shown
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "latex", "json"])
+def test_a_name_is_printed_literally_and_without_control_characters(format, runs, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    (runs / "plain").rename(runs / "[b]:cat:\x9b")
+    assert compare_command(["runs/[b]:cat:\x9b", "runs/warm", "--format", format]) == 0
+    shown = capsys.readouterr().out
+    assert "[b]:cat:" in shown
+    assert "\x9b" not in shown
 
 
 def test_latex_is_escaped(runs, capsys):

@@ -524,6 +524,16 @@ def test_a_mistake_prints_one_line_to_standard_error(tmp_path):
     assert "has 141 tokens, but the model has max_length 20 positions" in run.stderr
 
 
+def test_control_characters_of_a_mistake_are_escaped(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a\x1b[2J.yaml").write_text("seed_everything: 1\x1b")
+    for arguments in (["runs", "a\x1b]0;b\x07"], ["list", "\x1b"], ["fit", "--config", "a\x1b[2J.yaml"]):
+        assert in_process(monkeypatch, *arguments) == 2
+        error = capsys.readouterr().err
+        assert error.isascii()
+        assert error.rstrip("\n").isprintable(), error
+
+
 @pytest.mark.run
 def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
     (tmp_path / "input").write_text("31/12/1999\n" * 20_000)

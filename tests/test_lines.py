@@ -7,17 +7,22 @@ import json
 import math
 import os
 import re
+import sys
 from argparse import Namespace
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.attention_maps import AttentionMap
+from lightning_tfm.callbacks import Predictions
 from lightning_tfm.commands import generate, score
 from lightning_tfm.commands.generate import BARS, _attention_table
-from lightning_tfm.commands.lines import CHUNK_SIZE, read_chunks
+from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, read_chunks
+from lightning_tfm.console import print_results
 from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
 from lightning_tfm.loading import load
@@ -510,3 +515,33 @@ def test_a_classifier_warns_of_a_long_text(tmp_path_factory):
     length = module.longest_source + 1
     (prediction,) = module.predict(["good " * length])
     assert f"it has {length} tokens, more than any training text" in prediction.note
+
+
+def test_control_characters_of_predictions_are_escaped(capsys):
+    predictions = Predictions()
+    for correct in (True, False):
+        line = {"source": "a\x1b[2J", "prediction": "[b]\x1b]", "target": "c\x9b", "correct": correct, "nll": 1.0}
+        predictions.lines.append(("test", 0, line))
+    trainer = SimpleNamespace(
+        callbacks=[predictions],
+        callback_metrics={"test/loss": torch.tensor(0.5)},
+        datamodule=SimpleNamespace(test_sets=("test",)),
+        state=SimpleNamespace(fn=TrainerFn.TESTING),
+    )
+    print_results(trainer)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        r"correct  a\x1b[2J → [b]\x1b]",
+        r"wrong    a\x1b[2J → [b]\x1b] (expected c\x9b)",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_control_characters_are_escaped_in_a_terminal_only(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    options = Namespace(texts=["a"], input=None, output=None)
+    with LineOutput(options) as output:
+        output.write(["a\x1b[2J\tb\x9b", "c\rd\x7f\ne é"], ["", "no \x1b]0;title\x07"], 0)
+    printed = capsys.readouterr()
+    exact, escaped = "a\x1b[2J\tb\x9b\nc\rd\x7f\ne é\n", "a\\x1b[2J\tb\\x9b\nc\\x0dd\\x7f\ne é\n"
+    assert printed.out == (escaped if is_terminal else exact)
+    assert printed.err == "lightning-tfm: line 2: no \\x1b]0;title\\x07\n"

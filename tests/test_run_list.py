@@ -83,6 +83,32 @@ def test_the_best_value_is_in_the_direction_of_the_metric(copies, listed):
 
 
 @pytest.mark.parametrize(
+    ("name", "shown"), [("gpt[bold]", "gpt[bold]"), ("x[/b]", "x[/b]"), (":cat:", ":cat:"), ("x\x1b[31m", r"x\x1b[31m")]
+)
+def test_names_are_printed_literally(name, shown, copies, listed):
+    copies(name)
+    assert listed()[shown][1] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", b"[]"),
+        ("summary.json", b"{}"),
+        ("summary.json", b'{"test": {"loss": "low"}}'),
+        ("metrics.csv", b"\xff\n"),
+        ("metrics.csv", b"step,val/loss\n1,low\n\n"),
+    ],
+)
+def test_a_damaged_run_does_not_hide_the_others(file, content, copies, listed):
+    copies("whole")
+    (copies("damaged") / file).write_bytes(content)
+    rows = listed()
+    assert rows["damaged"] == ["damaged", "damaged"]
+    assert rows["whole"][1] == "finished"
+
+
+@pytest.mark.parametrize(
     ("folder", "message"),
     [("nothing", "there is no folder 'nothing'; train a run with lightning-tfm fit"), (".", "'.' holds none")],
 )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from pathlib import Path
-
-from rich.console import Console
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.comparison import compare as compare_groups
 from lightning_tfm.comparison import find_groups
 from lightning_tfm.comparison.tables import FORMATS, to_terminal
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, escape_controls
 from lightning_tfm.files import atomic_write, write_text
+from lightning_tfm.terminal import LiteralConsole
 
 FIGURES = (".pdf", ".png", ".svg")
 """Suffixes of figures."""
@@ -40,9 +40,10 @@ def compare(arguments: list[str]) -> int:
     if options.output is not None:
         write_text(options.output, FORMATS[options.format](comparison))
     elif options.format == "table":
-        to_terminal(comparison, Console(highlight=False))
+        to_terminal(comparison, LiteralConsole())
     else:
-        print(FORMATS[options.format](comparison), end="")
+        text = FORMATS[options.format](comparison)
+        print(escape_controls(text) if sys.stdout.isatty() else text, end="")
     for path in (options.output, options.figure):
         if path is not None:
             print(path)

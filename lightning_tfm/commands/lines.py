@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from lightning_tfm.configuration import read_json
-from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
 from lightning_tfm.files import naming_file, replace_file, write_text
 from lightning_tfm.layers import quantize
 from lightning_tfm.loading import load
@@ -194,8 +194,8 @@ class LineOutput:
             for text, note in zip(texts, notes, strict=True):
                 self.done += 1
                 if note:
-                    print(f"lightning-tfm: line {self.done}: {note}", file=sys.stderr)
-                print(text, file=self.file)
+                    print(f"lightning-tfm: line {self.done}: {escape_controls(note)}", file=sys.stderr)
+                print(escape_controls(text) if self.file.isatty() else text, file=self.file)
             self.file.flush()
         self.failures += failures
         if self.options.output and _is_repeatable(self.options):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.padding import Padding
-from rich.text import Text
 
 from lightning_tfm.catalog import Experiment, format_value, list_experiments, packaged_folder
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.terminal import LiteralConsole
 
 
 def make_parser() -> CommandParser:
@@ -31,12 +30,13 @@ def list_(arguments: list[str]) -> int:
         for experiment in experiments.values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    console = Console(highlight=False)
+    console = LiteralConsole()
     whole = not console.is_terminal  # in a file or a pipe, lines are not wrapped
     for row, experiment in zip(rows, experiments.values(), strict=True):
-        console.print(Text("  ".join(map(str.ljust, row, widths)).rstrip(), style="bold"), soft_wrap=whole)
-        description = Text(experiment.description, style="dim")
-        console.print(Text("  ") + description if whole else Padding(description, (0, 0, 0, 2)), soft_wrap=whole)
+        console.print("  ".join(map(str.ljust, row, widths)).rstrip(), style="bold", soft_wrap=whole)
+        description = experiment.description
+        shown = f"  {description}" if whole else Padding(description, (0, 0, 0, 2))
+        console.print(shown, style="dim", soft_wrap=whole)
     return 0
 
 

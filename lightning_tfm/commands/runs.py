@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from lightning_tfm.catalog import HEADLINES, format_duration, format_value
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, escape_controls
 from lightning_tfm.files import read_metrics
 from lightning_tfm.run_lock import is_locked
+from lightning_tfm.terminal import LiteralConsole
 
 
 class RunStatus(NamedTuple):
@@ -61,8 +61,8 @@ def runs(arguments: list[str]) -> int:
     found = [run_status(path.parent, folder) for path in sorted(folder.rglob("config.yaml"))]
     if not found:
         raise UserError(f"FOLDER must hold runs, but {str(folder)!r} holds none; train one with lightning-tfm fit")
-    rows = [(*run[:4], "" if run.seconds is None else format_duration(run.seconds)) for run in found]
-    console = Console(highlight=False)
+    rows = [(*map(escape_controls, run[:4]), "" if run[4] is None else format_duration(run[4])) for run in found]
+    console = LiteralConsole()
     whole = not console.is_terminal  # in a file or a pipe, each run is one line; in a terminal, cells are folded
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, cells in zip(("run", "state", "best", "result", "training"), zip(*rows, strict=True), strict=True):
@@ -81,11 +81,16 @@ def run_status(run: Path, folder: Path) -> RunStatus:
         folder: the listed folder.
     """
     name = run.relative_to(folder).as_posix()
+    try:
+        return _read_status(run, name)
+    except Exception:  # whatever its files contain, the other runs must be listed
+        return RunStatus(name, "damaged")
+
+
+def _read_status(run: Path, name: str) -> RunStatus:
+    """Return the status of a run; raise an exception if a file of the run is damaged."""
     if (run / "summary.json").is_file():
-        try:
-            summary = read_json(run / "summary.json")
-        except UserError:
-            return RunStatus(name, "damaged")
+        summary = read_json(run / "summary.json")
         split = "test" if "test" in summary else "val"  # the data may have no test split
         names = [name.removeprefix("val/") for name in HEADLINES]
         metric = next((name for name in names if name in summary[split]), None)

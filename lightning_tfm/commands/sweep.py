@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, lock_descriptor
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from lightning_tfm.catalog import find_experiment, format_value
@@ -48,6 +47,7 @@ from lightning_tfm.sweeps import (
     trial_name,
 )
 from lightning_tfm.sweeps.trials import FAILURE, SETTINGS
+from lightning_tfm.terminal import LiteralConsole
 from lightning_tfm.trainer_settings import WANDB
 
 SPECIFICATION = "sweep.json"
@@ -374,7 +374,7 @@ class Worker:
                 write_text(folder / "best.yaml", text)
             write_text(folder / "sweep.html", render_sweep(folder.name, specification, outcomes, weights, curves, text))
         names = specification.short_names
-        console = Console(highlight=False)
+        console = LiteralConsole()
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         shown.add_column("rank", justify="right")
         shown.add_column("trial", justify="right")

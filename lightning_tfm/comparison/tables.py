@@ -11,10 +11,10 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE, Interval
+from lightning_tfm.terminal import LiteralConsole
 
 
 @dataclass(frozen=True)
@@ -147,13 +147,13 @@ def to_terminal(comparison: Comparison, console: Console) -> None:
         console.print(shown, soft_wrap=whole)
     for sentence in sentences(comparison):
         style = "bold yellow" if sentence.startswith("Too few seeds") else ""
-        console.print(Text(sentence, style), soft_wrap=whole)
+        console.print(sentence, style=style, soft_wrap=whole)
 
 
 def to_text(comparison: Comparison) -> str:
     """Return what `to_terminal` prints, without colors."""
     written = io.StringIO()
-    to_terminal(comparison, Console(file=written, highlight=False))
+    to_terminal(comparison, LiteralConsole(file=written))
     return written.getvalue()
 
 
