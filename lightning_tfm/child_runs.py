@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, escape_controls
 
 INTERVAL = 0.2
 """Seconds between two checks whether child processes are running."""
@@ -25,7 +25,7 @@ class ChildRun:
 
     Args:
         arguments: the arguments of `fit`.
-        log: the file that receives the output of the process; it is overwritten, and its folder is created.
+        log: the file to which the output of the process is appended; its folder is created.
         threads: the number of threads of the process; None for torch's default.
         pass_fds: file descriptors that the process inherits, except on Windows.
 
@@ -41,7 +41,8 @@ class ChildRun:
         self.started = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
-        with log.open("w", encoding="utf-8") as output:
+        with log.open("ab") as output:
+            self._begin = output.tell()
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "lightning_tfm", "fit", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -65,9 +66,9 @@ class ChildRun:
 
     @property
     def last_line(self) -> str:
-        """Return the last line of the log, which is the message of a failed run."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it was killed")
+        """Return the last line that the process has written, which is the message of a failed run."""
+        lines = self.log.read_bytes()[self._begin :].decode(errors="replace").split("\n")
+        return next((escape_controls(line) for line in reversed(lines) if line.strip()), "it was killed")
 
     def terminate(self) -> None:
         """Send SIGTERM to a running process, which then saves a checkpoint and exits.

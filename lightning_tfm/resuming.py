@@ -96,8 +96,8 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         The lock, which is held until it is deleted.
 
     Raises:
-        UserError: if another process trains the run or has just finished it, or if the folder for a new run is not
-            empty.
+        UserError: if another process trains the run, or has just continued or finished it, or if the folder for a new
+            run is not empty.
     """
     folder = Path(logger.log_dir)
     lock = lock_run(folder)
@@ -105,6 +105,11 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         check_empty(folder)
     elif (folder / SUMMARY).is_file():
         raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
+    elif (saved := read_index(resumed.checkpoint)["global_step"]) != step:
+        raise UserError(
+            f"the checkpoint of step {step} must be the last of the run {str(folder)!r}, but another process has just "
+            f"saved step {saved}; run the command again"
+        )
     if resumed is not None and resumed.extends:
         copy_history(resumed.run, folder)
     reopen_metrics(logger, step)

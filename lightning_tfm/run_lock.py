@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, rank_zero_print
+
+TIMEOUT = 1.0
+"""Seconds for which `lock_run` retries, since `is_locked` holds the lock of a run for a moment."""
+
+INTERVAL = 0.2
+"""Seconds between two checks of `wait_until_unlocked`."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of locking a file on a file system without locks."""
@@ -38,7 +45,7 @@ def lock_file(path: Path, name: str) -> FileLock:
     """
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        lock.acquire()
+        lock.acquire(TIMEOUT, blocking=True)
     except Timeout:
         raise UserError(f"{name} is locked by another process; stop that process first") from None
     except PermissionError:
@@ -66,3 +73,15 @@ def is_locked(folder: Path) -> bool:
         return False
     lock.release()
     return False
+
+
+def wait_until_unlocked(folder: Path) -> None:
+    """Wait until no process holds the lock of a run, such as the child of a command that was killed.
+
+    Args:
+        folder: the folder of the run.
+    """
+    if is_locked(folder):
+        rank_zero_print(f"waiting for the process that writes {folder}")
+    while is_locked(folder):
+        time.sleep(INTERVAL)

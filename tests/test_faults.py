@@ -28,6 +28,7 @@ import lightning
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from corpora import TEXT
 from lightning_tfm import __main__, cli
@@ -40,7 +41,7 @@ from lightning_tfm.errors import SIGNALS, Interrupted, UserError, handle_signals
 from lightning_tfm.files import parse_metrics, read_metrics
 from lightning_tfm.loading import load
 from lightning_tfm.networks import GPT
-from lightning_tfm.run_lock import lock_run
+from lightning_tfm.run_lock import lock_run, wait_until_unlocked
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from power_loss import crashes, record, restore
 from runs import (
@@ -243,6 +244,15 @@ def test_a_killed_process_releases_its_lock_even_if_a_child_survives(tmp_path):
         assert lock_run(tmp_path).is_locked
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_held_for_a_moment_is_awaited(monkeypatch, tmp_path):
+    other = FileLock(tmp_path / ".lock")
+    for wait in (lock_run, wait_until_unlocked):
+        other.acquire()
+        monkeypatch.setattr(time, "sleep", lambda seconds: other.release())
+        wait(tmp_path)
+        assert not other.is_locked
 
 
 @pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

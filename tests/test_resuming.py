@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.callbacks.provenance import wandb_run
@@ -31,7 +32,7 @@ from lightning_tfm.configuration import read_starts
 from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.files import read_metrics
 from lightning_tfm.loggers import MetricsWriter
-from lightning_tfm.resuming import check_data, find_run
+from lightning_tfm.resuming import Resumption, check_data, find_run, open_run
 from runs import (
     NETWORKS,
     TWO_PROCESSES,
@@ -432,6 +433,16 @@ def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
         assert child.wait() == 0, child.err.read_text()
         summary = json.loads((folder(cwd, "gpt") / "summary.json").read_text())
         assert ("test" in summary) == (not second)
+
+
+def test_a_run_that_another_process_has_continued_is_refused(reference, tmp_path):
+    folder = shutil.copytree(reference("gpt") / "runs/copy_gpt/version_0", tmp_path / "runs/copy_gpt/version_0")
+    (folder / "summary.json").unlink()
+    resumed = Resumption(folder / "checkpoints/last.ckpt", extends=False)
+    metrics = (folder / "metrics.csv").read_bytes()
+    with pytest.raises(UserError, match="has just saved step 60; run the command again"):
+        open_run(CSVLogger(tmp_path / "runs", "copy_gpt", "version_0"), resumed, 50)
+    assert (folder / "metrics.csv").read_bytes() == metrics
 
 
 @pytest.mark.run

@@ -71,6 +71,22 @@ def test_interrupted_seeds_are_resumed(tmp_path):
 
 
 @pytest.mark.run
+def test_runs_that_survive_a_kill_are_awaited(tmp_path):
+    arguments = seeded("--seeds=4..5", **{"trainer.max_steps": 300})
+    child = start(*arguments, cwd=tmp_path)
+    while not (tmp_path / FOLDER / "version_0/checkpoints/last.ckpt").exists():
+        assert child.process.is_alive(), child.err.read_text()
+        time.sleep(0.02)
+    child.process.kill()
+    assert child.wait() == -9
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "lightning-tfm: waiting for the process that writes runs/copy_gpt/version_0\n" in child.err.read_text()
+    assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
+    assert sorted(summaries(tmp_path)) == [4, 5]
+
+
+@pytest.mark.run
 def test_a_failed_seed_does_not_stop_the_others(tmp_path):
     child = run(*seeded("--seeds=4..5", "--model.optimizer.lr=1e30"), cwd=tmp_path)
     assert child.wait() == 1
@@ -143,6 +159,9 @@ def test_child_runs_are_terminated_by_an_exception(tmp_path):
 
 
 def test_the_last_line_of_a_log_is_its_message(tmp_path):
-    (child,) = run_children([lambda: ChildRun(["nothing"], tmp_path / "log")])
+    (tmp_path / "log").write_text("an earlier run\n")
+    (child,) = run_children([lambda: ChildRun(["x\x1b"], tmp_path / "log")])
     assert child.process.returncode == 2
     assert child.last_line.startswith("lightning-tfm: error: ")
+    assert "\x1b" not in child.last_line
+    assert (tmp_path / "log").read_text().startswith("an earlier run\n")

@@ -21,7 +21,6 @@ from typing import Any
 
 import yaml
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -42,6 +41,8 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.files import read_metrics, write_text
+from lightning_tfm.run_lock import wait_until_unlocked
+from lightning_tfm.terminal import LiteralConsole
 
 SEEDS = "21..23"
 """Default seeds for testing claims, which were not used for settings or claims."""
@@ -85,8 +86,8 @@ def reproduce(arguments: list[str]) -> int:
     jobs = [(seed, experiment) for seed in options.seeds for experiment in experiments]
     for seed, experiment in jobs:
         _check(_folder(options.output, experiment, seed), experiment, source)
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    description, now = TextColumn("{task.description}"), TextColumn("{task.fields[now]}")
+    console = LiteralConsole(stderr=True, soft_wrap=True)
+    description, now = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[now]}")
     columns = (description, BarColumn(10), TimeElapsedColumn(), TimeRemainingColumn(), now)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("", total=sum(experiment.seconds for _, experiment in jobs), now="")
@@ -95,6 +96,8 @@ def reproduce(arguments: list[str]) -> int:
             title = f"{number}/{len(jobs)} {experiment.name} seed {seed}"
             progress.update(bar, description=title)
             folder = _folder(options.output, experiment, seed)
+            for started in folder.glob("runs/*/version_*"):
+                wait_until_unlocked(started)
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))
@@ -311,7 +314,7 @@ def _cells(experiments: list[Experiment], runs: dict[str, list[Run]]) -> list[tu
 
 def _print(experiments: list[Experiment], runs: dict[str, list[Run]]) -> None:
     """Print the table of results; in a terminal, only its main columns."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = LiteralConsole()
     if not console.is_terminal:
         print(table(experiments, runs), end="")
         return

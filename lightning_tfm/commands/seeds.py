@@ -15,9 +15,10 @@ from lightning_tfm.child_runs import ChildRun, parse_seeds, run_children
 from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml, settings_of_weights, without_seed
-from lightning_tfm.errors import Interrupted, UserError, handle_signals, interrupt, shell_quote
+from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
 from lightning_tfm.files import read_metrics, relative
 from lightning_tfm.progress import progress_bar
+from lightning_tfm.run_lock import wait_until_unlocked
 
 EXAMPLE = "1..5"
 
@@ -87,8 +88,10 @@ def fit_seeds(arguments: list[str]) -> int:
     resumed: dict[int, Path | None] = {}
     for seed in seeds:
         run = earlier.get(seed)
+        if run is not None:
+            wait_until_unlocked(run)
         if run is not None and (run / SUMMARY).is_file():
-            print(f"seed {seed}: finished before, {relative(run)}")
+            print(f"seed {seed}: finished before, {escape_controls(relative(run))}")
         else:
             resumed[seed] = run if run is not None and any(run.glob("checkpoints/*.ckpt")) else None
     handle_signals(interrupt)
@@ -185,7 +188,8 @@ def _train(runs: SeededRuns, settings: list[str], resumed: dict[int, Path | None
                 if child.process.returncode == 2 and seed not in found:  # it would be the same for the other seeds
                     raise UserError(child.last_line.removeprefix("lightning-tfm: error: "))
                 with bar.external_write_mode():
-                    print(f"seed {seed}: {_result(found[seed]) if ended[seed] else _failure(child)}", flush=True)
+                    shown = _result(found[seed]) if ended[seed] else _failure(child)
+                    print(f"seed {seed}: {escape_controls(shown)}", flush=True)
         steps = sum(runs.max_steps if seed in ended else _step(found.get(seed)) for seed in resumed)
         bar.update(min(steps, total) - bar.n)
 
