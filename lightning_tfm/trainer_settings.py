@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,9 @@ def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
     for other in loggers:
         if other.class_path == WANDB and other.init_args.get("group") is None:
             other.init_args.group = name
+    for other in (first, *loggers):
+        if save_dir := other.get("init_args.save_dir"):  # in a YAML file, which no shell expands
+            other.init_args.save_dir = os.path.expanduser(os.path.expandvars(save_dir))
     return [first, *loggers]
 
 

@@ -121,6 +121,24 @@ def test_an_interrupted_reproduction_can_be_resumed(project):
 
 
 @pytest.mark.run
+def test_a_run_that_survives_a_kill_is_awaited(project):
+    (project / "experiments/copy_gpt.yaml").write_text(
+        (project / "experiments/copy_gpt.yaml").read_text().replace("max_steps: 60", "max_steps: 300")
+    )
+    arguments = ("reproduce", "copy_gpt", "--seeds", "4")
+    child = start(*arguments, cwd=project)
+    while not list(project.glob("runs/reproduce/copy_gpt/seed_4/runs/*/*/checkpoints/last.ckpt")):
+        assert child.process.is_alive(), child.err.read_text()
+        time.sleep(0.02)
+    child.process.kill()
+    assert child.wait() == -9
+    child = run(*arguments, cwd=project)
+    assert child.wait() == 0, child.err.read_text()
+    (starts,) = project.glob("runs/reproduce/copy_gpt/seed_4/runs/*/*/provenance.json")
+    assert [begun["step"] for begun in json.loads(starts.read_text())] == [0]
+
+
+@pytest.mark.run
 def test_the_claims_of_a_failed_run_do_not_hold(project):
     path = project / "experiments/copy_gpt.yaml"
     path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))

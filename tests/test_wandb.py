@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -21,6 +22,7 @@ from datamodules import Copy
 from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
+from lightning_tfm.trainer_settings import CSV, WANDB, loggers_of_run
 from runs import EXPERIMENTS, SETTINGS, fit, folder, in_process, run, start_two
 
 
@@ -327,6 +329,14 @@ def test_csv_is_always_written(logger, tmp_path):
     (path,) = tmp_path.rglob("metrics.csv")
     assert path == tmp_path / "runs/copy_gpt/version_0/metrics.csv"
     assert "val/exact_match" in path.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("class_path", [CSV, WANDB])
+def test_the_home_folder_and_variables_are_expanded(class_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PLACE", "disk")
+    logger = Namespace(class_path=class_path, init_args=Namespace(save_dir="~/$PLACE/runs", name=None))
+    assert loggers_of_run(logger, "copy_gpt")[class_path == WANDB].init_args.save_dir == "/home/me/disk/runs"
 
 
 def test_tensorboard_is_enabled_by_one_flag(tmp_path):

@@ -10,7 +10,6 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -34,6 +33,7 @@ from lightning_tfm.planning import (
     step_cost,
 )
 from lightning_tfm.strategies import Elastic, ModelParallel
+from lightning_tfm.terminal import LiteralConsole
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
@@ -93,7 +93,7 @@ def plan(arguments: list[str]) -> int:
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
     shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
-    console = Console(highlight=False)
+    console = LiteralConsole()
     device = f", planned on {torch.cuda.get_device_name()}" if runs_on_gpu(module.network) else ""
     console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision}{device},")
     console.print(f"largest of the first {SAMPLE} batches:\n{shown}")
