@@ -29,7 +29,7 @@ from lightning_tfm.child_runs import INTERVAL, ChildRun
 from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml
-from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print
+from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.files import relative, write_text
 from lightning_tfm.progress import progress_bar
 from lightning_tfm.reporting import render_sweep
@@ -396,7 +396,7 @@ class Worker:
         console.print(
             f"All {len(outcomes)} trials: {relative(folder / 'trials.csv')}, {relative(folder / 'sweep.html')}"
         )
-        console.print(f"\n  lightning-tfm fit --config {relative(folder / 'best.yaml')}")
+        console.print(f"\n  lightning-tfm fit --config {shell_quote(relative(folder / 'best.yaml'))}")
         return 0
 
     def _best_experiment(self, outcomes: Sequence[Outcome]) -> str:
