@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
-from lightning_tfm.checkpoint import latest_valid
+from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.configuration import is_below, parse_yaml, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.run_folder import check_empty, copy_history, reopen_metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from jsonargparse import Namespace
 from lightning_tfm.callbacks import AttentionLogger, Predictions, Provenance, Summary, Telemetry
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.data import TaskDataModule
+from lightning_tfm.data.files import expand_path
 from lightning_tfm.errors import UserError
 
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
@@ -126,7 +126,7 @@ def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
             other.init_args.group = name
     for other in (first, *loggers):
         if save_dir := other.get("init_args.save_dir"):  # in a YAML file, which no shell expands
-            other.init_args.save_dir = os.path.expanduser(os.path.expandvars(save_dir))
+            other.init_args.save_dir = str(expand_path(save_dir))
     return [first, *loggers]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,10 +104,10 @@ def _read_status(run: Path, name: str) -> RunStatus:
     return RunStatus(name, state, _best(run, directions), seconds=seconds)
 
 
-def _metrics(run: Path) -> Iterator[dict[str, str]]:
+def _metrics(run: Path) -> list[dict[str, str]]:
     """Return the logged metrics of a run; empty if there are none."""
     path = run / "metrics.csv"
-    return read_metrics(path) if path.is_file() else iter(())
+    return read_metrics(path) if path.is_file() else []
 
 
 def _best(run: Path, directions: Mapping[str, bool]) -> str:

@@ -188,7 +188,7 @@ def read_run(folder: Path, notes: list[str]) -> Run | None:
     try:
         settings = settings_of_weights(read_yaml(folder / "config.yaml", "GROUP"))
         summary = read_json(folder / "summary.json")
-        start = next(reversed(read_starts(folder)), {})
+        start: dict[str, Any] = next(reversed(read_starts(folder)), {})
         split = "test" if "test" in summary else "val"
         metrics = {f"{split}/{name}": value for name, value in summary.get(split, {}).items()}
         metrics |= {name: summary[name] for name in COSTS if name in summary}
