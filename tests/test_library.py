@@ -38,7 +38,6 @@ from lightning_tfm.callbacks import AttentionLogger, Predictions
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.checkpoint import latest_valid, verify_checksum
 from lightning_tfm.optimizers import AdamW
-from lightning_tfm.strategies import Elastic
 from runs import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
@@ -203,7 +202,6 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
             {"max_steps": 9, "callbacks": [GradientAccumulationScheduler({0: 2})]},
             "must not contain GradientAccumulationScheduler, .*; try trainer.accumulate_grad_batches",
         ),
-        ({"max_steps": 9, "strategy": Elastic(2), "limit_val_batches": 3}, "limit_val_batches must be 1.0 or 0"),
     ],
 )
 def test_settings_that_the_command_refuses_are_refused_in_python(settings, message, tmp_path):
