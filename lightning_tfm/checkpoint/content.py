@@ -20,7 +20,6 @@ from lightning_tfm.files import copy_file
 FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""
 
-
 TYPES: dict[str, type | UnionType] = {
     "alignment_head": tuple | None,
     "callbacks": dict,
@@ -86,8 +85,9 @@ def read_index(path: str | Path) -> dict[str, Any]:
     try:
         _check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        _check_content(checkpoint, path)
         shards_are_whole = not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
+        if shards_are_whole:
+            _check_content(checkpoint, path)
         hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["global_step"]
         network = hyper_parameters["network"]
         named = list(_class_paths({**hyper_parameters, "network": None, "optimizer": None, "class_path": None}))
