@@ -65,7 +65,7 @@ KILLS = [
     ("while a checkpoint is written", 400),
     ("in a validation", 2),
     ("after an update of the weights", 8),
-    ("before a checkpoint is on the disk", 7),
+    ("before a checkpoint is on the disk", 2),
     ("between two passes over the data", 2),
     ("after a validation", 1),
     ("after a checkpoint is in its place", 3),
