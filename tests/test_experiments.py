@@ -277,6 +277,7 @@ def test_a_run_records_its_provenance(run_folder):
         "hardware",
         "processes",
         "data_fingerprint",
+        "tokenizer_fingerprint",
         "wandb",
     }
     assert start["step"] == 0

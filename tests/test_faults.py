@@ -111,7 +111,7 @@ def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path)
 def send_at_once(*signums):
     signal.pthread_sigmask(signal.SIG_BLOCK, signums)
     for signum in signums:
-        os.kill(os.getpid(), signum)
+        signal.pthread_kill(threading.get_ident(), signum)  # another thread would receive them one by one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
 
 

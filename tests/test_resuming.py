@@ -236,6 +236,7 @@ def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
         "state_dict": {},
         "hyper_parameters": {"network": network},
         "optimizer_states": [],
+        "global_step": 5,
     }
     for version, summary in enumerate((content, '{"steps": 5}')):
         checkpoint = tmp_path / f"version_{version}/checkpoints/last.ckpt"

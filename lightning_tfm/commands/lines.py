@@ -148,6 +148,7 @@ class LineOutput:
                 raise IsADirectoryError(None, "Is a directory")
             if path.exists() and not path.is_file():
                 raise OSError(None, "Not a regular file")
+            os.stat(path.parent)  # the lock would create the folder
             self.lock = lock_file(lock, f"--output {str(path)!r}")
             if self.state.exists() and self.part.exists():
                 size = self._restore()
