@@ -277,6 +277,7 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
 STOPPING = (
     "[{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: %s, patience: 1, min_delta: 9}}]"
 )
+KEEPING = "[{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args: {monitor: %s}}]"
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
 
@@ -517,6 +518,10 @@ def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
     [
         ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
         ({"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
+        (
+            {"trainer.callbacks": STOPPING % "val/exact_match", "trainer.num_sanity_val_steps": 0},
+            "mode of EarlyStopping in trainer.callbacks must be max",
+        ),
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
     ],
@@ -537,6 +542,7 @@ def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message,
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
         ({"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping in trainer.callbacks must be max"),
+        ({"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint in trainer.callbacks must be"),
         ({"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
     ],
 )

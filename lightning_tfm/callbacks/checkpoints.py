@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -160,12 +160,13 @@ class Checkpoints(Checkpoint):
             return
         directions = cast(TaskModule, pl_module).higher_is_better
         _check_monitor(trainer, "checkpoint.{}", self.monitor, self.mode, directions.get(self.monitor))
-        if trainer.sanity_checking or trainer.fast_dev_run:  # before the first step
-            for callback in trainer.callbacks:
-                # The metrics of the training are not known yet.
-                if isinstance(callback, EarlyStopping) and not callback.monitor.startswith("train/"):
-                    name, setting = callback.monitor, "{} of EarlyStopping in trainer.callbacks"
+        for callback in trainer.callbacks:
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                name, setting = callback.monitor or "step", f"{{}} of {type(callback).__name__} in trainer.callbacks"
+                # The metrics of the training are not known before the first step; Lightning adds step and epoch.
+                if not name.startswith("train/") and name not in ("step", "epoch"):
                     _check_monitor(trainer, setting, name, callback.mode, directions.get(name))
+        if trainer.sanity_checking or trainer.fast_dev_run:  # before the first step
             return
         self.stopped = trainer.should_stop and not time_is_up(trainer)
         if self.mode is None:
