@@ -52,7 +52,8 @@ class Summary(Callback):
     The file, in the run's folder, contains:
 
     - `test`: the test metrics by name; `val` after a validation, or if the data have no test split.
-    - `higher_is_better`: whether higher values of a metric are better, by name; others have not been declared.
+    - `higher_is_better`: whether higher values of a metric, also of the validations, are better, by name; others have
+      not been declared.
     - `token_metrics`: the metrics that are not comparable between tokenizers, such as a loss per token.
     - `signatures`: the settings of sacrebleu's scores, if there are any.
     - `train_seconds`: the training time, including validation and the time before the run was resumed.
@@ -116,7 +117,11 @@ class Summary(Callback):
         module = cast(TaskModule, pl_module)
         evaluated, prefix = results(trainer), evaluated_prefix(trainer)
         names = [name for metrics in evaluated.values() for name in metrics]
-        directions = {name: module.higher_is_better.get(f"{prefix}/{name}") for name in names}
+        directions = {
+            name.removeprefix(f"{prefix}/").removeprefix("val/"): value
+            for name, value in module.higher_is_better.items()
+            if name.startswith((f"{prefix}/", "val/"))  # some metrics exist in validations only
+        }
         scores = module.signatures
         facts: dict[str, Any] = {"checkpoint": str(trainer.ckpt_path), "steps": self.steps}
         if self.earlier_seconds:  # this process has trained
@@ -129,7 +134,7 @@ class Summary(Callback):
                 facts["stopped_early"] = TIME_LIMIT if time_is_up(trainer) else "callback"
         summary = {
             **evaluated,
-            "higher_is_better": {name: value for name, value in directions.items() if value is not None},
+            "higher_is_better": directions,
             "token_metrics": [name for name in names if f"{prefix}/{name}" in module.token_metrics],
             **({"signatures": scores} if scores else {}),
             **facts,
