@@ -468,13 +468,21 @@ def test_a_changed_specification_is_refused_except_for_more_trials(undisturbed, 
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (
+            {"metric": "val/exact_matches", "mode": "max"},
+            "objective.metric must be a metric of the validation, but is 'val/exact_matches'",
+        ),
+        ({"metric": "val/exact_match", "mode": "min"}, "objective.mode must be max for val/exact_match"),
+    ],
+)
 @pytest.mark.run
-def test_a_wrong_metric_is_refused_before_the_first_trial(tmp_path):
-    objective = {"metric": "val/exact_matches", "mode": "max"}
+def test_a_wrong_objective_is_refused_before_the_first_trial(objective, message, tmp_path):
     child = start("sweep", tiny(tmp_path, objective=objective), cwd=tmp_path, forks=True)
     assert child.wait() == 2
-    message = "cannot run: checkpoint.monitor must be a metric of the validation, but is 'val/exact_matches'"
-    assert message in child.err.read_text()
+    assert f"cannot run: {message}" in child.err.read_text()
     assert not (tmp_path / "runs/tiny").exists()
 
 

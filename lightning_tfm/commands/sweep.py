@@ -264,7 +264,9 @@ class Worker:
                     break
             if status:
                 shutil.rmtree(self.folder)
-                raise UserError(f"the experiment of the sweep cannot run: {child.last_line.removeprefix(ERROR)}")
+                message = child.last_line.removeprefix(ERROR).replace("checkpoint.monitor", "objective.metric")
+                message = message.replace("checkpoint.mode", "objective.mode")
+                raise UserError(f"the experiment of the sweep cannot run: {message}")
 
     def work(self) -> None:
         """Run trials until all are decided; a signal stops the runs of this worker, which save a checkpoint."""

@@ -47,7 +47,7 @@ def summarize(objective: Objective, outcome: Outcome) -> str:
     if outcome.value is not None:
         return f"{outcome.value:,.0f} steps" if objective.reach is not None else format_value(outcome.value)
     if outcome.metric is None:
-        return outcome.state
+        return "not finite" if outcome.state == "finished" else outcome.state
     if outcome.state == "failed":
         return f"failed at step {outcome.steps:,}"
     return f"{outcome.state}, {format_value(outcome.metric)} at step {outcome.steps:,}"
