@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,16 +42,12 @@ class TextDataset(Dataset[Batch]):
                 f"the {split} split of the text must have at least {least} tokens with max_length {max_length}, but "
                 f"has {len(ids)}; try max_length {max(1, (len(ids) - 1) // 2)}, or more text"
             )
-        self.text = text
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.ids = torch.tensor(ids)
         self.max_length, self.stride = max_length, stride
         self.characters_per_token = len(text) / len(ids)
         begins = torch.arange(0, len(ids) - (max_length if stride == 1 else 1), stride)
         self.lengths = (len(ids) - 1 - begins).clamp(max=max_length)  # number of scored tokens, (rows)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.lengths)
