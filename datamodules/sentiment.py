@@ -83,8 +83,8 @@ class Sentiment(LabeledDataModule):
         batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; inferred by default from known names, such as label
             and text, or from names unlike the fields below; a message says so.
-        label, text: columns of a table, by number from 1, or by name in the first line; by default, those that the
-            first line names so or similarly, such as rating and comment, or else the first columns.
+        label, text: columns of a table, by number from 1, or by name in the first line; by default, those whose
+            names in the first line say so, such as rating and comment, or else the first columns.
 
     Note:
         The fraction is held out of training even if `val` or `test` names separate data, so the trained model can still

@@ -16,8 +16,8 @@ class Tsv(PairDataModule):
         train, val: tables of tab-separated columns, or .csv files; plain or .gz.
         test: test data, as for train; by default, the model is tested on the validation split, whose metrics are named
             "val".
-        source, target: columns, by number from 1, or by name in the first line; by default, those that the first line
-            names so or similarly, such as lemma and form, or else the first columns.
+        source, target: columns, by number from 1, or by name in the first line; by default, those whose names in the
+            first line say so, such as lemma and form, or else the first columns.
         features: column of features of the source, such as an inflection; they become symbols in brackets.
             In the input of a trained model, they follow the source and a tab.
         source_separator, target_separator: separator of symbols; empty if symbols are characters.
