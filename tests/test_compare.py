@@ -261,6 +261,7 @@ HIGHER_IS_BETTER = {
     "exact_match/ser": True,
     "nll/accuracy": False,
     "loss": False,
+    "ser": False,
     "loss_per_character": False,
     "word_errors": False,
 }
@@ -268,7 +269,16 @@ HIGHER_IS_BETTER = {
 
 
 def write_run(
-    folder, seed, warmup_steps=200, fingerprint=None, lines=(), processor="A", finished=True, tokenizer="x", **metrics
+    folder,
+    seed,
+    warmup_steps=200,
+    fingerprint=None,
+    lines=(),
+    processor="A",
+    finished=True,
+    tokenizer="x",
+    scored_symbols="characters",
+    **metrics,
 ):
     """Write the files of a run that `compare` reads."""
     folder.mkdir(parents=True)
@@ -280,6 +290,7 @@ def write_run(
         "time": f"2026-01-01T00:00:{seed:02d}",
         "data_fingerprint": {"train": "x", "test": fingerprint or f"of seed {seed}"},
         "tokenizer_fingerprint": tokenizer,
+        "scored_symbols": scored_symbols,
         "framework": {"commit": "0123456789abcdef", "dirty": False},
         "versions": {"torch": "2.9"},
         "hardware": {"processor": processor, "threads": 1, "gpus": []},
@@ -290,7 +301,7 @@ def write_run(
     if finished:
         summary = {"test": metrics, "train_seconds": 2.0 + seed, "samples_per_second": 10.0, "steps": 100, "seed": seed}
         summary["higher_is_better"] = {name: HIGHER_IS_BETTER[name] for name in metrics if name in HIGHER_IS_BETTER}
-        summary["token_metrics"] = [name for name in metrics if name == "loss"]
+        summary["token_metrics"] = [name for name in metrics if name in ("loss", "ser")]
         (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -346,22 +357,30 @@ def test_the_direction_is_that_of_the_metric(metric, runs):
 
 def test_a_metric_without_a_direction_is_refused(runs):
     write_runs(runs / "a", [2.0, 2.1], metric="words", warmup_steps=1)
-    with pytest.raises(UserError, match="--metric must say whether higher values are better, but test/words does not"):
+    with pytest.raises(UserError, match=r"the metric must say whether .* better, but test/words does not"):
         compared("runs/a", metric="words")
 
 
 def test_metrics_per_token_are_not_compared_between_tokenizers(runs):
     for name, tokenizer in (("characters", "x"), ("subwords", "y")):
         for seed in (1, 2):
-            losses = {"loss": 1.5, "loss_per_character": 1.5} if name == "characters" else {"loss": 3.0}
-            losses = {"loss_per_character": 1.2} | losses
+            losses = {"loss": 1.5, "loss_per_character": 1.5, "accuracy": 1} if name == "characters" else {"loss": 3.0}
+            losses = {"loss_per_character": 1.2, "nll/all": 1.0} | losses
             write_run(runs / name / f"version_{seed}", seed, warmup_steps=name, tokenizer=tokenizer, **losses)
     found = compared("runs/characters", "runs/subwords")
     assert (found.metric, [result.mean for result in found.results]) == ("test/loss_per_character", [1.5, 1.2])
-    message = "--metric must not be per token for groups with different tokenizers, but is test/loss.*loss_per_char"
+    message = "the metric must not be per token .* tokenizers, but is test/loss, .* try test/loss_per_character$"
     with pytest.raises(UserError, match=message):
         compared("runs/characters", "runs/subwords", metric="loss")
     assert compared("runs/characters", metric="loss").metric == "test/loss"
+
+
+def test_symbol_error_rates_of_equal_symbols_are_compared(runs):
+    for name, symbols in (("one", "characters"), ("other", "characters"), ("words", " ")):
+        write_run(runs / name, 1, warmup_steps=name, tokenizer=name, scored_symbols=symbols, ser=0.5)
+    assert compared("runs/one", "runs/other", metric="ser").metric == "test/ser"
+    with pytest.raises(UserError, match=r"must not be per token .* but is test/ser, and those of B and A differ"):
+        compared("A=runs/one", "B=runs/words", metric="ser")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,10 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
     whole = {name for name in summary["test"] if "/" not in name}
     assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
     lower = {"loss", "perplexity", "ser", *(f"nll/{format}" for format in FORMATS)}
-    assert summary["higher_is_better"] == {name: name not in lower for name in summary["test"]}
+    directions = summary["higher_is_better"]
+    assert {name: directions[name] for name in summary["test"]} == {name: name not in lower for name in summary["test"]}
+    validated = {name.rpartition("/")[2]: directions[name] for name in directions if name.startswith("alignment/")}
+    assert validated == {"accuracy": True, "aer": False}
     assert set(summary["token_metrics"]) == {"loss", "perplexity", "token_accuracy", "ser"}
     lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
     categories = {}
@@ -278,6 +281,7 @@ def test_a_run_records_its_provenance(run_folder):
         "processes",
         "data_fingerprint",
         "tokenizer_fingerprint",
+        "scored_symbols",
         "wandb",
     }
     assert start["step"] == 0

@@ -53,6 +53,7 @@ class Provenance(Callback):
     - `processes`: the number of processes of the run.
     - `data_fingerprint`: a hash of the texts of each split, which is also logged as a hyper-parameter.
     - `tokenizer_fingerprint`: a hash of the tokenizer.
+    - `scored_symbols`: the symbols that the symbol error rate counts, see `Tokenizer`.
     - `wandb`: the id of the run in W&B; null without W&B.
     """
 
@@ -101,6 +102,7 @@ class Provenance(Callback):
             "processes": trainer.world_size,
             "data_fingerprint": trainer.datamodule.fingerprint,
             "tokenizer_fingerprint": trainer.datamodule.tokenizer.fingerprint,
+            "scored_symbols": trainer.datamodule.tokenizer.scored_symbols,
             "wandb": next((logger.run_id for logger in wandb_loggers(trainer)), None),
         }
         if self.step and starts:

@@ -134,7 +134,7 @@ def compare_examples(name: str, seed: int, ours: Path, theirs: Path, metric: str
 def randomization_test(
     ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], metric: str
 ) -> tuple[tuple[float, float], float]:
-    """Compare the outputs of two models by paired approximate randomization (Riezler & Maxwell 2005), as sacrebleu.
+    """Compare the outputs of two models by paired approximate randomization as in sacrebleu (Riezler & Maxwell 2005).
 
     Args:
         ours: the outputs of the first model.
@@ -176,7 +176,7 @@ def _predictions(path: Path) -> list[dict[str, Any]]:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
         found = [json.loads(line) for line in lines]
         return [{name: line[name] for name in ("split", "source", "target", "prediction", "correct")} for line in found]
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, RecursionError, TypeError, ValueError):
         raise UserError(
             f"{str(path)!r} must hold the predictions that fit has written, but is damaged; delete it to leave it out"
         ) from None

@@ -42,6 +42,7 @@ class Run:
         token_metrics: the names of the metrics that are not comparable between tokenizers.
         fingerprint: the hash of the data of each split; empty if it was not recorded.
         tokenizer: the hash of the tokenizer; empty if it was not recorded.
+        scored_symbols: the symbols that the symbol error rate counts, see `Tokenizer`; empty if they were not recorded.
         environment: the commit, the version of torch and the MACHINE.
         time: when the run was started, in ISO format.
     """
@@ -54,6 +55,7 @@ class Run:
     token_metrics: frozenset[str]
     fingerprint: dict[str, str]
     tokenizer: str
+    scored_symbols: str
     environment: dict[str, str]
     time: str
 
@@ -209,6 +211,7 @@ def read_run(folder: Path, notes: list[str]) -> Run | None:
         token_metrics=token_metrics,
         fingerprint=fingerprint,
         tokenizer=str(start.get("tokenizer_fingerprint", "")),
+        scored_symbols=str(start.get("scored_symbols", "")),
         environment=environment,
         time=str(start.get("time", "")),
     )
@@ -298,8 +301,8 @@ def lower_is_better(metric: str, runs: Sequence[Run]) -> bool:
     found = next((run.higher_is_better[metric] for run in runs if metric in run.higher_is_better), None)
     if found is None:
         raise UserError(
-            f"--metric must say whether higher values are better, but {metric} does not; log it with higher_is_better "
-            "in the task, and test again"
+            f"the metric must say whether higher values are better, but {metric} does not; log it with "
+            "higher_is_better in the task, and test again"
         )
     return not found
 
@@ -333,7 +336,9 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
     found = next((name for names in searched for name in candidates if name in names), None)
     if found is None:
         named = sorted((name for name in known if name.count("/") <= 1), key=lambda name: (name in COSTS, name))
-        reason = "the groups share no BLEU, exact match, accuracy or loss" if metric is None else f"none has {metric!r}"
+        reason = f"none has {metric!r}"
+        if metric is None:
+            reason = "the groups share no BLEU, exact match, accuracy, loss per character or loss"
         raise UserError(
             f"--metric must name a metric that a group has, but {reason}; they have {', '.join(named) or 'no metric'}"
         )
@@ -385,7 +390,8 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
 
     Args:
         groups: the groups; the first one is the baseline.
-        metric: the full name of the metric. If it is per token, the groups must also have equal tokenizers.
+        metric: the full name of the metric. If it is per token, the groups must also have equal tokenizers, or, for the
+            symbol error rate, tokenizers that count the same symbols.
         test_set: the name of the test set.
 
     Returns:
@@ -401,21 +407,22 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
         is_equal, seed = _compare_by_seed(*data)
         if is_equal is False:
             raise UserError(
-                f"GROUP must be tested on the same data as the first, but the {test_set} data{seed} of {group.name} "
-                f"and {baseline.name} differ; compare runs of one task, or test their checkpoints on the same data"
+                f"the groups must be tested on the same data, but the {test_set} data{seed} of {group.name} and "
+                f"{baseline.name} differ; compare runs of one task, or test their checkpoints on the same data"
             )
         if is_equal is None:
             notes.append(
                 f"whether {group.name} and {baseline.name} were tested on the same data is not known, since they "
                 "share no seed with recorded data"
             )
-        tokenizers = [{run.seed: run.tokenizer for run in each.runs} for each in (baseline, group)]
+        counted = "scored_symbols" if metric.rpartition("/")[2] == "ser" else "tokenizer"
+        tokenizers = [{run.seed: getattr(run, counted) for run in each.runs} for each in (baseline, group)]
         is_per_token = any(metric in run.token_metrics for run in (*baseline.runs, *group.runs))
         if is_per_token and _compare_by_seed(*tokenizers)[0] is False:
-            shared = {name for each in groups for run in each.runs for name in run.metrics.keys() - run.token_metrics}
-            names = sorted(name for name in shared if name.startswith(f"{metric.partition('/')[0]}/"))
+            shared = set.intersection(*(run.metrics.keys() - run.token_metrics for each in groups for run in each.runs))
+            names = sorted(name for name in shared if name.count("/") == 1)
             raise UserError(
-                f"--metric must not be per token for groups with different tokenizers, but is {metric}, and those of "
+                f"the metric must not be per token for groups with different tokenizers, but is {metric}, and those of "
                 f"{group.name} and {baseline.name} differ; try {' or '.join(names[:SHOWN]) or 'equal tokenizers'}"
             )
     return notes

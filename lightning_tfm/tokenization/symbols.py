@@ -49,6 +49,7 @@ class SymbolTokenizer(Tokenizer):
             raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
         self.vocab_size = NUM_SPECIAL + len(self.symbols)
         self.unknown_id = self._ids.get(UNKNOWN)
+        self.scored_symbols = self.target_separator or self.scored_symbols
         self.is_word_based = self.target_separator != "" or " " in self._ids
 
     def split(self, text: str) -> list[str]:

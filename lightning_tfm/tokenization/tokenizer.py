@@ -43,6 +43,7 @@ class Tokenizer(ABC):
         ids_per_token: number of ids per token of a source.
         unknown_id: id of all symbols outside the vocabulary; None if these raise UserError or do not exist.
         is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
+        scored_symbols: what the symbol error rate counts: "characters", or symbols that are separated by this text.
         spaced_ids: ids of the tokens that begin with a space; empty if a space is a token, or no part of one.
     """
 
@@ -51,6 +52,7 @@ class Tokenizer(ABC):
     ids_per_token = 1
     unknown_id: int | None
     is_word_based: bool
+    scored_symbols = "characters"
     spaced_ids: Sequence[int] = ()
 
     @abstractmethod
