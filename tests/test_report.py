@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -353,8 +354,10 @@ def test_a_run_without_a_valid_checkpoint_is_shown_without_attention(two_runs, t
         ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' is damaged"),
         ("predictions.jsonl", "{}\n", "'.*/predictions.jsonl' is damaged"),
         ("predictions.jsonl", "[]\n", "'.*/predictions.jsonl' is damaged"),
-        ("summary.json", "{}", "'.*/summary.json' is damaged"),
-        ("provenance.json", "[]", "'.*/provenance.json' is damaged"),
+        ("summary.json", "{}", "'.*/summary.json' .* is damaged: steps is None"),
+        ("provenance.json", "[]", "'.*/provenance.json' .* is damaged: it has no entries"),
+        ("provenance.json", '[{"hardware": {}, "versions": {}}]', "'.*/provenance.json' is damaged"),
+        ("attention/examples.json", "[" * 100_000, "'.*/attention/examples.json' is damaged"),
         ("attention/examples.json", "3", "'.*/attention/examples.json' is damaged"),
     ],
 )
@@ -418,12 +421,13 @@ def run_with_result(name, value, checkpoint=None, data="x", tokenizer="x", **los
     record = Run(
         folder=Path(name),
         seed=1,
-        settings={},
+        settings={"name": name},
         metrics=metrics,
         higher_is_better={name: name == "test/exact_match" for name in metrics},
         token_metrics=frozenset({"test/loss"}),
         fingerprint={"test": data},
         tokenizer=tokenizer,
+        scored_symbols="characters",
         environment={},
         time="",
     )
@@ -440,6 +444,8 @@ def test_all_runs_that_are_equal_are_named():
     runs = [run_with_result("a", 0.5), run_with_result("b", 0.5), run_with_result("c", 0.5), run_with_result("d", 0.25)]
     assert verdict(runs[:2]).startswith("a and b are equal in exact match: 0.5000. Of 1 shared examples")
     assert verdict(runs) == "a, b and c are equal in exact match: 0.5000."
+    runs[1] = run_with_result("b", 0.5, data="")
+    assert re.fullmatch("a, b and c are equal in exact match: 0.5000. Note: whether b and a .* data.", verdict(runs))
 
 
 def test_a_tiny_p_value_is_not_printed_as_zero():
@@ -461,7 +467,7 @@ def test_a_checkpoint_is_not_compared_with_itself():
 
 def test_runs_tested_on_different_data_are_not_ranked():
     runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="y")]
-    assert verdict(runs).startswith("The runs are not compared: GROUP must be tested on the same data as the first")
+    assert verdict(runs).startswith("The runs are not compared: the groups must be tested on the same data, but")
     unknown = verdict([run_with_result("a", 0.5), run_with_result("b", 0.25, data="")])
     assert unknown.startswith("a has the best exact match")
     assert "Note: whether b and a were tested on the same data is not known" in unknown
@@ -474,7 +480,14 @@ def test_runs_with_different_tokenizers_are_ranked_by_character():
     ]
     assert verdict(runs).startswith("b has the best loss per character: 0.7356, 0.4061 below a.")
     runs = [run_with_result("a", 1.5, loss=1.5), run_with_result("b", 2.5, loss=2.5, tokenizer="y")]
-    assert verdict(runs).startswith("The runs are not compared: --metric must not be per token")
+    assert verdict(runs).startswith("The runs are not compared: the metric must not be per token")
+
+
+def test_runs_that_differ_in_the_seed_only_are_not_ranked():
+    runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="of seed 2")]
+    for seed, run in enumerate(runs):
+        run["record"] = replace(run["record"], settings={}, seed=seed)
+    assert verdict(runs) == ""
 
 
 def test_a_result_that_is_nan_is_not_the_best():
@@ -484,7 +497,7 @@ def test_a_result_that_is_nan_is_not_the_best():
 
 
 def test_files_of_equal_names_are_different_tasks(two_runs, tmp_path):
-    """Distinguished by the fingerprint of the validation data."""
+    """Distinguished by the fingerprint of the test data."""
     folders = []
     for number, run in enumerate(two_runs):
         folders.append(tmp_path / f"run_{number}")
@@ -497,7 +510,7 @@ def test_files_of_equal_names_are_different_tasks(two_runs, tmp_path):
     assert report(arguments) == 0
     assert (tmp_path / "page.html").read_text().count("has the best") == 1
     starts = json.loads((folders[1] / "provenance.json").read_text())
-    starts[-1]["data_fingerprint"]["val"] = "other"
+    starts[-1]["data_fingerprint"]["test"] = "other"
     (folders[1] / "provenance.json").write_text(json.dumps(starts))
     assert report(arguments) == 0
     assert "has the best" not in (tmp_path / "page.html").read_text()

@@ -172,8 +172,8 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
     if not path.exists():
         return
     try:
-        earlier = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (TypeError, ValueError):
+        earlier = read_json(path)
+    except UserError:
         raise UserError(
             f"--output must be a folder of reproduce's own runs, but {str(path)!r} is damaged; delete {str(folder)!r}"
         ) from None

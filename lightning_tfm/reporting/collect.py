@@ -18,7 +18,7 @@ from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.catalog import HEADLINES, format_duration, is_per_category
 from lightning_tfm.comparison import read_run
 from lightning_tfm.comparison.examples import outcomes
-from lightning_tfm.configuration import flatten, read_yaml
+from lightning_tfm.configuration import flatten, read_json, read_starts, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.files import parse_metrics, relative
 from lightning_tfm.loading import load
@@ -112,7 +112,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Raise UserError, with the name of the file, if the file does not have the format written by fit."""
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         raise UserError(
             f"RUN must hold the files that fit has written, but {str(path)!r} is damaged; delete it to leave it out"
         ) from None
@@ -134,22 +134,15 @@ def _files(settings: Json) -> list[Any]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return the fingerprint of the validation data, which distinguishes files of equal names; empty if unknown."""
-    path = folder / "provenance.json"
-    if not path.is_file():
-        return ""
-    with _reading(path):
-        return str(json.loads(path.read_text(encoding="utf-8"))[-1]["data_fingerprint"].get("val", ""))
+    """Return the fingerprint of the main test set, which distinguishes files of equal names; empty if unknown."""
+    starts = read_starts(folder)
+    with _reading(folder / "provenance.json"):
+        data = starts[-1]["data_fingerprint"] if starts else {}
+        return str(data.get("test", data.get("val", "")))
 
 
 def _summary(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    with _reading(path):
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("steps", "parameters", "seed"):
-            int(summary[name])
-        return dict(summary)
+    return read_json(path, steps=int, parameters=int, seed=int) if path.is_file() else {}
 
 
 def _headline(summary: Json) -> tuple[str, float] | None:
@@ -161,7 +154,6 @@ def _headline(summary: Json) -> tuple[str, float] | None:
 
 def _facts(folder: Path, summary: Json) -> dict[str, str]:
     facts: dict[str, str] = {}
-    provenance = folder / "provenance.json"
     if summary:
         with _reading(folder / "summary.json"):
             metrics = {
@@ -180,9 +172,8 @@ def _facts(folder: Path, summary: Json) -> dict[str, str]:
                 "parameters": f"{summary['parameters']:,}",
                 "seed": str(summary["seed"]),
             }
-    if provenance.is_file():
-        with _reading(provenance):
-            starts = json.loads(provenance.read_text(encoding="utf-8"))
+    if starts := read_starts(folder):
+        with _reading(folder / "provenance.json"):
             first, last = starts[0], starts[-1]
             dirty = " and changes" if last["git"].get("dirty") else ""
             built = f" at {commit[:10]}" if (commit := (last.get("framework") or {}).get("commit")) else ""

@@ -32,8 +32,8 @@ def verdict(runs: Sequence[Json]) -> str:
         runs: the runs, as returned by `collect_run`.
 
     Returns:
-        Sentences; empty if fewer than two checkpoints have a finite result. If `compare` would refuse to compare them,
-        for example since they were tested on different data, the reason.
+        Sentences; empty if fewer than two checkpoints have a finite result, or if the runs differ in their seeds only.
+        If `compare` would refuse to compare them, for example since they were tested on different data, the reason.
 
     Note:
         Of a run and later tests of its checkpoint, only the first is compared. If more than two runs are equal, their
@@ -44,7 +44,8 @@ def verdict(runs: Sequence[Json]) -> str:
         if run["record"] and run["headline"] and math.isfinite(run["headline"][1]):
             by_checkpoint.setdefault(run["checkpoint"] or run["name"], run)
     by_name = {run["name"]: run for run in by_checkpoint.values()}
-    if len(by_name) < 2:
+    records = [run["record"] for run in by_name.values()]
+    if len(records) < 2 or all(record.settings == records[0].settings for record in records):
         return ""
     try:
         found = select([Group(name, (run["record"],)) for name, run in by_name.items()])
@@ -54,18 +55,17 @@ def verdict(runs: Sequence[Json]) -> str:
     values = {group.name: group.values[0] for group in found.groups}
     best, second, *_ = sorted(values, key=lambda name: values[name] * (1 if found.lower_is_better else -1))
     value, other = values[best], values[second]
-    if value == other:
-        *equal, last = [name for name in values if values[name] == value]
+    *equal, last = [name for name in values if values[name] == value]
+    if equal:
         text = f"{', '.join(equal)} and {last} are equal in {metric}: {format_value(value)}."
-        if len(equal) > 1:
-            return text
     else:
         text = (
             f"{best} has the best {metric}: {format_value(value)}, {abs(value - other):.4f} "
             f"{'below' if found.lower_is_better else 'above'} {second}."
         )
     notes = [f"Note: {note}." for note in found.notes]
-    return " ".join(filter(None, [text, _paired(by_name[best], by_name[second]), *notes]))
+    paired = "" if len(equal) > 1 else _paired(by_name[best], by_name[second])
+    return " ".join(filter(None, [text, paired, *notes]))
 
 
 def _paired(best: Json, second: Json) -> str:
@@ -96,7 +96,7 @@ def compare_seeds(runs: Sequence[Json]) -> Json | None:
     try:
         comparison = compare(groups)
     except UserError as error:  # the page shows the runs nevertheless
-        return {"verdict": verdict(runs), "tables": [], "sentences": [str(error)]}
+        return {"verdict": f"The runs are not compared: {error}.", "tables": [], "sentences": []}
     found = {"verdict": " ".join(verdicts(comparison)), "sentences": sentences(comparison)}
     return found | {"tables": tables(comparison)}
 
