@@ -518,10 +518,6 @@ def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
     [
         ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
         ({"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
-        (
-            {"trainer.callbacks": STOPPING % "val/exact_match", "trainer.num_sanity_val_steps": 0},
-            "mode of EarlyStopping in trainer.callbacks must be max",
-        ),
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
         ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
     ],
@@ -565,6 +561,14 @@ def test_early_stopping_by_an_unknown_metric_is_one_mistake(tmp_path):
     assert child.wait() == 2
     assert "conditioned on metric `train/los` which is not available" in child.err.read_text().splitlines()[-1]
     assert "Traceback" not in child.err.read_text()
+
+
+@pytest.mark.run
+def test_modes_are_checked_without_a_sanity_check(tmp_path):
+    settings = {"trainer.callbacks": STOPPING % "val/exact_match", "trainer.num_sanity_val_steps": 0}
+    child = run(*fit("gpt", **settings), cwd=tmp_path)
+    assert child.wait() == 2
+    assert "mode of EarlyStopping in trainer.callbacks must be max" in child.err.read_text().splitlines()[-1]
 
 
 @pytest.mark.run

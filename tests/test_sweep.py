@@ -228,6 +228,7 @@ def test_a_metric_that_is_nan_is_the_worst(objective, tmp_path):
     assert outcomes[-1].value is None
     page = render_sweep("sweep", specification, outcomes, {}, {number: trials.curve(number) for number in range(4)}, "")
     assert "Validations" in page
+    assert "not finite" in page
 
 
 def test_the_setting_that_decides_is_the_most_important(tmp_path):
