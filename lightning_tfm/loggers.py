@@ -123,6 +123,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                         finish_timeout=FINISH_TIMEOUT,
                         x_transaction_log_flush_interval=FLUSH_INTERVAL,
                         silent=offline,
+                        disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
                         console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
                     )
                     with _without_launch_inputs():
@@ -163,20 +164,21 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_missing(self, metrics: Path) -> None:
-        """Log the rows of a `metrics.csv` after the last step of an online run, which a killed process did not upload.
+        """Log the rows of a `metrics.csv` from the last step of an online run on, which a killed process did not upload.
 
         Note:
-            Only the server knows the last step, so nothing is logged again to an offline run.
+            Only the server knows the last step, so nothing is logged again to an offline run. The last step is, since
+            its validation may be missing.
         """
         self._try(self._log_missing, metrics)
 
     def _log_missing(self, metrics: Path) -> None:
-        if isinstance(self.experiment, _DummyExperiment):
+        if isinstance(self.experiment, _DummyExperiment) or not metrics.is_file():
             return
         last = self.experiment.summary.get("trainer/global_step")
         for row in read_metrics(metrics):
             step = int(row.pop("step"))
-            if last is not None and step > last:
+            if last is not None and step >= last:
                 self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
 
     @property

@@ -182,6 +182,7 @@ def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connec
     assert init["mode"] == "online"
     assert init["settings"].init_timeout >= 10, "a server that responds may be slow"
     assert not init["settings"].silent
+    assert init["settings"].disable_git, "it would run programs that the repository names"
 
 
 def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, capsys, new_wandb):
@@ -229,12 +230,19 @@ def test_training_continues_if_the_service_has_crashed(monkeypatch, tmp_path, ca
 def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
     metrics = tmp_path / "metrics.csv"
     metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
-    for last, expected in ((None, []), (0, [(1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]), (1, [(2, 2.0), (2, 1.5)])):
+    rows = [(0, 4.0), (1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]
+    for path, last, expected in (
+        (metrics, None, []),
+        (metrics, 0, rows),
+        (metrics, 1, rows[1:]),
+        (tmp_path / "none.csv", 1, []),
+    ):
         logged = []
         logger = loggers.WandbLogger(save_dir=tmp_path)
         summary = {} if last is None else {"trainer/global_step": last}
         logger._experiment = SimpleNamespace(summary=summary, log=logged.append)
-        logger.log_missing(metrics)
+        logger.log_missing(path)
+        assert not logger.failed
         assert [
             (item["trainer/global_step"], item.get("train/loss", item.get("val/loss"))) for item in logged
         ] == expected
