@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -317,6 +318,8 @@ def test_the_state_of_the_working_directory_is_recorded(tmp_path):
 
 PROGRAM = 'touch "$CANARY"'
 
+ENVIRONMENT = (".env", "prod.env", ".env.d/key")
+
 
 @pytest.fixture
 def git(tmp_path, monkeypatch):
@@ -330,12 +333,14 @@ def git(tmp_path, monkeypatch):
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     git("init", "-q")
-    for name in ("mine.py", "other.py", ".env"):
+    changed = ("mine.py", "filtered.py", *ENVIRONMENT)
+    Path(".env.d").mkdir()
+    for name in ("other.py", *changed):
         Path(name).write_text("one\n")
-    Path(".gitattributes").write_text("mine.py filter=a=b diff=evil\n")
+    Path(".gitattributes").write_text("mine.py diff=evil\nfiltered.py filter=a=b\n")
     git("add", "-A")
     git("commit", "-q", "-m", "first")
-    for name in ("mine.py", ".env"):
+    for name in changed:
         Path(name).write_text("two\n")
     return git
 
@@ -410,6 +415,15 @@ def test_changes_of_environment_files_are_not_saved(git):
     for folder in ("sub", "."):
         assert "mine.py" in provenance.git(Path(folder))["diff"]
         assert ".env" not in provenance.git(Path(folder))["diff"]
+
+
+def test_files_with_a_filter_are_not_compared(git):
+    """The working tree holds the content of a file of Git LFS, and the commit a pointer to it."""
+    assert "filtered.py" not in provenance.git(Path.cwd())["diff"]
+    git("checkout", "-q", "mine.py", *ENVIRONMENT)
+    copy = Path.cwd().with_name("copy")
+    shutil.copytree(Path.cwd(), copy, copy_function=shutil.copyfile)
+    assert provenance.git(copy)["dirty"] is False
 
 
 def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):

@@ -27,8 +27,11 @@ from lightning_tfm.strategies import Elastic
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
 """Settings with which git runs no program named by a repository; filters have names of their own, see `git`."""
 
-UNSAVED = ".env*"
-"""Names of the files, often with secrets, whose changes are not saved."""
+UNSAVED = (".env*", ".env*/**", "*.env")
+"""Patterns of the files, often with secrets, whose changes are not saved."""
+
+UNFILTERED = ":(top,attr:!filter)"
+"""Files without a filter, which is a program: compared without it, those of Git LFS would all have changed."""
 
 PACKAGES = ("lightning_tfm", "torch", "lightning", "torchmetrics", "wandb", "faker", "babel", "tokenizers", "sacrebleu")
 
@@ -163,8 +166,7 @@ def git(folder: Path) -> dict[str, Any]:
         `diff`, except for the files of UNSAVED, and `untracked`, the names of the untracked files.
 
     Note:
-        Files are compared and saved without the filters of the repository, which are programs: a changed file of Git
-        LFS is saved itself, not its pointer.
+        Files with a filter, such as those of Git LFS, are not compared.
     """
     try:
         commit = head_commit(folder)
@@ -172,13 +174,16 @@ def git(folder: Path) -> dict[str, Any]:
         # Unlike -c, this option allows "=" in a name.
         filters = [f"--config-env={name}=EMPTY" for name in {*names} if name.startswith("filter.")]
         status = run_git(
-            folder, *filters, "status", "--porcelain", "--untracked-files=all", "--ignore-submodules=dirty"
+            folder,
+            *filters,
+            *("status", "--porcelain", "--untracked-files=all", "--ignore-submodules=dirty", "--", UNFILTERED),
         ).splitlines()
         diff = run_git(
             folder,
             *filters,
             *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--binary"),
-            *("--ignore-submodules=dirty", "--submodule=short", "--", ":/", f":(top,exclude,glob)**/{UNSAVED}"),
+            *("--ignore-submodules=dirty", "--submodule=short", "--", UNFILTERED),
+            *(f":(top,exclude,glob)**/{pattern}" for pattern in UNSAVED),
         )
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
