@@ -10,8 +10,8 @@ from filelock import FileLock, Timeout
 
 from lightning_tfm.errors import UserError, rank_zero_print
 
-TIMEOUT = 1.0
-"""Seconds for which `lock_run` retries, since `is_locked` holds the lock of a run for a moment."""
+RETRY_SECONDS = 1.0
+"""Seconds for which `lock_file` retries, since `is_locked` holds the lock of a run for a moment."""
 
 INTERVAL = 0.2
 """Seconds between two checks of `wait_until_unlocked`."""
@@ -38,21 +38,23 @@ def lock_file(path: Path, name: str) -> FileLock:
         name: the name in error messages of what is locked.
 
     Raises:
-        UserError: if another process holds the lock, or the file cannot be one.
+        UserError: if another process holds the lock, or the path is that of a link or a folder.
 
     Note:
         On a file system without locks, the file is not locked.
     """
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        lock.acquire(TIMEOUT, blocking=True)
+        lock.acquire(RETRY_SECONDS, blocking=True)
     except Timeout:
         raise UserError(f"{name} is locked by another process; stop that process first") from None
-    except PermissionError:
-        raise  # the folder belongs to another user
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise UserError(
+                f"{str(path)!r} must be a file, to be locked, but is a link or a folder; delete it"
+            ) from None
         if error.errno not in WITHOUT_LOCKS:
-            raise UserError(f"{str(path)!r} must be a file to lock, but is not: {error.strerror}; delete it") from None
+            raise
     return lock
 
 

@@ -266,22 +266,23 @@ def test_a_file_system_without_locks_is_tolerated(reason, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["a symbolic link", "a folder"])
-def test_a_lock_that_is_no_file_is_refused(kind, tmp_path):
+def test_a_lock_that_is_not_a_file_is_refused(kind, tmp_path):
     path = tmp_path / ".lock"
     if kind == "a folder":
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"/\.lock' must be a file to lock, but is not: .*; delete it"):
+    with pytest.raises(UserError, match=r"/\.lock' must be a file, to be locked, but is a link or a folder; delete"):
         lock_run(tmp_path)
 
 
-def test_locking_a_folder_without_permission_raises(monkeypatch, tmp_path):
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EMFILE])
+def test_a_lock_that_cannot_be_created_raises_the_error(reason, monkeypatch, tmp_path):
     def refuse(*args):
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))
+        raise OSError(reason, os.strerror(reason), str(tmp_path / ".lock"))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError):
+    with pytest.raises(OSError, match=os.strerror(reason)):
         lock_run(tmp_path)
 
 
