@@ -20,9 +20,11 @@ INTERVAL = 1.0
 GRACE = 10.0
 """Seconds in which a process ends by itself after another one has failed, for example with the same error."""
 
-
 STRANGERS = 32
 """Most connections that have not introduced themselves; the oldest are closed."""
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Main addresses that only processes of the same machine can reach."""
 
 
 class Endpoint(NamedTuple):
@@ -91,7 +93,7 @@ class Monitor:
         if endpoint is None:
             self.listener = _listen()
             self.selector.register(self.listener, selectors.EVENT_READ)
-            addresses = [_own_address(), os.environ.get("MASTER_ADDR", "127.0.0.1")]
+            addresses = [_own_address(), _main_address()]
             port = self.listener.getsockname()[1]
             endpoint = Endpoint(addresses, port, secrets.token_hex(16), socket.gethostname())
         else:
@@ -271,17 +273,27 @@ def _names(peers: Iterable[Peer]) -> str:
 
 
 def _listen() -> socket.socket:
-    """Return a socket that listens at a free port of all addresses."""
+    """Return a socket that listens at a free port of the main address in LOOPBACK, or otherwise of all addresses.
+
+    Note:
+        The name of a machine may be a loopback address on this machine, but not on others.
+    """
+    if _main_address() in LOOPBACK:
+        own = _own_address()
+        return socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
     if socket.has_dualstack_ipv6():
         with suppress(OSError):  # IPv6 may be disabled
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
 
 
+def _main_address() -> str:
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
 def _own_address() -> str:
     """Return the address of this machine in the network of the main address; no packet is sent."""
-    main = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    family, kind, _, _, address = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(_main_address(), 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

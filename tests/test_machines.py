@@ -317,6 +317,7 @@ def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
 def test_another_program_cannot_disturb_the_heartbeats():
     """Strangers connect to the port of rank 0, say anything and leave; the real processes say goodbye."""
     first = Monitor(5)
+    assert first.listener.getsockname()[0] == "127.0.0.1", "only processes of this machine can connect"
     try:
         strangers = [socket.create_connection(("127.0.0.1", first.endpoint.port)) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
