@@ -118,8 +118,8 @@ def meet_processes(trainer: Trainer) -> TCPStore | None:
     try:
         if store is not None and own != (0, 0):
             store.set(_key(own), "")
-        while store is not None and (missing := [process for process in others if not store.check([_key(process)])]):
-            if time.monotonic() > limit:
+        while store is not None and others and not store.check([*map(_key, others)]):
+            if time.monotonic() > limit and (missing := [other for other in others if not store.check([_key(other)])]):
                 node, local = min(missing)
                 raise UserError(
                     f"all processes of a run must start within {TIMEOUT}, but {len(missing)} have not, such as that of "
