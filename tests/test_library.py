@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateMonitor,
     ModelCheckpoint,
     StochasticWeightAveraging,
     Timer,
@@ -188,9 +189,22 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
         ({"max_steps": 9, "min_steps": 2}, "trainer.min_steps must not count epochs"),
         ({"max_steps": 9, "min_epochs": 2}, "trainer.min_epochs must not count epochs"),
         ({"max_steps": 9, "check_val_every_n_epoch": 2}, "trainer.check_val_every_n_epoch must not count epochs"),
+        ({"max_steps": 9, "reload_dataloaders_every_n_epochs": 1}, "trainer.reload_dataloaders_every_n_epochs must"),
         (
-            {"max_steps": 9, "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)]},
+            {
+                "max_steps": 9,
+                "check_val_every_n_epoch": None,
+                "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)],
+            },
             "check_on_train_epoch_end of EarlyStopping must not count epochs",
+        ),
+        (
+            {"max_steps": 9, "callbacks": [EarlyStopping("val/loss")]},
+            "trainer.check_val_every_n_epoch must not count epochs, .*; set it to null, and trainer.val_check_interval",
+        ),
+        (
+            {"max_steps": 9, "logger": True, "callbacks": [LearningRateMonitor("epoch")]},
+            "logging_interval of LearningRateMonitor must not count epochs",
         ),
         ({"max_steps": 9, "callbacks": [ModelCheckpoint(every_n_epochs=2)]}, "every_n_epochs of ModelCheckpoint must"),
         (
@@ -207,7 +221,8 @@ def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
 def test_settings_that_the_command_refuses_are_refused_in_python(settings, message, tmp_path):
     data = Copy(**SIZES)
     module = Seq2SeqModule.from_data(data, AttentionLSTM.from_data(data, d_model=8))
-    trainer = lightning.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, **settings)
+    settings = {"logger": False} | settings
+    trainer = lightning.Trainer(default_root_dir=tmp_path, accelerator="cpu", **settings)
     with pytest.raises(UserError, match=message):
         trainer.fit(module, data)
 

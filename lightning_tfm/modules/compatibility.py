@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    LearningRateMonitor,
     ModelCheckpoint,
     StochasticWeightAveraging,
     Timer,
@@ -133,21 +134,24 @@ def check_callbacks(trainer: Trainer) -> None:
 
 
 def check_epochs(trainer: Trainer) -> None:
-    """Check that nothing counts epochs of Lightning if the run ends at `max_steps`, since it then is a single epoch.
+    """Refuse settings that count epochs in a run of `max_steps`, which is a single epoch of Lightning.
 
     Raises:
         UserError: if a setting does.
     """
     if trainer.max_steps < 1:
         return
+    between = trainer.check_val_every_n_epoch
+    stops_late = trainer.early_stopping_callbacks and between and trainer.val_check_interval == 1.0
     settings: list[tuple[str, object, str]] = [
         ("trainer.min_epochs", trainer.min_epochs and not trainer.min_steps, "raise trainer.max_steps"),
         ("trainer.min_steps", trainer.min_steps, "raise trainer.max_steps"),
         (
             "trainer.check_val_every_n_epoch",
-            (trainer.check_val_every_n_epoch or 1) > 1,
+            (between or 1) > 1 or stops_late,
             "set it to null, and trainer.val_check_interval to a number of batches",
         ),
+        ("trainer.reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, "leave it out"),
     ]
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping):
@@ -159,6 +163,9 @@ def check_epochs(trainer: Trainer) -> None:
             settings.append(("save_on_train_epoch_end of ModelCheckpoint", callback._save_on_train_epoch_end, mend))
         elif isinstance(callback, Timer):
             settings.append(("interval of Timer", callback._interval == "epoch", "set it to step"))
+        elif isinstance(callback, LearningRateMonitor):
+            by_epoch = callback.logging_interval == "epoch"
+            settings.append(("logging_interval of LearningRateMonitor", by_epoch, "set it to step"))
     for name, counts_epochs, mend in settings:
         if counts_epochs:
             raise UserError(
