@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import inspect
 import logging
@@ -81,7 +82,7 @@ from lightning_tfm.trust import TRUST_HELP, check_classes, import_policy, search
 
 CKPT_PATH_HELP = {
     "fit": "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run "
-    "of the experiment",
+    "of the experiment or, if there is none, the newest finished run, if it can be extended",
     "validate": "checkpoint to evaluate: a file, or `last` for the newest one of the experiment",
     "test": "checkpoint to evaluate: a file, or `last` for the newest one of the experiment",
 }
@@ -97,6 +98,9 @@ HELP = {
     "seed_everything": "the seed of the weights, the generated data, the order of the batches and dropout",
 }
 """Help of options of Lightning and jsonargparse whose own help does not apply here."""
+
+FULL_DISK = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None))
+"""Errors of writing to a full disk, a file of the maximum size, and beyond a quota, which Windows lacks."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -147,7 +151,7 @@ class TfmCLI(LightningCLI):
                 error.ckpt_path = relative(run)
             if self.folder.discard_if_empty():
                 discard_tensorboard(self.trainer.loggers)
-            if isinstance(error, OSError) and self.folder.holds(error.filename):
+            if isinstance(error, OSError) and error.errno in FULL_DISK and self.folder.holds(error.filename):
                 run = self.folder.resumable
                 again = f"resume with --ckpt_path {shell_quote(relative(run))}" if run else "repeat the command"
                 raise UserError(
@@ -309,7 +313,7 @@ class TfmCLI(LightningCLI):
                     network.init_args[name] = value
             with bounded_by(self.checkpoint["state_dict"], network.init_args) if self.checkpoint else nullcontext():
                 self.instantiate_model_and_trainer()
-        except (ArgumentError, MisconfigurationException, TypeError, ValueError) as error:
+        except (ArgumentError, MisconfigurationException, OverflowError, TypeError, ValueError) as error:
             raise UserError(format_error(error)) from error
 
     def instantiate_model_and_trainer(self) -> None:
@@ -371,10 +375,11 @@ class TfmCLI(LightningCLI):
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
             self.model.resumed_step = self.step
-            if self.resumed and settings.max_steps < self.step:
+            # A resumed run may lack only its test.
+            if self.subcommand == "fit" and settings.max_steps < self.step + (self.resumed is None):
                 raise UserError(
-                    f"trainer.max_steps must be at least the step of the checkpoint {path!r} to resume it "
-                    f"({self.step}), but is {settings.max_steps}; raise it"
+                    f"trainer.max_steps must be {'at least' if self.resumed else 'above'} the step of the checkpoint "
+                    f"{path!r} ({self.step}), but is {settings.max_steps}; raise it"
                 )
         elif self.subcommand != "fit":
             raise UserError(f"--ckpt_path must name the checkpoint to {self.subcommand}, but is missing")

@@ -117,7 +117,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
 
 
 def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
-    """Return the newest unfinished run of an experiment or, to extend it, the newest run, if it has fewer steps."""
+    """Return the newest unfinished run of an experiment, or the newest finished run, if it can be extended."""
     runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
     if not runs:
         rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
@@ -138,7 +138,8 @@ def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
 
 def _extension(max_steps: int | None, run: Path) -> str:
     """Return the advice to extend a finished run, or why it cannot be extended."""
-    if read_json(run / SUMMARY).get("stopped_early"):
+    summary = read_json(run / SUMMARY, steps=int)
+    if summary.get("stopped_early") and (max_steps is None or summary["steps"] < max_steps):
         return f"it has stopped early: to train on in a new folder, name {str(run / 'checkpoints/last.ckpt')!r}, or "
     if max_steps is None:
         return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
@@ -160,7 +161,10 @@ def _named_run(run: Path, max_steps: int | None) -> Resumption:
 
 
 def _has_finished(run: Path, max_steps: int | None) -> bool:
-    """Return whether a run has finished, after `max_steps` steps or more, or by early stopping; None for any steps."""
+    """Return whether a run cannot be continued: it has `max_steps` steps, or a callback other than a time limit stopped it.
+
+    If `max_steps` is None, it has them unless it was stopped.
+    """
     path = run / SUMMARY
     if not path.is_file():
         return False

@@ -71,6 +71,11 @@ def check_settings(config: Namespace) -> None:
         )
     if config.trainer.max_epochs == 0 or (config.trainer.max_epochs or 0) < -1:  # -1 is unset
         raise UserError(f"trainer.max_epochs must be at least 1, but is {config.trainer.max_epochs}; try 1")
+    days, _, _ = str(config.trainer.max_time).partition(":")
+    if days.isdecimal() and len(days) > 8:  # timedelta raises an OverflowError
+        raise UserError(
+            f"trainer.max_time must be below 100,000,000 days, but is {config.trainer.max_time}; leave it out"
+        )
     for name, unset in REFUSED.items():
         value = config.trainer[name]
         if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 is all batches

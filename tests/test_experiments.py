@@ -1201,6 +1201,8 @@ def test_the_version_is_printed(monkeypatch, capsys):
             ["--trainer.callbacks+={class_path: Timer, init_args: {interval: epoch}}", "--dry-run"],
             "interval of Timer must not count epochs",
         ),
+        (["--trainer.max_time=999999999999:00:00:00"], "trainer.max_time must be below 100,000,000 days"),
+        (["--trainer.max_time={days: 999999999999}"], "Python int too large"),
         (["--trainer.limit_test_batches=0"], "trainer.limit_test_batches must be above 0"),
         (
             ["--trainer.limit_test_batches=0.001", "--dry-run"],

@@ -29,6 +29,7 @@ import pytest
 import torch
 import yaml
 from filelock import FileLock
+from lightning.pytorch.cli import LightningCLI
 
 from corpora import TEXT
 from lightning_tfm import __main__, cli
@@ -37,6 +38,7 @@ from lightning_tfm.callbacks import Checkpoints
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.checkpoint.archive import _comment
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
+from lightning_tfm.cli import TfmCLI
 from lightning_tfm.errors import SIGNALS, Interrupted, UserError, handle_signals, interrupt
 from lightning_tfm.files import parse_metrics, read_metrics
 from lightning_tfm.loading import load
@@ -469,6 +471,17 @@ def test_a_full_disk_in_the_test_is_reported_and_the_run_resumes(tmp_path):
     child = run(*arguments, "--ckpt_path=runs/copy_gpt/version_0", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
     assert len((folder(tmp_path, "gpt") / "predictions.jsonl").read_text().splitlines()) > 300
+
+
+@pytest.mark.parametrize(("reason", "kind"), [(errno.ENOSPC, UserError), (errno.EACCES, PermissionError)])
+def test_only_a_full_disk_is_answered_by_the_advice_to_free_space(reason, kind, monkeypatch, tmp_path):
+    def fail(self, **settings):
+        self.folder.path = tmp_path
+        raise OSError(reason, os.strerror(reason), str(tmp_path / "metrics.csv"))
+
+    monkeypatch.setattr(LightningCLI, "__init__", fail)
+    with pytest.raises(kind, match="free disk space" if kind is UserError else "Permission denied"):
+        TfmCLI(command="fit")
 
 
 def test_an_unwritable_folder_is_reported(tmp_path):

@@ -321,9 +321,28 @@ def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatc
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
     assert run(*fit("gpt", **settings), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
     before = contents(tmp_path)
-    assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 10})) == 2
-    assert "trainer.max_steps must be at least the step of the checkpoint" in capsys.readouterr().err
-    assert contents(tmp_path) == before
+    checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
+    saved = read(checkpoint)["global_step"]
+    for path, steps, rule in (("last", saved - 1, "at least"), (checkpoint, saved, "above")):
+        assert in_process(monkeypatch, *fit("gpt", f"--ckpt_path={path}", **settings | {"trainer.max_steps": steps})) == 2
+        assert f"trainer.max_steps must be {rule} the step of the checkpoint" in capsys.readouterr().err
+        assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("stopped", "max_steps", "advice"),
+    [
+        ("time limit", 400, r"raise trainer.max_steps \(400\)"),
+        ("time limit", 500, r"raise trainer.max_steps \(500\)"),
+        ("callback", 600, "it has stopped early: .* name '.*/checkpoints/last.ckpt'"),
+        (None, 500, r"raise trainer.max_steps \(500\)"),
+        (None, None, "it cannot be extended"),
+    ],
+)
+def test_a_finished_run_is_refused_with_advice(stopped, max_steps, advice, tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 500, "stopped_early": stopped}))
+    with pytest.raises(UserError, match=f"has finished; {advice}"):
+        find_run(str(tmp_path), tmp_path.parent, max_steps)
 
 
 @pytest.mark.run
