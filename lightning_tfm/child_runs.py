@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lightning_tfm.errors import UserError, escape_controls
+from lightning_tfm.errors import UserError
+from lightning_tfm.files import make_folder
 
 INTERVAL = 0.2
 """Seconds between two checks whether child processes are running."""
@@ -39,7 +40,7 @@ class ChildRun:
     ) -> None:
         self.log = log
         self.started = time.monotonic()
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
         environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
             self._begin = output.tell()
@@ -68,7 +69,7 @@ class ChildRun:
     def last_line(self) -> str:
         """Return the last line that the process has written, which is the message of a failed run."""
         lines = self.log.read_bytes()[self._begin :].decode(errors="replace").split("\n")
-        return next((escape_controls(line) for line in reversed(lines) if line.strip()), "it was killed")
+        return next((line for line in reversed(lines) if line.strip()), "it was killed")
 
     def terminate(self) -> None:
         """Send SIGTERM to a running process, which then saves a checkpoint and exits.

@@ -57,12 +57,18 @@ def replace_file(source: Path, target: Path) -> None:
     synchronize(target.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parents unless it exists, and synchronize their names to disk."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        for parent in folder.parents:
-            synchronize(parent)
+def make_folder(folder: Path) -> bool:
+    """Create a folder and its parents, and synchronize their names to disk; return False if the folder exists."""
+    if folder.is_dir():
+        return False
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:  # created by another process
+        return False
+    for path in created:
+        synchronize(path.parent)
+    return True
 
 
 def synchronize(folder: Path) -> None:

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.configuration import read_starts
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import copy_file, delete_folder, read_metrics, synchronize, write_text
+from lightning_tfm.files import copy_file, delete_folder, make_folder, read_metrics, write_text
 from lightning_tfm.loggers import MetricsWriter
 
 
@@ -32,13 +32,13 @@ class RunFolder:
     def enter(self, logger: CSVLogger, prefix: str) -> None:
         """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get."""
         if logger._version is not None:
-            self.is_new = _make(Path(logger.log_dir))
+            self.is_new = make_folder(Path(logger.log_dir))
         else:
             parent = Path(logger.root_dir)
             found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
             first = max((int(name[1]) for name in found if name), default=-1) + 1
             names = (f"{prefix}_{number}" for number in itertools.count(first))
-            logger._version = next(name for name in names if _make(parent / name))
+            logger._version = next(name for name in names if make_folder(parent / name))
             self.is_new = True
         self.path = Path(logger.log_dir)
         logger._experiment = MetricsWriter(logger.log_dir)
@@ -58,17 +58,6 @@ class RunFolder:
             return False
         delete_folder(self.path)
         return True
-
-
-def _make(folder: Path) -> bool:
-    """Create a folder; return False if it exists."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    for parent in folder.parents:
-        synchronize(parent)
-    return True
 
 
 def is_empty(run: Path) -> bool:

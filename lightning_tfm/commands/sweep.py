@@ -30,7 +30,7 @@ from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.configuration import read_json, read_yaml
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
-from lightning_tfm.files import relative, write_text
+from lightning_tfm.files import make_folder, relative, write_text
 from lightning_tfm.progress import progress_bar
 from lightning_tfm.reporting import render_sweep
 from lightning_tfm.sweeps import (
@@ -424,7 +424,7 @@ def _claim(folder: Path) -> int | None:
 
     The run inherits the descriptor, so the lock is held until both the worker and the run have ended, even by SIGKILL.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     descriptor = os.open(folder / CLAIM, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if lock_descriptor(descriptor, blocking=False):
