@@ -8,7 +8,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -223,7 +223,8 @@ class LineOutput:
                 self.state.unlink(missing_ok=True)
             elif not self.done:
                 self.part.unlink(missing_ok=True)
-            Path(self.lock.lock_file).unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows deletes no open file
+                Path(self.lock.lock_file).unlink(missing_ok=True)
             self.lock.release()
 
 
