@@ -129,7 +129,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def interruption(error: BaseException | None) -> Interrupted | None:
-    """Return the interruption that is an error, or during which it was raised; None if there is none."""
+    """Return the first `Interrupted` in the context chain of an error; None if there is none."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
     return error
