@@ -164,7 +164,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def log_missing(self, metrics: Path) -> None:
-        """Log the rows of a `metrics.csv` from the last step of an online run on, which a killed process did not upload.
+        """Log the rows of a `metrics.csv` that a killed process did not upload, from the last step of an online run on.
 
         Note:
             Only the server knows the last step, so nothing is logged again to an offline run. The last step is, since

@@ -161,9 +161,9 @@ def _named_run(run: Path, max_steps: int | None) -> Resumption:
 
 
 def _has_finished(run: Path, max_steps: int | None) -> bool:
-    """Return whether a run cannot be continued: it has `max_steps` steps, or a callback other than a time limit stopped it.
+    """Return whether a run cannot be continued.
 
-    If `max_steps` is None, it has them unless it was stopped.
+    It has `max_steps` steps, or has finished if `max_steps` is None, or a callback other than a time limit stopped it.
     """
     path = run / SUMMARY
     if not path.is_file():

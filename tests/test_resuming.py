@@ -324,7 +324,8 @@ def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatc
     checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     saved = read(checkpoint)["global_step"]
     for path, steps, rule in (("last", saved - 1, "at least"), (checkpoint, saved, "above")):
-        assert in_process(monkeypatch, *fit("gpt", f"--ckpt_path={path}", **settings | {"trainer.max_steps": steps})) == 2
+        changed = settings | {"trainer.max_steps": steps}
+        assert in_process(monkeypatch, *fit("gpt", f"--ckpt_path={path}", **changed)) == 2
         assert f"trainer.max_steps must be {rule} the step of the checkpoint" in capsys.readouterr().err
         assert contents(tmp_path) == before
 
