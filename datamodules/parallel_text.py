@@ -60,8 +60,9 @@ class ParallelText(PairDataModule):
             source and target, or from names unlike the fields below; a message says so.
 
     Note:
-        Lines that are blank in both files are skipped. So are, in training, those that are blank in one of them, such
-        as the sentences of Europarl that have no translation. A message gives the number.
+        Lines that are blank in both files are skipped. So are, in training, those that are blank in one of two files,
+        such as the sentences of Europarl that have no translation; in a table, they are an error. A message gives the
+        number.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class ParallelText(PairDataModule):
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         self.splits = {}
+        headers: list[list[str]] = []
         for split, files in names.items():
-            parts = read_pairs([files] if isinstance(files, str) else files, encoding, split, header)
+            parts = read_pairs([files] if isinstance(files, str) else files, encoding, split, header, headers)
             if tokenizer == "word":  # decoded texts have single spaces, so references must, too
                 parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
             self.splits[split] = Pairs(parts)
@@ -129,7 +131,9 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(names: list[str], encoding: str, split: str, header: bool | None) -> Iterator[list[list[str]]]:
+def read_pairs(
+    names: list[str], encoding: str, split: str, header: bool | None, headers: list[list[str]] | None = None
+) -> Iterator[list[list[str]]]:
     """Yield the sources and the targets of two line-aligned files or of a table, a part at a time.
 
     Args:
@@ -137,6 +141,7 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
         encoding: the encoding of the files, by Python's name.
         split: the split that is read, for error messages.
         header: whether the first line of a table names its columns, see `read_columns`.
+        headers: the headers of the other splits, see `read_columns`.
 
     Raises:
         UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target, except in files
@@ -147,7 +152,7 @@ def read_pairs(names: list[str], encoding: str, split: str, header: bool | None)
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1:
         instead = "set data.class_path to datamodules.Tsv, which can select columns"
-        yield from read_columns(paths[0], encoding, {"source": None, "target": None}, header, instead)
+        yield from read_columns(paths[0], encoding, {"source": None, "target": None}, header, instead, headers)
         return
     contents = [read_text(path, encoding) for path in paths]
     lines = [content.count("\n") + (not content.endswith("\n")) for content in contents]

@@ -119,7 +119,8 @@ class Sentiment(LabeledDataModule):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
         columns = {"label": label, "text": text}
-        splits = read_labeled(train, encoding, "train", header, columns)
+        headers: list[list[str]] = []
+        splits = read_labeled(train, encoding, "train", header, columns, headers)
         if len({pair.target for pair in splits["train"]}) > max(2, len(splits["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
@@ -139,7 +140,7 @@ class Sentiment(LabeledDataModule):
                     rank_zero_print(
                         f"{len(splits[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                splits |= read_labeled(names, encoding, split, header, columns)
+                splits |= read_labeled(names, encoding, split, header, columns, headers)
             if split not in splits:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({pair.target for pair in splits["train"]})
@@ -196,6 +197,7 @@ def read_labeled(
     split: str,
     header: bool | None = None,
     columns: Mapping[str, int | str | None] = COLUMNS,
+    headers: list[list[str]] | None = None,
 ) -> dict[str, list[Pair]]:
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
@@ -205,6 +207,7 @@ def read_labeled(
         split: "train" for all splits in the data, otherwise the only split to return.
         header: whether the first line of a table names its columns, see `read_columns`.
         columns: the columns "label" and "text" of a table, see `read_columns`.
+        headers: the headers of the other splits, see `read_columns`.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -218,7 +221,8 @@ def read_labeled(
     if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):
         return by_split(_of_archive(paths[0], encoding), names[0], split)
     if len(paths) == 1:
-        parts = read_columns(paths[0], encoding, columns, header, "set label and text to their numbers or names")
+        instead = "set label and text to their numbers or names"
+        parts = read_columns(paths[0], encoding, columns, header, instead, headers)
         return {
             split: [Pair(text, label) for labels, texts in parts for label, text in zip(labels, texts, strict=True)]
         }

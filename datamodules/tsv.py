@@ -55,8 +55,10 @@ class Tsv(PairDataModule):
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
+        headers: list[list[str]] = []
         tables = {
-            split: read_columns(resolve_path(name, {}), encoding, columns, header) for split, name in names.items()
+            split: read_columns(resolve_path(name, {}), encoding, columns, header, headers=headers)
+            for split, name in names.items()
         }
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)

@@ -1119,6 +1119,8 @@ def test_a_tokenizer_file_may_have_gaps_between_its_ids(tmp_path):
         ("words.csv", ["Source,Target", '"ab","AB"', "c,C"], {}),
         ("words.CSV", ["id;Lemma;Form", '1;"ab";AB', "2;c;C"], {}),
         ("words.csv", ["ab;AB", "c;C"], {}),
+        ("words.tsv", ["target\tsource", "ab\tAB", "c\tC"], {"source": 1}),
+        ("words.tsv", ["word\tkey", "AB\tab", "C\tc"], {"target": "word"}),
         ("words.tsv", ["target\tsource", "AB\tab", "C\tc"], {}),
         ("words.tsv", ["AB\tab", "C\tc"], {"source": 2}),
         ("words.tsv", ["ab\tN\tAB", "c\tV\tC"], {"target": 3}),
@@ -1164,6 +1166,9 @@ ALONE = [f"{letter}\t{letter.lower()}" for letter in "ABCDEFGHIJKL"]
         ("Zz\tZ AH Z", PRONOUNCED, False),
         ("Zz\tZ\tN", TAGGED, False),
         ("2\ta meh film", LABELED, False),
+        ("B\tExcellent", [f"{'AB'[number % 2]}\tan image of {number}" for number in range(20)], False),
+        ("one million\t1,000,000", [f"a {number}\t{number}" for number in range(10)], False),
+        ("half\t1/2", [f"a {number}\t{number}" for number in range(10)], False),
     ],
 )
 def test_a_first_line_unlike_the_others_is_a_header(first, lines, is_header, tmp_path, capsys):
@@ -1174,6 +1179,26 @@ def test_a_first_line_unlike_the_others_is_a_header(first, lines, is_header, tmp
     )
     for header in (True, False):
         assert len(Tsv(table, table, header=header).pairs("train")) == len(lines) + (not header)
+
+
+@pytest.mark.parametrize("read", [Tsv, ParallelText, Sentiment])
+def test_a_header_of_the_training_table_is_one_in_each_split(read, tmp_path):
+    """A header above few rows cannot be told from data by itself."""
+    train, val = (write_lines(tmp_path / f"{n}.tsv", ["kind\tquote", *LABELED[:n]]) for n in (20, 4))
+    settings = {"test_fraction": 0.3} if read is Sentiment else {}
+    assert len(read(train, val, **settings).pairs("val")) == 4
+
+
+def test_decimal_commas_do_not_separate_fields(tmp_path):
+    table = write_lines(tmp_path / "t.csv", [f"{number},5;n{number}" for number in range(5)])
+    assert Tsv(table, table).pairs("train")[1][:2] == ("1,5", "n1")
+    table = write_lines(tmp_path / "u.csv", [f"{number},5" for number in range(5)])
+    assert Tsv(table, table).pairs("train")[1][:2] == ("1", "5")
+
+
+def test_a_column_is_selected_once(tmp_path):
+    table = write_lines(tmp_path / "t.tsv", ["word\tclass\tplural", "cat\tN\tcats"])
+    assert Tsv(table, table, features="class").pairs("train")[0][:2] == ("cat\tN", "cats")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
+from operator import contains
 from pathlib import Path, PurePath
 
 from lightning_tfm.data.download import MIRROR, Download, download
@@ -125,21 +126,9 @@ CHARACTERS = 1_000_000
 """Minimum number of characters that are split into lines at a time, except at the end of a text."""
 
 SOURCE_NAMES = (
-    *(
-        "source",
-        "src",
-        "input",
-        "text",
-        "review",
-        "sentence",
-        "comment",
-        "tweet",
-        "body",
-        "content",
-        "message",
-        "document",
-    ),
-    *("question", "prompt", "utterance", "word", "lemma", "spelling", "grapheme", "graphemes", "orthography"),
+    *("source", "src", "input", "text", "review", "sentence", "comment", "tweet", "body", "content", "message"),
+    *("document", "question", "prompt", "utterance"),
+    *("word", "lemma", "spelling", "grapheme", "graphemes", "orthography"),
 )
 TARGET_NAMES = (
     *("target", "tgt", "trg", "output", "translation", "label", "class", "category", "sentiment", "polarity", "rating"),
@@ -168,6 +157,7 @@ def read_columns(
     columns: Mapping[str, int | str | None],
     header: bool | None = None,
     instead: str | None = None,
+    headers: list[list[str]] | None = None,
 ) -> Iterator[list[list[str]]]:
     """Yield the texts of each of the given columns of a table, without white space around them, a part at a time.
 
@@ -177,12 +167,14 @@ def read_columns(
     Args:
         path: the path of the table.
         encoding: the encoding of the table, by Python's name.
-        columns: the number, from 1, or the name of each column, by the setting that selects it; None for the column
-            with a name in KNOWN, or else the next column.
+        columns: the number, from 1, or the name of each column, by the setting that selects it; None for the further
+            column with a name in KNOWN, or else the next one.
         header: whether the first line names the columns; by default, if a column is selected by name, or
             `names_columns` is true.
         instead: what to do if there are more columns and neither settings nor names select them, for the error message;
             None to ignore further columns.
+        headers: the headers inferred in the other splits, to which that of this table is appended; an equal first line
+            is a header, too.
 
     Raises:
         UserError: if `read_text` fails, the rows have different numbers of fields, there are no rows below the header,
@@ -194,8 +186,10 @@ def read_columns(
         raise UserError(f"the file {str(path)!r} must hold text, but is empty")
     names = [field.strip() for field in sample[0][1]]
     if header is None and not (header := any(isinstance(column, str) for column in columns.values())):
-        header = names_columns(names, [fields for _, fields in sample[1:]])
+        header = names in (headers or ()) or names_columns(names, [fields for _, fields in sample[1:]])
         if header:
+            if headers is not None:
+                headers.append(names)
             listed = ", ".join(names)
             rank_zero_print(f"the first line of {path} names its columns: {listed}; set header to false if it is data")
     if header and len(sample) == 1:
@@ -204,9 +198,6 @@ def read_columns(
     numbers: dict[str, int] = {}
     for setting, column in columns.items():
         if column is None:
-            known = [number for number, name in enumerate(names, start=1) if name.lower() in KNOWN[setting]]
-            if header and len(known) == 1:
-                numbers[setting] = known[0]
             continue
         if isinstance(column, str):
             if not header or column not in names:
@@ -216,12 +207,17 @@ def read_columns(
         if not 1 <= column <= len(names):
             raise UserError(f"{setting} must be a column of {str(path)!r}, from 1 to {len(names)}, but is {column}")
         numbers[setting] = column
+    free = [number for number in range(1, len(names) + 1) if number not in numbers.values()]
+    for setting in columns if header else ():
+        known = [number for number in free if names[number - 1].lower() in KNOWN.get(setting, ())]
+        if setting not in numbers and len(known) == 1:
+            numbers[setting] = known[0]
+            free.remove(known[0])
     if instead is not None and len(numbers) < len(columns) < len(names):
         raise UserError(
             f"{str(path)!r} must hold two columns, {' and '.join(columns)}, or name them in its first line, but has "
             f"{len(names)}; {instead}"
         )
-    free = sorted({*range(1, len(names) + 1)} - {*numbers.values()})
     if without := [setting for setting in columns if setting not in numbers][len(free) :]:
         raise UserError(
             f"{without[0]} must be a column of {str(path)!r}, which has no further column; set it to a number"
@@ -241,8 +237,9 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether the first row of a table names its columns.
 
     It does if all its fields are known names, or one names a source and another a target. With ten or more other rows,
-    it also does if it is unlike them: if only its field of a column is not a number, or all its fields are words, and
-    a column has no other word, or few other texts, which repeat.
+    it also does if none of its fields recurs in its column, and it is unlike the other rows: if only its field of a
+    column is not a number, and has no digit, or all its fields are words, and some column below contains no single
+    word, or only a few distinct texts (at most a tenth of the rows).
 
     Args:
         first: the fields of the first row.
@@ -254,16 +251,15 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         or not (names.isdisjoint(SOURCE_NAMES) or names.isdisjoint(TARGET_NAMES))
     ):
         return True
+    columns = [{*map(str.strip, texts)} for texts in zip(*rows, strict=True)]
+    if len(rows) < 10 or any(map(contains, columns, first)):
+        return False
     are_words = all(map(WORD.fullmatch, first))
-    for name, *texts in zip(first, *rows, strict=True) if len(rows) >= 10 else ():
-        texts = [*map(str.strip, texts)]
-        if not NUMBER.fullmatch(name) and all(map(NUMBER.fullmatch, texts)):
-            return True
-        if are_words and (
-            not any(map(WORD.fullmatch, texts)) or (name not in texts and 10 * len({*texts}) <= len(rows))
-        ):
-            return True
-    return False
+    return any(
+        (not re.search(r"\d", name) and all(map(NUMBER.fullmatch, texts)))
+        or (are_words and (not any(map(WORD.fullmatch, texts)) or 10 * len(texts) <= len(rows)))
+        for name, texts in zip(first, columns, strict=True)
+    )
 
 
 def strip_columns(
@@ -333,13 +329,17 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
 
 
 def _csv_separator(text: str) -> str:
-    """Return the separator by which the most of the first rows have the same number of fields, of at least two."""
+    """Return the separator by which the most of the first rows have the same number of fields, of at least two.
 
-    def agreement(separator: str) -> int:
-        widths = Counter(map(len, islice(csv.reader(_csv_lines(text), delimiter=separator), SAMPLE)))
+    If several have, it is the one by which the most also have if commas between digits do not count.
+    """
+
+    def agreement(separator: str, comma: str) -> int:
+        lines = (re.sub(r"(?<=\d),(?=\d)", comma, line) for line in _csv_lines(text))
+        widths = Counter(map(len, islice(csv.reader(lines, delimiter=separator), SAMPLE)))
         return max((number for width, number in widths.items() if width > 1), default=0)
 
-    return max(SEPARATORS, key=agreement)
+    return max(SEPARATORS, key=lambda separator: [agreement(separator, comma) for comma in ",."])
 
 
 def _csv_lines(text: str) -> Iterator[str]:
