@@ -279,9 +279,8 @@ def test_each_output_is_one_line_with_one_column(tmp_path_factory, monkeypatch, 
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [text] * 2
 
 
-@pytest.mark.parametrize("task", ["spelling_gpt", "translation_transformer", "reviews_classifier"])
-def test_a_line_of_a_table_is_not_a_source(task, tmp_path_factory, monkeypatch, capsys):
-    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+def test_a_line_of_a_table_is_not_a_source_of_symbols(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"abc\tABC\nabc\t\n")))
     assert in_process(monkeypatch, "generate", checkpoint) == 1
     written = capsys.readouterr()
@@ -292,6 +291,26 @@ def test_a_line_of_a_table_is_not_a_source(task, tmp_path_factory, monkeypatch, 
     first, second = written.out.splitlines()
     assert first == ""
     assert second
+
+
+@pytest.mark.parametrize("task", ["translation_transformer", "reviews_classifier"])
+def test_tabs_in_a_text_are_noted(task, tmp_path_factory, monkeypatch, capsys):
+    """Texts may contain tabs, as those of Multi30k and IMDB do."""
+    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"der\tHund\nder Hund\n")))
+    assert in_process(monkeypatch, "generate", checkpoint) == 0
+    written = capsys.readouterr()
+    assert written.out.count("\n") == 2
+    assert "line 1: it has 2 columns, separated by tabs, read as one text; select the column of the" in written.err
+    assert "line 2: it has 2 columns" not in written.err
+
+
+def test_tabs_may_be_symbols():
+    tokenizer = SymbolTokenizer("ab\t")
+    module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
+    (prediction,) = module.predict(["a\tb"])
+    assert prediction.outputs
+    assert "read as one text" in prediction.note
 
 
 def test_features_are_a_column_of_the_source():
@@ -309,7 +328,8 @@ def test_more_tokens_than_a_model_generates_are_refused(tmp_path_factory, monkey
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     longest = load(checkpoint).max_target_length
     assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest) == 0
-    assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest + 1) == 2
+    monkeypatch.setattr("sys.stdin", None)  # no input is read
+    assert in_process(monkeypatch, "generate", checkpoint, "--max-tokens", longest + 1) == 2
     message = f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}"
     assert message in capsys.readouterr().err
 
@@ -326,7 +346,13 @@ def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
 
 @pytest.mark.parametrize(
     ("content", "lines", "status"),
-    [(b"\xef\xbb\xbfa\nb\n", 2, 0), (b"a\nH\xfcnd\n", 2, 1), ("a\n".encode("utf-16"), 0, 2)],
+    [
+        (b"\xef\xbb\xbfa\nb\n", 2, 0),
+        (b"a\rb\rc", 3, 0),
+        (b"a\r\nb\r\n", 2, 0),
+        (b"a\nH\xfcnd\n", 2, 1),
+        ("a\n".encode("utf-16"), 0, 2),
+    ],
 )
 def test_input_is_read_as_utf_8(content, lines, status, tmp_path_factory, tmp_path, monkeypatch, capsys):
     checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"

@@ -45,6 +45,7 @@ def generate(arguments: list[str]) -> int:
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)
+    predictor.check_options(decoding)  # before input is read
     if options.show_attention and "alignments" not in predictor.decoding_options:
         raise UserError(
             f"--show-attention must not be set for a {predictor.task_name()}, whose outputs are not aligned with "
@@ -96,7 +97,8 @@ def make_parser() -> CommandParser:
         "--max-tokens",
         type=int,
         metavar="N",
-        help="maximum number of tokens to generate (default: 500 for a language model)",
+        help="maximum number of tokens to generate (default: 500 for a language model); at most the maximum "
+        "target length of a sequence-to-sequence model",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of sampling")
     parser.add_argument(

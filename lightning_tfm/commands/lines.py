@@ -80,13 +80,17 @@ def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Itera
 
 
 def _open(path: Path) -> TextIO:
+    newline = "\n"
     try:
         if path.is_file():
             with path.open("rb") as file:
-                if b"\0" in file.read(10_000):
-                    raise UserError(f"--input must be a text in UTF-8, but {str(path)!r} {BINARY}")
+                head = file.read(10_000)
+            if b"\0" in head:
+                raise UserError(f"--input must be a text in UTF-8, but {str(path)!r} {BINARY}")
+            if b"\r" in head[:-1] and b"\n" not in head:
+                newline = "\r"  # the line end of the classic Mac OS
         # Bytes that are not UTF-8 are decoded to surrogates, which Predictor reports.
-        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+        return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     except OSError as error:
         raise UserError(f"--input must be a file, but {str(path)!r} cannot be opened: {error.strerror}") from None
 

@@ -33,10 +33,11 @@ class ClassifierPredictor(Predictor):
         self.labels = list(labels)
 
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        ids = self.tokenize(self.check_columns(strip_fields(line)))
-        longest = self.network.max_length
-        notes = [f"only the last {longest} of {len(ids)} tokens are used"] if len(ids) > longest else []
-        return ids[-longest:], "; ".join(filter(None, [*notes, self.input_note(ids)]))
+        text, longest = strip_fields(line), self.network.max_length
+        note = self.check_columns(text)
+        ids = self.tokenize(text)
+        cut = f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
+        return ids[-longest:], self.input_note(ids, note, cut)
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator

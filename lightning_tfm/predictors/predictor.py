@@ -85,9 +85,9 @@ class Predictor(nn.Module, ABC):
             progress: a function called after each batch with the number of its lines.
 
         Raises:
-            UserError: if an option is set that the task does not use.
+            UserError: see `check_options`.
         """
-        options.check_used(self.decoding_options, self.task_name())
+        self.check_options(options)
         source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
         encoded, errors = _encode(lines, self.encode_line)
         sources = {number: ids for number, (ids, _) in encoded.items()}
@@ -105,6 +105,14 @@ class Predictor(nn.Module, ABC):
             else LinePrediction(found[number], encoded[number][1])
             for number in range(len(lines))
         ]
+
+    def check_options(self, options: DecodingOptions) -> None:
+        """Check decoding options.
+
+        Raises:
+            UserError: if an option is set that the task does not use, or exceeds a limit of the model.
+        """
+        options.check_used(self.decoding_options, self.task_name())
 
     def score(self, lines: Sequence[str], progress: Callable[[int], object] = _no_progress) -> list[Score]:
         """Return the log probability of each line: of a target given its source, or of a text.
@@ -205,23 +213,29 @@ class Predictor(nn.Module, ABC):
         return ids
 
     def check_columns(self, source: str) -> str:
-        """Return a source if it has no more tab-separated columns than those of the training data.
+        """Return a warning if a source has several tab-separated columns, but is read as one text; otherwise empty.
 
         Raises:
-            UserError: if it has more, like a line of a table that also holds the targets.
+            UserError: if it has more columns than in the training data, like a line of a table that also holds the
+                targets.
         """
         expected, number = self.tokenizer.num_columns, source.count("\t") + 1
-        if number > expected:
+        if expected is None and number > 1:
+            return (
+                f"it has {number} columns, separated by tabs, read as one text; select the column of the source, for "
+                "example with cut -f1"
+            )
+        if expected is not None and number > expected:
             columns = "the column of the source" if expected == 1 else "the columns of the source and its features"
             raise UserError(
                 f"it must hold only {columns}, but has {number} columns, separated by tabs; "
                 f"select {'it' if expected == 1 else 'them'}, as with cut -f{'1' if expected == 1 else '1,2'}"
             )
-        return source
+        return ""
 
-    def input_note(self, ids: Ids) -> str:
-        """Return a warning if a line has unknown tokens or is longer than all training texts; otherwise empty."""
-        notes = []
+    def input_note(self, ids: Ids, *others: str) -> str:
+        """Return other warnings, which may be empty, and those of unknown tokens and of unusual length."""
+        notes = [*filter(None, others)]
         if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
             notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
         if self.longest_source is not None and len(ids) > self.longest_source:

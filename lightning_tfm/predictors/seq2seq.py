@@ -37,10 +37,20 @@ class Seq2SeqPredictor(Predictor):
         super().__init__(network, tokenizer)
         self.max_target_length = max_target_length
 
+    def check_options(self, options: DecodingOptions) -> None:
+        super().check_options(options)
+        if (options.max_tokens or 0) > self.max_target_length:
+            raise UserError(
+                f"max_tokens must be at most the max_target_length of the model ({self.max_target_length}), but is "
+                f"{options.max_tokens}; leave it out"
+            )
+
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        ids = self.tokenize(self.check_columns(strip_fields(line)))
+        source = strip_fields(line)
+        note = self.check_columns(source)
+        ids = self.tokenize(source)
         self.network.check_lengths(len(ids) + 1, self.max_target_length)
-        return [*ids, EOS], self.input_note(ids)
+        return [*ids, EOS], self.input_note(ids, note)
 
     def predict_ids(
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
@@ -49,11 +59,6 @@ class Seq2SeqPredictor(Predictor):
         sample_fn = options.sample_fn(generator)
         state = self.network.encode(source)
         length = options.max_tokens or self.max_target_length
-        if length > self.max_target_length:
-            raise UserError(
-                f"max_tokens must be at most the max_target_length of the model ({self.max_target_length}), but is "
-                f"{length}; leave it out"
-            )
         if options.beam_size > 1:
             beams = (options.beam_size, 1.0, options.n_best)
             outputs, scores = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
@@ -81,7 +86,8 @@ class Seq2SeqPredictor(Predictor):
         source, tab, target = strip_fields(line).rpartition("\t")
         if not tab:
             raise UserError("it must have a source and a target, separated by a tab")
-        source_ids, target_ids = self.tokenize(self.check_columns(source)), self.tokenizer.encode_target(target)
+        self.check_columns(source)
+        source_ids, target_ids = self.tokenize(source), self.tokenizer.encode_target(target)
         self.network.check_lengths(len(source_ids) + 1, len(target_ids) + 1)
         return [*source_ids, EOS], [*target_ids, EOS]
 

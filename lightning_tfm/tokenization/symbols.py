@@ -43,8 +43,8 @@ class SymbolTokenizer(Tokenizer):
         self.separator = separator
         self.target_separator = separator if target_separator is None else target_separator
         self.feature_separator = feature_separator
-        self.num_columns = 1 if feature_separator is None else 2
         self._ids = {symbol: id for id, symbol in enumerate(self.symbols, start=NUM_SPECIAL)}
+        self.num_columns = 2 if feature_separator is not None else None if "\t" in self._ids else 1
         if len(self._ids) != len(self.symbols):
             raise ValueError(f"symbols must be distinct, but only {len(self._ids)} of {len(self.symbols)} are")
         self.vocab_size = NUM_SPECIAL + len(self.symbols)

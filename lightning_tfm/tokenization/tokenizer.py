@@ -39,7 +39,7 @@ class Tokenizer(ABC):
 
     Attributes:
         vocab_size: number of ids, including PAD, BOS and EOS.
-        num_columns: number of tab-separated columns of a source.
+        num_columns: number of tab-separated columns of a source; None if a source may contain tabs.
         ids_per_token: number of ids per token of a source.
         unknown_id: id of all symbols outside the vocabulary; None if these raise UserError or do not exist.
         is_word_based: whether targets consist of words, as required by word-level metrics (BLEU).
@@ -48,7 +48,7 @@ class Tokenizer(ABC):
     """
 
     vocab_size: int
-    num_columns = 1
+    num_columns: int | None = None
     ids_per_token = 1
     unknown_id: int | None
     is_word_based: bool
