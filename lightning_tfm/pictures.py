@@ -84,7 +84,7 @@ def missing_glyphs_named() -> Iterator[None]:
         )
 
 
-def _style(*texts: str) -> dict[Any, Any]:
+def style_for(*texts: str) -> dict[Any, Any]:
     """Return STYLE with further installed fonts for the characters of texts that the default font lacks."""
     families = rcParams["font.family"]
     missing = set(map(ord, "".join("".join(texts).split()))) - _characters(findfont(FontProperties(family=families)))
@@ -98,8 +98,11 @@ def _style(*texts: str) -> dict[Any, Any]:
 
 @functools.cache
 def _characters(font: str) -> Set[int]:
-    """Return the code points of a font file."""
-    return get_font(font).get_charmap().keys()
+    """Return the code points of a font file, none if it cannot be read, as one that was deleted."""
+    try:
+        return get_font(font).get_charmap().keys()
+    except (OSError, RuntimeError):
+        return set()
 
 
 def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
@@ -141,7 +144,7 @@ def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
 
     largest = attention.weights.max().item()
     darkest = 1.0 if largest >= 0.5 else largest
-    with rc_context(_style(title, *queries, *keys)):
+    with rc_context(style_for(title, *queries, *keys)):
         for head, weights in enumerate(attention.weights.float().cpu().numpy()):
             row, column = divmod(head, columns)
             y = height - top - (row + 1) * (above + panel_height)
@@ -217,7 +220,7 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
     size = 1.8 + 0.8 * min(len(labels), LABELS)
-    with rc_context(_style(*labels)):
+    with rc_context(style_for(*labels)):
         figure = Figure(figsize=(size + 0.8, size), layout="constrained")
         axes = figure.subplots()
         image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap=HEAT)

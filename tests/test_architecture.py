@@ -45,7 +45,6 @@ LAYERS = [
         "lightning_tfm.networks",
     },
     {
-        "lightning_tfm.comparison",
         "lightning_tfm.ctranslate",
         "lightning_tfm.decoding",
         "lightning_tfm.metrics",
@@ -53,7 +52,7 @@ LAYERS = [
         "lightning_tfm.pictures",
         "lightning_tfm.sweeps",
     },
-    {"lightning_tfm.alignment", "lightning_tfm.predictors", "lightning_tfm.strategies"},
+    {"lightning_tfm.alignment", "lightning_tfm.comparison", "lightning_tfm.predictors", "lightning_tfm.strategies"},
     {"lightning_tfm.cluster"},
     {"lightning_tfm.modules", "lightning_tfm.loggers"},
     {"lightning_tfm.loading", "lightning_tfm.planning"},

@@ -12,7 +12,7 @@ from io import BytesIO
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from matplotlib.font_manager import fontManager
+from matplotlib.font_manager import FontEntry, fontManager
 
 from conftest import DATA
 from lightning_tfm.alignment import AlignmentScore, gold_links
@@ -324,7 +324,7 @@ def test_characters_are_drawn_with_any_font_that_has_them():
 
 
 def test_characters_that_no_font_has_are_named_once(monkeypatch, capsys):
-    monkeypatch.setattr(fontManager, "ttflist", [])
+    monkeypatch.setattr(fontManager, "ttflist", [FontEntry("deleted.ttf", "Deleted")])
     with missing_glyphs_named():
         for symbols in (["\u732b", "a"], ["\u732b", "\u72ac"]):
             draw_attention(AttentionMap("layer", torch.rand(1, 2, 2), symbols, symbols, [])).savefig(BytesIO())

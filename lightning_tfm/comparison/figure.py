@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE, Interval, differences
-from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.pictures import style_for
+from lightning_tfm.style import PALETTE
 
 LABEL_WIDTH = 24
 """Width at which the name of a group is wrapped, in characters."""
@@ -32,7 +33,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     """
     groups = [result.group.name for result in comparison.results]
     panels = 2 if comparison.differences else 1
-    with rc_context(STYLE):
+    with rc_context(style_for(comparison.metric, *groups)):
         figure = Figure(figsize=(4.2 * panels, 1.0 + 0.6 * len(groups)), layout="constrained")
         axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
         for row, result in enumerate(comparison.results):
