@@ -254,7 +254,7 @@ def beam_search(
     A prefix that ends with EOS is a finished sequence if fewer than beam_size of all extended prefixes are more
     probable. The search of a row ends with PATIENCE x beam_size finished sequences, or at max_length, where open
     prefixes compete with finished sequences. The score of a sequence of n tokens, including EOS, is
-    log p / n^length_penalty, with the p of the loss, in which PAD and BOS have a probability, too.
+    log p / n^length_penalty, where p is normalized over all tokens, including PAD and BOS, as in the loss.
 
     Args:
         step: the step function.

@@ -248,9 +248,7 @@ def test_a_network_is_tested_on_longer_texts_unless_its_positions_are_learned(po
     if positions != "learned":
         module(30).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
         return
-    with pytest.raises(
-        UserError, match=r"\(20\), whose positions are learned, but is 30; shorten or delete longer texts"
-    ):
+    with pytest.raises(UserError, match=r"whose positions are learned \(max_length 20, not 30\); use its config.yaml"):
         module(30).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
 
 
@@ -715,6 +713,17 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
     (Path(gpt2_folder) / "model.safetensors").unlink()  # a resumed run does not need it
     child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
+
+
+def test_rounded_weights_of_gpt2_are_reported(gpt2_folder, capsys):
+    from transformers import GPT2LMHeadModel
+
+    network = GPT(NUM_SPECIAL + 287, 16, 2, 1, max_length=16, activation="gelu_tanh", text_only=True)
+    network.load_pretrained(str(gpt2_folder))
+    assert "rounded" not in capsys.readouterr().err
+    GPT2LMHeadModel.from_pretrained(gpt2_folder).double().save_pretrained(gpt2_folder)
+    network.load_pretrained(str(gpt2_folder))
+    assert "of torch.float64, are rounded to torch.float32" in capsys.readouterr().err
 
 
 def truncate(folder):

@@ -138,7 +138,7 @@ def check_fits(
     if their_shapes != shapes:
         if their_length != our_length:
             raise UserError(
-                f"max_length must match the checkpoint {str(path)!r} ({their_length}), whose positions are learned, "
-                f"but is {our_length}; shorten or delete longer texts"
+                f"the maximum length of the data must be that of the checkpoint {str(path)!r}, whose positions are "
+                f"learned (max_length {their_length}, not {our_length}); use its config.yaml, and delete longer texts"
             )
         raise incompatible

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.layers import (
     Dropout,
     FreqsCis,
@@ -264,4 +264,7 @@ class GPT(CausalNetwork):
         for name, value in self.hyper_parameters.items():
             if theirs[name] != value:
                 raise UserError(f"{name} must match {folder!r}, but is {value}; set it to {theirs[name]}")
+        their_dtype, our_dtype = model.dtype, self.embedding.weight.dtype
+        if torch.promote_types(their_dtype, our_dtype) != our_dtype:
+            rank_zero_print(f"the weights of {folder!r}, of {their_dtype}, are rounded to {our_dtype}")
         self.load_state_dict(pretrained.state_dict())

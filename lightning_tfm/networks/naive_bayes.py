@@ -57,7 +57,8 @@ class NaiveBayes(nn.Module):
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
         words, beginnings = text[..., 0], text[..., 1:2].flatten(1)  # (B, S) and (B, S or 0)
         known = (words != PAD) & (words != UNKNOWN_ID)
-        # With S columns, since torch.export would exclude texts of two tokens, whose S - 1 columns are broadcast.
+        # Keep S columns: with S - 1, torch.export would specialize on texts of two tokens, whose only column is
+        # broadcast.
         following, is_bigram = F.pad(words, (0, 1))[:, 1:], known & F.pad(known, (0, 1))[:, 1:]
         pairs = (words * FIRST + following * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
         pairs = torch.where(is_bigram, pairs, PAD)
