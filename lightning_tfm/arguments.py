@@ -57,7 +57,7 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
         name.encode()  # a name that is not valid Unicode could not be written to files
         config = folder / f"{name if name.strip('.') else 'unnamed'}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = f": {error}" if isinstance(error, UserError) else ""
         raise UserError(
             f"{str(path)!r} must hold the configuration of its experiment, but it is damaged{reason}"
@@ -69,17 +69,25 @@ def _settings(text: str, path: Path) -> dict[str, Any]:
     """Return the settings in a checkpoint, except for those that name a place to write to or an account.
 
     Args:
-        text: the settings as YAML.
+        text: the settings as YAML, in the form in which `fit` writes them.
         path: the path of the checkpoint.
+
+    Raises:
+        ValueError: if the settings have another form, such as `trainer.logger` or `logger+`, which the parser accepts.
     """
     settings = parse_yaml(text, path, "CHECKPOINT")
     trainer = settings["trainer"]
+    if isinstance(trainer["callbacks"], dict):  # a single callback
+        trainer["callbacks"] = [trainer["callbacks"]]
+    loggers, callbacks = trainer["logger"] or [], trainer["callbacks"] or []
+    is_canonical = isinstance(loggers, list) and isinstance(callbacks, list)
+    if not is_canonical or not all(name.isidentifier() for name in (*settings, *trainer)):
+        raise ValueError("the settings are not in the form of fit")
     trainer["default_root_dir"] = trainer["profiler"] = None
-    if isinstance(loggers := trainer["logger"], list):
-        for logger in loggers:
-            if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:
-                kept = {name: value for name, value in logger["init_args"].items() if name in KEPT}
-                logger["init_args"], logger["dict_kwargs"] = {**replaced, **kept}, {}
-    if isinstance(callbacks := trainer["callbacks"], list):
+    for index, logger in enumerate(loggers):
+        if (replaced := LOGGERS.get(logger["class_path"].rpartition(".")[2])) is not None:
+            kept = {name: value for name, value in logger["init_args"].items() if name in KEPT}
+            loggers[index] = {"class_path": logger["class_path"], "init_args": {**replaced, **kept}}
+    if callbacks:
         trainer["callbacks"] = [each for each in callbacks if each["class_path"].rpartition(".")[2] not in SAVING]
     return settings

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lightning_tfm import networks
 from lightning_tfm.checkpoint import bounded_by, read
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import Network
+from lightning_tfm.networks import CausalNetwork, Network
 from lightning_tfm.predictors import (
     ClassifierPredictor,
     LanguageModelPredictor,
@@ -73,7 +73,9 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         predictor.alignment_head = checkpoint.get("alignment_head")
         if predictor.alignment_head is not None:
             layer, head = predictor.alignment_head
-            if not 0 <= head < getattr(network.get_submodule(layer), "num_heads", 1):
+            attention: Any = network.get_submodule(layer)
+            is_selected = attention.over_memory or isinstance(network, CausalNetwork)  # by `source_attention`
+            if not (is_selected and isinstance(head, int) and 0 <= head < attention.num_heads):
                 raise ValueError("there is no such head")
     except Exception:  # the content may be anything
         raise UserError(

@@ -685,13 +685,15 @@ def nested(levels, width=1, value="x"):
     return value
 
 
-def replacing(number):
-    """Return a subword tokenizer whose normalizer makes a text 10**number times as long."""
+REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10}
+
+
+def repeated(number, part=REPLACE, kind="normalizer"):
+    """Return a subword tokenizer with a sequence of equal parts; REPLACE makes a text 10 times as long."""
     model = json.loads(train_tokenizer([TEXT], "subword", 290).to_dict()["model"])
-    part = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 10}
     return {
         "type": "subwords",
-        "model": json.dumps(model | {"normalizer": {"type": "Sequence", "normalizers": [part] * number}}),
+        "model": json.dumps(model | {kind: {"type": "Sequence", f"{kind.replace('_', '')}s": [part] * number}}),
     }
 
 
@@ -701,6 +703,7 @@ def placed(content, value, *keys):
     return {**content, key: placed(content[key], value, *rest) if rest else value}
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 ITSELF: dict[str, object] = {}
 ITSELF["x"] = ITSELF
 HEAD = "network.head.weight"
@@ -717,7 +720,7 @@ CRAFTED = {
     "a weight without data": lambda content: placed(content, torch.empty(10, 16, device="meta"), "state_dict", HEAD),
     "a sparse weight": lambda content: placed(content, torch.eye(10, 16).to_sparse_coo(), "state_dict", HEAD),
     "a weight of another shape": lambda content: placed(content, torch.zeros(3), "state_dict", HEAD),
-    "a weight that is no tensor": lambda content: placed(content, 3.0, "state_dict", HEAD),
+    "a weight that is not a tensor": lambda content: placed(content, 3.0, "state_dict", HEAD),
     "no weights": lambda content: content | {"state_dict": {}},
     "shards in another folder": lambda content: content | {"shards": {"folder": "../..", "files": {}}},
     "shards without files": lambda content: content | {"shards": {"folder": "x"}},
@@ -742,23 +745,38 @@ CRAFTED = {
     ),
     "no tokenizer": lambda content: placed(content, None, "hyper_parameters", "tokenizer"),
     "an unknown tokenizer": lambda content: placed(content, ["x"], "hyper_parameters", "tokenizer", "type"),
-    "symbols that are no texts": lambda content: placed(content, [1, 2, 3], "hyper_parameters", "tokenizer", "symbols"),
+    "symbols that are not strings": lambda content: placed(
+        content, [1, 2, 3], "hyper_parameters", "tokenizer", "symbols"
+    ),
     "too few symbols": lambda content: placed(content, ["0"], "hyper_parameters", "tokenizer", "symbols"),
-    "a separator that is no text": lambda content: placed(content, 5, "hyper_parameters", "tokenizer", "separator"),
+    "a separator that is not a string": lambda content: placed(
+        content, 5, "hyper_parameters", "tokenizer", "separator"
+    ),
     "a damaged tokenizer": lambda content: placed(
         content, {"type": "subwords", "model": "x"}, "hyper_parameters", "tokenizer"
     ),
-    "a normalizer of 10**12 characters": lambda content: placed(
-        content, replacing(12), "hyper_parameters", "tokenizer"
+    "a normalizer of 10**12 characters": lambda content: placed(content, repeated(12), "hyper_parameters", "tokenizer"),
+    "normalizers that double a text 20 times": lambda content: placed(
+        content, repeated(20, BYTES), "hyper_parameters", "tokenizer"
     ),
-    "a length that is no number": lambda content: placed(content, "x", "hyper_parameters", "max_target_length"),
-    "a longest source that is no number": lambda content: content | {"longest_source": "x"},
+    "pre-tokenizers that double a text 20 times": lambda content: placed(
+        content, repeated(20, BYTES, "pre_tokenizer"), "hyper_parameters", "tokenizer"
+    ),
+    "a length that is not a number": lambda content: placed(content, "x", "hyper_parameters", "max_target_length"),
+    "a longest source that is not a number": lambda content: content | {"longest_source": "x"},
     "an unknown head": lambda content: content | {"alignment_head": ("layers.0.self_attention", 2)},
+    "a head that is not an integer": lambda content: content | {"alignment_head": ("layers.0.self_attention", 0.5)},
     "an unknown layer": lambda content: content | {"alignment_head": ("layers.7", 0)},
-    "a step that is no number": lambda content: content | {"global_step": "x"},
+    "a layer without attention": lambda content: content | {"alignment_head": ("", 0)},
+    "a step that is not a number": lambda content: content | {"global_step": "x"},
     "no step": lambda content: {name: value for name, value in content.items() if name != "global_step"},
-    "callbacks that are no mapping": lambda content: content | {"callbacks": [1]},
-    "an experiment that is no mapping": lambda content: content | {"experiment": "x"},
+    "callbacks that are not a mapping": lambda content: content | {"callbacks": [1]},
+    "an experiment that is not a mapping": lambda content: content | {"experiment": "x"},
+    "an empty experiment": lambda content: content | {"experiment": {}},
+    "a name that is not a string": lambda content: placed(content, 3, "experiment", "name"),
+    "a configuration that is not a string": lambda content: placed(content, 3, "experiment", "config"),
+    "bytes": lambda content: content | {"x": bytearray(3)},
+    "a set": lambda content: content | {"x": {3}},
 }
 """Changes of the content of a checkpoint, by description."""
 
@@ -782,12 +800,12 @@ def test_a_network_much_larger_than_the_weights_is_refused(setting, value, craft
     assert "the network must fit the weights of the checkpoint, but is larger" in capsys.readouterr().err
 
 
-def test_the_checkpoint_of_the_crafted_ones_is_valid(crafted, tmp_path):
+def test_the_unmodified_checkpoint_is_valid(crafted, tmp_path):
     write(crafted, tmp_path / "a.ckpt")
     assert load(tmp_path / "a.ckpt").alignment_head == ("layers.0.self_attention", 1)
 
 
-def rewritten(path, compression=zipfile.ZIP_STORED, old_format=False):
+def rewritten(path, compression=zipfile.ZIP_STORED, old_format=False, hidden=False):
     """Write the content of a checkpoint in another format, with a valid checksum."""
     content = io.BytesIO()
     if old_format:
@@ -798,11 +816,22 @@ def rewritten(path, compression=zipfile.ZIP_STORED, old_format=False):
             for name in source.namelist():
                 target.writestr(name, source.read(name))
     data = content.getvalue()[:-2]
+    if hidden:  # ZipFile reads the directory before the end record, torch that at the offset in the end record
+        rewritten(path)
+        with zipfile.ZipFile(path) as source:
+            end = path.read_bytes()[source.start_dir :]
+        data = data[:-20] + end[: end.rindex(b"PK\5\6")] + data[-20:]
     path.write_bytes(data + _comment(hashlib.sha256(data)))
 
 
 @pytest.mark.parametrize(
-    "settings", [{"compression": zipfile.ZIP_DEFLATED}, {"compression": zipfile.ZIP_LZMA}, {"old_format": True}]
+    "settings",
+    [
+        {"compression": zipfile.ZIP_DEFLATED},
+        {"compression": zipfile.ZIP_LZMA},
+        {"old_format": True},
+        {"compression": zipfile.ZIP_DEFLATED, "hidden": True},
+    ],
 )
 def test_an_archive_of_another_format_is_refused(settings, crafted, tmp_path):
     """Compressed, a small file could take all memory."""
@@ -816,16 +845,25 @@ def test_an_archive_of_another_format_is_refused(settings, crafted, tmp_path):
 
 
 CONFIGS = {
-    "no text": 3,
-    "no mapping": "[1]",
+    "not a mapping": "[1]",
     "invalid YAML": "trainer: [",
     "nested aliases": "a: &a [x, x]\n" + "".join(f"b{level}: &a [*a, *a, *a, *a]\n" for level in range(9)),
     "many levels": "[" * 200_000,
     "no trainer": "a: 1",
-    "a trainer that is no mapping": "trainer: x",
-    "loggers that are no classes": "trainer: {logger: [3], callbacks: null}",
-    "callbacks that are no classes": "trainer: {logger: null, callbacks: [3]}",
-    "characters that UTF-8 has not": "trainer: {logger: null, callbacks: null, x: \udcff}",
+    "a trainer that is not a mapping": "trainer: x",
+    "loggers that are not classes": "trainer: {logger: [3], callbacks: null}",
+    "a class that is not a string": "trainer: {logger: [{class_path: 3}], callbacks: null}",
+    "arguments that are not a mapping": "trainer: {logger: [{class_path: CSVLogger, init_args: []}], callbacks: null}",
+    "callbacks that are not classes": "trainer: {logger: null, callbacks: [3]}",
+    "a name that is not a string": "{trainer: {logger: null, callbacks: null}, 3: 4}",
+    "a logger that is not in a list": "trainer: {logger: {class_path: CSVLogger}, callbacks: null}",
+    "a logger as text": 'trainer: {logger: \'{"class_path": "CSVLogger"}\', callbacks: null}',
+    "callbacks as text": 'trainer: {logger: null, callbacks: \'[{"class_path": "ModelCheckpoint"}]\'}',
+    "a nested name": "{trainer: {logger: null, callbacks: null}, trainer.default_root_dir: /there}",
+    "a nested name of a logger": "{trainer: {logger: null, callbacks: null}, trainer.logger: CSVLogger}",
+    "a name to append to": "trainer: {logger: null, callbacks: null, callbacks+: [{class_path: ModelCheckpoint}]}",
+    "a name in a logger": "trainer: {logger: {class_path: CSVLogger, init_args.save_dir: /there}, callbacks: null}",
+    "characters that UTF-8 cannot encode": "trainer: {logger: null, callbacks: null, x: \udcff}",
 }
 
 
@@ -836,7 +874,7 @@ def test_a_crafted_configuration_in_a_checkpoint_is_refused(case, crafted, tmp_p
         with_options(["test", str(tmp_path / "a.ckpt")], tmp_path)
 
 
-@pytest.mark.parametrize("name", [3, "a\0b", "x" * 300, "\udcff"])
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "\udcff"])
 def test_a_crafted_name_in_a_checkpoint_is_refused(name, crafted, tmp_path):
     write(placed(crafted, name, "experiment", "name"), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match="must hold the configuration of its experiment, but it is damaged"):

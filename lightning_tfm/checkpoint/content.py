@@ -122,7 +122,8 @@ def _check_archive(path: Path) -> None:
         is_archive = file.read(4) == b"PK\3\4"  # otherwise, torch reads its format before 2020
     entries = ZipFile(path).infolist()
     stored = sum(entry.file_size for entry in entries)
-    if not is_archive or stored > path.stat().st_size or any(entry.compress_type for entry in entries):
+    start = min(entry.header_offset for entry in entries)  # 0 if ZipFile and torch read the same directory
+    if not is_archive or start or stored > path.stat().st_size or any(entry.compress_type for entry in entries):
         raise ValueError("not an archive of torch.save")
 
 
@@ -137,6 +138,8 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
     for name, kind in TYPES.items():
         if name in checkpoint and not isinstance(checkpoint[name], kind):
             raise ValueError(f"{name} is not of type {kind}")
+    if not all(isinstance(checkpoint.get("experiment", {name: ""}).get(name), str) for name in ("name", "config")):
+        raise ValueError("the experiment has no name or configuration")
     index = checkpoint.get(INDEX, {"files": {}})
     left = sum(path.with_name(index["folder"]).joinpath(name).stat().st_size for name in index["files"])
     count, limit = 0, path.stat().st_size
@@ -148,6 +151,8 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
             left -= size if value.is_meta else 0
             if value.layout != torch.strided or size > value.untyped_storage().nbytes() or left < 0:
                 raise ValueError("a tensor is larger than its data")
+        elif isinstance(value, bytes | bytearray | set):
+            raise ValueError("a value has another type")
         inner = [*value, *value.values()] if isinstance(value, dict) else value
         if isinstance(inner, list | tuple):
             count += len(inner)

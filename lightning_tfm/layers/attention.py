@@ -31,6 +31,7 @@ class Attention(nn.Module, ABC):
     """Base class of attention layers.
 
     Attributes:
+        num_heads: number of heads.
         over_memory: whether keys come from the encoder's output instead of the queries' own sequence.
         head_group: the processes among which the heads are divided; None if this process has all heads.
 
@@ -38,6 +39,7 @@ class Attention(nn.Module, ABC):
         `forward` may use a fused kernel that never materializes the attention weights; `weights` computes them.
     """
 
+    num_heads: int = 1
     over_memory: ClassVar[bool] = True
     head_group: ProcessGroup | None = None
 

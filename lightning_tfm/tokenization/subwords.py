@@ -14,8 +14,8 @@ from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, Tokenizer, strip_s
 SPACE = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 """Character for a space in the tokens of a byte-level vocabulary."""
 
-MAX_GROWTH = 10_000
-"""Maximum factor by which the replacements of a normalizer or decoder may enlarge a text."""
+MAX_GROWTH = 100_000
+"""Maximum factor by which a tokenizer may enlarge a text, if each of its parts doubles it and adds its replacement."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -84,20 +84,20 @@ class SubwordTokenizer(Tokenizer):
 
 
 def _check_growth(model: str) -> None:
-    """Check that the normalizer and the decoder do not enlarge a text beyond MAX_GROWTH times.
+    """Check that normalizers, pre-tokenizers and decoders do not enlarge a text beyond MAX_GROWTH times.
 
     Raises:
-        UserError: if a sequence of replacements does.
+        UserError: if a sequence of them may.
     """
     content = json.loads(model)
-    parts, growth = [content.get("normalizer"), content.get("decoder")], 1
+    parts, growth = [content.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")], 1
     while parts:
         part = parts.pop()
         if isinstance(part, dict):
-            growth *= 1 + len(part.get("content") or part.get("prepend") or "")
-            parts += [*(part.get("normalizers") or []), *(part.get("decoders") or [])]
+            growth *= 2 + len(part.get("content") or part.get("prepend") or "")  # ByteLevel doubles a text
+            parts += [each for name in ("normalizers", "pretokenizers", "decoders") for each in part.get(name) or []]
         if growth > MAX_GROWTH:
-            raise UserError(f"a normalizer must enlarge a text at most {MAX_GROWTH:,} times, but has more replacements")
+            raise UserError(f"a tokenizer must enlarge a text at most {MAX_GROWTH:,} times, but has more replacements")
 
 
 def read_tokenizer(path: Path) -> SubwordTokenizer:
