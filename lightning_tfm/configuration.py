@@ -40,7 +40,7 @@ class BoundedLoader:
     """
 
     def __init__(self, stream: str) -> None:
-        _check_size(stream)
+        _check_size(stream, type(self).__bases__[1])
         super().__init__(stream)  # type: ignore[call-arg]  # of a loader
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -107,6 +107,10 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
     """Parse the text of a YAML file, see `read_yaml`."""
     try:
         values = yaml.load(text, _Loader)
+    except (OverflowError, ValueError):  # of chr in PyYAML
+        raise UserError(
+            f"{setting} must name a valid YAML file, but {str(path)!r} has an escape above \\U0010ffff; delete it"
+        ) from None
     except yaml.YAMLError as error:
         line, problem = _locate(error, text)
         raise UserError(
@@ -163,7 +167,7 @@ def _checked(content: Any, types: Mapping[str, type], path: Path) -> dict[str, A
 
 
 def _damaged(path: Path, problem: str) -> UserError:
-    return UserError(f"{str(path)!r} must hold JSON as fit has written it, but is damaged: {problem}")
+    return UserError(f"{str(path)!r} must be a JSON file written by fit, but is damaged: {problem}")
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -190,32 +194,37 @@ def without_seed(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in SEEDS}
 
 
-def _check_size(text: str) -> None:
+def _check_size(text: str, loader: Any) -> None:
     """Check the number of values in a YAML document, with aliases replaced, and the levels of their nesting.
 
+    A scalar counts as one value per 100 characters.
+
+    Args:
+        text: the document.
+        loader: the class of the loader, since the parsers of PyYAML and libyaml accept different documents.
+
     Raises:
-        yaml.MarkedYAMLError: if the text exceeds a limit, or contains itself.
+        yaml.YAMLError: if the text exceeds a limit, contains itself or is not valid.
     """
     if len(text) <= MAX_DEPTH and "*" not in text:
         return
     total, sizes, open_nodes = 0, dict[str | None, int](), list[tuple[str | None, int]]()
-    try:
-        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = open_nodes.pop()
-                sizes[anchor] = total - before
-            elif isinstance(event, yaml.AliasEvent):
-                contains_itself = any(anchor == event.anchor for anchor, _ in open_nodes)
-                total += MAX_NODES if contains_itself else sizes.get(event.anchor, 1)
-            elif isinstance(event, yaml.NodeEvent):
-                if isinstance(event, yaml.CollectionStartEvent):
-                    open_nodes.append((event.anchor, total))
-                total += 1
-            if total > MAX_NODES or len(open_nodes) > MAX_DEPTH:
-                break
-        else:
-            return
-    except yaml.YAMLError:  # the loader reports it
+    for event in yaml.parse(text, loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = total - before
+        elif isinstance(event, yaml.AliasEvent):
+            contains_itself = any(anchor == event.anchor for anchor, _ in open_nodes)
+            total += MAX_NODES if contains_itself else sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1 + len(event.value) // 100
+            total += sizes[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, total))
+            total += 1
+        if total > MAX_NODES or len(open_nodes) > MAX_DEPTH:
+            break
+    else:
         return
     limits = f"at most {MAX_NODES:,} values, with aliases replaced, and at most {MAX_DEPTH} levels of nesting"
     raise yaml.MarkedYAMLError(problem=f"it must have {limits}", problem_mark=event.start_mark)  # type: ignore[arg-type]  # of libyaml

@@ -830,6 +830,8 @@ INVALID = {
     "data: 3\ntrainer:\n" + "- " * 3000 + "a\n": (3, TOO_LARGE),
     f"data: 3\n{BOMB}": (6, TOO_LARGE),
     f"[{'x, ' * 20_000}]": (1, TOO_LARGE),
+    f"%YAML 1.3\n---\na: {'[' * 3000}{']' * 3000}\n": (3, TOO_LARGE),  # an error of libyaml, but not of PyYAML
+    f"a: &a {'x' * 20_000}\nb: [{'*a, ' * 5_000}]\n": (2, TOO_LARGE),
 }
 
 
@@ -862,6 +864,8 @@ def test_the_limits_of_yaml_apply_to_single_settings(setting, value, no_data, mo
         (b"# trainer:\n", "but 'mistake.yaml' is empty"),
         (b"- trainer\n- data\n", "but 'mistake.yaml' holds ['trainer', 'data']"),
         (b"trainer\n", "but 'mistake.yaml' holds 'trainer'"),
+        (b'data: "\\U00ffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
+        (b'data: "\\Uffffffff"\n', "but 'mistake.yaml' has an escape above \\U0010ffff; delete it"),
         (b"data: 3\nname: caf\xe9\n", "a YAML file in UTF-8, but line 2 of 'mistake.yaml' is not; save it in UTF-8"),
         (b"\xff\xfed\0a\0t\0a\0", "a YAML file in UTF-8, but line 1 of 'mistake.yaml' is not"),
     ],
