@@ -511,7 +511,7 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
     set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
     _loaders_dumpers.yaml_default_loader = ParserLoader  # type: ignore[assignment]  # None before its first use
-    # No path has this mode, file and not a file. Otherwise, each setting may name a file or an address to read it from.
+    # No path matches this mode (a file and not a file), so that jsonargparse reads no setting from a file or address.
     _optionals._config_read_mode = "fF"
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # errors are a single line

@@ -124,10 +124,12 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
     Raises:
         UserError: if a class is not allowed, a text is an address, or an integer is beyond 64 bits.
     """
-    if isinstance(settings, str) and ADDRESS.match(settings):
-        raise UserError(f"{key} must not be an address, but is {settings!r}; download it, and name the local file")
+    if isinstance(settings, str) and ADDRESS.match(settings) and not key.endswith(".notes"):
+        raise UserError(
+            f"{key} must not begin with an address, but is {settings!r}; download it, and name the local file"
+        )
     if isinstance(settings, int) and abs(settings) >= 2**63:
-        raise UserError(f"{key} must be below 2**63, but has more digits; try a smaller number")
+        raise UserError(f"{key} must be between -2**63 and 2**63, but is not; try a smaller number")
     if isinstance(settings, list | tuple):
         for value in settings:
             check_classes(value, trust_packages, key, callables)

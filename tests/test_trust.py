@@ -279,6 +279,11 @@ def test_a_setting_is_not_read_from_a_file_or_an_address(place, value, parse_onl
     assert len(capsys.readouterr().err.splitlines()) == (status == 2)
 
 
+def test_notes_may_begin_with_an_address(parse_only, monkeypatch, capsys):
+    logger = {"class_path": "lightning_tfm.loggers.WandbLogger", "init_args": {"notes": "https://a.b/c is the paper"}}
+    assert fit_with({"trainer": {"logger": logger}}, monkeypatch) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["accelerator", "callbacks", "precision", "logger", "profiler", "strategy"])
 def test_a_file_with_the_name_of_a_value_is_not_read(option, parse_only, monkeypatch, capsys):
     values = {"accelerator": "cpu", "callbacks": "Compile", "precision": "bf16-mixed", "logger": "CSVLogger"}

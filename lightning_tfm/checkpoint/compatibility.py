@@ -19,7 +19,7 @@ TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedul
 
 
 MAX_TABLE = 10_000_000
-"""Maximum elements of a table of positions that a small checkpoint may ask for."""
+"""Maximum elements of a table of positions that a small checkpoint may request."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
     """Stop the construction of a network in this context once its weights exceed those of a checkpoint.
 
     Without this limit, a small file could name a network that fills the memory or takes hours to construct. Tables of
-    positions are no weights, so their size is checked before.
+    positions are not parameters, so their size is checked before.
 
     Args:
         weights: the weights of the checkpoint by name.
