@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
 from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
-from lightning_tfm.checkpoint import latest_valid, read_index
+from lightning_tfm.checkpoint import latest_valid
 from lightning_tfm.configuration import is_below, parse_yaml, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.run_folder import check_empty, copy_history, reopen_metrics
@@ -36,10 +36,12 @@ class Resumption(NamedTuple):
 
     Attributes:
         checkpoint: the path of the checkpoint.
+        modified: the time at which the file was modified, in nanoseconds.
         extends: whether the run has finished, and is continued in a new folder to keep its results unchanged.
     """
 
     checkpoint: Path
+    modified: int
     extends: bool
 
     @property
@@ -105,10 +107,10 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         check_empty(folder)
     elif (folder / SUMMARY).is_file():
         raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
-    elif (saved := read_index(resumed.checkpoint)["global_step"]) != step:
+    elif resumed.checkpoint.stat().st_mtime_ns != resumed.modified:
         raise UserError(
             f"the checkpoint of step {step} must be the last of the run {str(folder)!r}, but another process has just "
-            f"saved step {saved}; run the command again"
+            "saved a later one; run the command again"
         )
     if resumed is not None and resumed.extends:
         copy_history(resumed.run, folder)
@@ -197,7 +199,7 @@ def _no_checkpoint(folder: Path) -> str:
 
 
 def _resumption(path: Path) -> Resumption:
-    return Resumption(path, extends=(path.parents[1] / SUMMARY).is_file())
+    return Resumption(path, path.stat().st_mtime_ns, extends=(path.parents[1] / SUMMARY).is_file())
 
 
 def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

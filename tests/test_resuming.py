@@ -219,7 +219,7 @@ def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
 def test_a_damaged_provenance_is_renamed(content, tmp_path, capsys):
     path = tmp_path / "provenance.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"provenance.json' must hold JSON as fit has written it, but is damaged: "):
+    with pytest.raises(UserError, match=r"provenance.json' must be a JSON file written by fit, but is damaged: "):
         read_starts(tmp_path)
     assert wandb_run(tmp_path) is None
     assert provenance._earlier_starts(tmp_path) == []
@@ -244,10 +244,8 @@ def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
         (tmp_path / f"version_{version}/summary.json").write_text(summary)
     found = find_run("last", tmp_path, 10)
     assert (found.run.name, found.extends) == ("version_1", True)
-    assert "/version_0/summary.json' must hold JSON as fit has written it" in capsys.readouterr().err
-    with pytest.raises(
-        UserError, match=r"version_0/summary.json' must hold JSON as fit has written it, but is damaged"
-    ):
+    assert "/version_0/summary.json' must be a JSON file written by fit" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"version_0/summary.json' must be a JSON file written by fit, but is damaged"):
         find_run(str(tmp_path / "version_0"), tmp_path, 10)
 
 
@@ -460,9 +458,9 @@ def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
 def test_a_run_that_another_process_has_continued_is_refused(reference, tmp_path):
     folder = shutil.copytree(reference("gpt") / "runs/copy_gpt/version_0", tmp_path / "runs/copy_gpt/version_0")
     (folder / "summary.json").unlink()
-    resumed = Resumption(folder / "checkpoints/last.ckpt", extends=False)
+    resumed = Resumption(folder / "checkpoints/last.ckpt", modified=0, extends=False)
     metrics = (folder / "metrics.csv").read_bytes()
-    with pytest.raises(UserError, match="has just saved step 60; run the command again"):
+    with pytest.raises(UserError, match="has just saved a later one; run the command again"):
         open_run(CSVLogger(tmp_path / "runs", "copy_gpt", "version_0"), resumed, 50)
     assert (folder / "metrics.csv").read_bytes() == metrics
 
