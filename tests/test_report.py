@@ -43,7 +43,8 @@ def two_runs(reference, tmp_path_factory) -> list[Path]:
     path = folders[0] / "predictions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     with_markup = lines[0] | {"prediction": MARKUP, "correct": False, "nll": 1e6, "category": MARKUP}
-    path.write_text("".join(json.dumps(line) + "\n" for line in [with_markup, *lines[1:]]))
+    right = lines[1] | {"prediction": lines[1]["target"], "correct": True, "nll": 1e5}  # its attention shows the gold one
+    path.write_text("".join(json.dumps(line) + "\n" for line in [with_markup, right, *lines[2:]]))
     return folders
 
 
@@ -178,7 +179,9 @@ def test_a_report_works_in_a_browser(html, browser):
     Select(browser.find_element(By.ID, "p-which")).select_by_value("correct")
     assert all("✓" in row.text for row in browser.find_elements(By.CSS_SELECTOR, "#p-rows tr"))
 
-    Select(browser.find_element(By.ID, "a-example")).select_by_index(1)
+    examples = embedded(html)["runs"][0]["attention"]
+    right = next(index for index, example in enumerate(examples) if any(layer["gold"] for layer in example["layers"]))
+    Select(browser.find_element(By.ID, "a-example")).select_by_index(right)
     buttons = browser.find_elements(By.CSS_SELECTOR, "#a-queries button")
     description = browser.find_element(By.ID, "a-status")
     buttons[0].send_keys(Keys.ARROW_RIGHT)
