@@ -620,6 +620,7 @@ def test_latex_is_escaped(runs, capsys):
 def test_a_figure_is_drawn(suffix, runs, capsys):
     named = "\u1d84=runs/plain"  # the default font lacks this character
     assert compare_command([named, "runs/warm", "--figure", f"out.{suffix}"]) == 0
+    assert "pictures show boxes" not in capsys.readouterr().err
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert (runs.parent / f"out.{suffix}").read_bytes().startswith(starts[suffix])
     with pytest.raises(UserError, match="--figure must be a new file"):
