@@ -43,7 +43,11 @@ def two_runs(reference, tmp_path_factory) -> list[Path]:
     path = folders[0] / "predictions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     with_markup = lines[0] | {"prediction": MARKUP, "correct": False, "nll": 1e6, "category": MARKUP}
-    right = lines[1] | {"prediction": lines[1]["target"], "correct": True, "nll": 1e5}  # its attention shows the gold one
+    right = lines[1] | {
+        "prediction": lines[1]["target"],
+        "correct": True,
+        "nll": 1e5,
+    }  # its attention shows the gold one
     path.write_text("".join(json.dumps(line) + "\n" for line in [with_markup, right, *lines[2:]]))
     return folders
 

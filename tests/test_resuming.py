@@ -494,7 +494,7 @@ def test_commands_that_start_together_have_folders_of_their_own(tmp_path):
     children = [start(*arguments, cwd=cwd) for cwd in folders]
     assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
     checkpoint = tmp_path / "mine/version_0/checkpoints/last.ckpt"
-    children = [start("test", checkpoint, cwd=cwd) for cwd in folders]
+    children = [start("test", checkpoint, f"--trainer.logger={logger}", cwd=cwd) for cwd in folders]
     assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
     assert {path.parent.name for path in tmp_path.glob("mine/*/summary.json")} == {
         "version_0",
