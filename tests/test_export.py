@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -22,6 +23,13 @@ from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordT
 from runs import TASKS, in_process, trained_run
 
 FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+
+
+@pytest.fixture(autouse=True)
+def no_traced_classes():
+    """Delete the subclasses that torch.export defines of traced networks, whose names are those of the networks."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session", params=TASKS)
