@@ -142,13 +142,13 @@ def check_epochs(trainer: Trainer) -> None:
     if trainer.max_steps < 1:
         return
     between = trainer.check_val_every_n_epoch
-    stops_late = trainer.early_stopping_callbacks and between and trainer.val_check_interval == 1.0
+    validates_once = between and trainer.val_check_interval == 1.0 and not trainer.fast_dev_run  # which sets both
     settings: list[tuple[str, object, str]] = [
         ("trainer.min_epochs", trainer.min_epochs and not trainer.min_steps, "raise trainer.max_steps"),
         ("trainer.min_steps", trainer.min_steps, "raise trainer.max_steps"),
         (
             "trainer.check_val_every_n_epoch",
-            (between or 1) > 1 or stops_late,
+            (between or 1) > 1 or (validates_once and trainer.early_stopping_callbacks),
             "set it to null, and trainer.val_check_interval to a number of batches",
         ),
         ("trainer.reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, "leave it out"),
