@@ -29,7 +29,7 @@ INSTEAD = {
     "TensorBoardLogger": "lightning_tfm.loggers.TensorBoardLogger",
     "WandbLogger": "lightning_tfm.loggers.WandbLogger",
 }
-"""What to use instead of classes of Lightning, by their name."""
+"""Replacements of classes of Lightning, by name."""
 
 MISTAKES = {
     r"^Expected a path but (.*) either not accessible or invalid Unexpected import path format": (

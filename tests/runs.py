@@ -400,7 +400,7 @@ COUNTED = {
     "replace": lambda arguments: Path(arguments[1]).suffix == ".ckpt",
     "fsync": lambda arguments: os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".ckpt.part"),
 }
-"""Whether a call for a file is one for a checkpoint, by the name of the function."""
+"""Predicates of the path of a checkpoint, by the name of the function that is called with it."""
 
 
 def in_process(monkeypatch, *arguments):

@@ -265,7 +265,7 @@ HIGHER_IS_BETTER = {
     "loss_per_character": False,
     "word_errors": False,
 }
-"""What the metrics of the runs say."""
+"""Metrics of the runs."""
 
 
 def write_run(

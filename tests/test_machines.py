@@ -246,7 +246,7 @@ def test_a_port_in_use_ends_all_processes(answers, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_wait_for_other_machines(rank, signum, status, tmp_path):
-    """Of four machines, two do not start."""
+    """Two of four machines do not start."""
     port = free_port()
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     both = [start(*elastic(4, 1), cwd=tmp_path, NODE_RANK=str(node), **settings) for node in (0, 1)]
