@@ -21,8 +21,8 @@ from rich.table import Table
 from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
 from benchmarks.measure import ROUNDS, THREADS, Row, pinned
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.files import write_text
-from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.system.files import write_text
 
 FOLDER = Path(__file__).parent
 BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (

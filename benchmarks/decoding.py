@@ -19,14 +19,14 @@ from benchmarks.framework import settings_of
 from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
-from lightning_tfm.ctranslate import convert, tokens
 from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset
-from lightning_tfm.decoding import PATIENCE, beam_search, continue_text, decode
 from lightning_tfm.errors import UserError
+from lightning_tfm.inference.ctranslate import convert, tokens
+from lightning_tfm.inference.decoding import PATIENCE, beam_search, continue_text, decode
+from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
-from lightning_tfm.loading import load
-from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
+from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import BOS, EOS, PAD, pad_sequences
 
 if TYPE_CHECKING:

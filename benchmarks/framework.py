@@ -35,13 +35,13 @@ from benchmarks.measure import (
 )
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
-from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.data import Batch, LengthGroupedSampler, ShardedBatch
-from lightning_tfm.losses import token_nll
-from lightning_tfm.memory import keep_freed_memory
-from lightning_tfm.modules import TaskModule
+from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import Network, Transformer
 from lightning_tfm.optimizers import parameter_groups
+from lightning_tfm.system.memory import keep_freed_memory
+from lightning_tfm.tasks import TaskModule
 from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"

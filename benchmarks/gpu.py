@@ -21,9 +21,9 @@ from benchmarks.steps import decay_groups, parameters_of, same_parameters, windo
 from datamodules.text import FILES
 from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.data import Batch, resolve_path
-from lightning_tfm.decoding import State, Step
 from lightning_tfm.errors import UserError
-from lightning_tfm.losses import token_nll
+from lightning_tfm.inference.decoding import State, Step
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.optimizers import LRSchedule, Muon, parameter_groups
 from lightning_tfm.tokenization import BOS

@@ -28,10 +28,10 @@ from benchmarks.framework import EXPERIMENTS, run_start
 from benchmarks.measure import THREADS, Block, Built, Side, one_round, pinned, reset_peak, resident, started
 from benchmarks.steps import nano_step, our_step, parameters_of, plain_step, repeated
 from lightning_tfm.data import Batch
-from lightning_tfm.files import write_text
-from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
-from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.system.files import write_text
+from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import NUM_SPECIAL
 
 ROUNDS = 3

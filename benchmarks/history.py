@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.__main__ import COLUMNS, FOLDER, cells, table_lines
 from benchmarks.measure import Row
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.files import write_text
+from lightning_tfm.system.files import write_text
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:

@@ -34,9 +34,9 @@ from benchmarks.steps import (
 )
 from datamodules import Sentiment, sentiment
 from lightning_tfm.data import Batch, LabeledBatch, LengthGroupedSampler
-from lightning_tfm.memory import keep_freed_memory
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Network, Transformer
 from lightning_tfm.optimizers import AdamW
+from lightning_tfm.system.memory import keep_freed_memory
 
 
 def products_of(network: Network, batch: Batch | LabeledBatch) -> Callable[[Any], None]:

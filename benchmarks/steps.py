@@ -17,10 +17,10 @@ from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, has_bfloat16, ratio_row, timed
 from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, ShardedBatch
-from lightning_tfm.losses import token_nll
-from lightning_tfm.memory import keep_freed_memory
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
+from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}

@@ -23,8 +23,8 @@ from lightning_tfm.data import (
     resolve_path,
     skip_blank,
 )
-from lightning_tfm.data.files import decode_text
 from lightning_tfm.data.hashing import stable_hash
+from lightning_tfm.data.text_files import decode_text
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.tokenization import Tokenizer, normalize_text, train_tokenizer, train_word_tokenizer
 

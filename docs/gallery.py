@@ -22,9 +22,9 @@ from datamodules import Date, ToyTranslation
 from datamodules.date import links
 from lightning_tfm.commands.report import report
 from lightning_tfm.data import Pair
-from lightning_tfm.files import read_metrics
-from lightning_tfm.pictures import draw_attention
-from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.plots.pictures import draw_attention
+from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.system.files import read_metrics
 
 IMAGES = Path(__file__).parent / "images"
 LSTM, TRANSFORMER, CLASSIFIER = (

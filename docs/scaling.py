@@ -15,11 +15,11 @@ from lightning.pytorch.plugins import MixedPrecision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from lightning_tfm.commands.step_cost import StepCost, ddp, divide, fake_processes, replicate, step_cost
 from lightning_tfm.data import Batch, ShardedBatch
-from lightning_tfm.modules import LanguageModel
 from lightning_tfm.networks import GPT
-from lightning_tfm.planning import StepCost, ddp, divide, fake_processes, replicate, step_cost
-from lightning_tfm.style import PALETTE, STYLE
+from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.tasks import LanguageModel
 from lightning_tfm.tokenization import SymbolTokenizer
 
 MODELS = {"124M": (768, 12, 12), "1.5B": (1600, 25, 48), "7B": (4096, 32, 32)}

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_tfm.data import GeneratedDataModule, LabeledDataModule, Pair, PairDataModule, TextDataModule
-    from lightning_tfm.decoding import DecodingOptions
     from lightning_tfm.errors import UserError
-    from lightning_tfm.loading import load
-    from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
+    from lightning_tfm.inference.decoding import DecodingOptions
+    from lightning_tfm.inference.loading import load
     from lightning_tfm.networks import (
         GPT,
         AttentionLSTM,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         Transformer,
     )
     from lightning_tfm.optimizers import AdamW, LRSchedule, Muon
+    from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 
 __all__ = [
     "GPT",
@@ -45,7 +45,8 @@ __all__ = [
     "load",
 ]
 
-_SOURCES = ("errors", "decoding", "networks", "loading", "optimizers", "data", "modules")  # the slow ones last
+# the slow ones last
+_SOURCES = ("errors", "inference.decoding", "networks", "inference.loading", "optimizers", "data", "tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from types import ModuleType
 
 from lightning_tfm.commands import FUNCTIONS
+from lightning_tfm.config.parsing_errors import format_error, out_of_memory
 from lightning_tfm.errors import (
     Interrupted,
     UserError,
@@ -25,8 +26,7 @@ from lightning_tfm.errors import (
     requeue,
     shell_quote,
 )
-from lightning_tfm.memory import gc_disabled
-from lightning_tfm.parsing_errors import format_error, out_of_memory
+from lightning_tfm.system.memory import gc_disabled
 
 USAGE = """\
 usage: lightning-tfm COMMAND ...
@@ -80,7 +80,7 @@ def main() -> None:
                 module = import_module(f"lightning_tfm.commands.{command}")
             sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
         elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
-            from lightning_tfm.commands.help import help_text
+            from lightning_tfm.fit.help import help_text
 
             print(help_text(command), end="")
         elif command == "fit" and any(argument.partition("=")[0] == "--seeds" for argument in arguments):
@@ -89,8 +89,8 @@ def main() -> None:
             sys.exit(fit_seeds(arguments[1:]))
         elif command in ("fit", "validate", "test"):
             with importing():
-                from lightning_tfm.cli import run
-                from lightning_tfm.commands.help import with_class_names
+                from lightning_tfm.fit.cli import run
+                from lightning_tfm.fit.help import with_class_names
             run(["--help" if argument == "--help-all" else argument for argument in with_class_names(arguments)])
         else:
             raise UserError(f"the command must be one of {', '.join(COMMANDS)} and come first, but is {command!r}")

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
-from lightning_tfm.files import (
+from lightning_tfm.system.files import (
     atomic_write,
     copy_file,
     delete_folder,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_tfm.distributed.tensors import shard, whole
 from lightning_tfm.errors import UserError
-from lightning_tfm.sharding import shard, whole
 
 HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
 """Names of the parameter groups."""

@@ -44,7 +44,7 @@ from lightning_tfm.tokenization import train_tokenizer
 
 CLONE_NEWNET = 0x40000000  # from sched.h
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lightning_tfm.cli", "datamodules", "optuna", "wandb"])
+CONTEXT.set_forkserver_preload(["lightning_tfm.fit.cli", "datamodules", "optuna", "wandb"])
 
 
 @dataclass
@@ -207,9 +207,9 @@ def _child(arguments, cwd, out, err, fault, pictures, network, forks, environmen
     if not pictures:
         _draw_blank_pictures()
     if forks:
-        from lightning_tfm import child_runs
+        from lightning_tfm.runs import children
 
-        child_runs.subprocess = SimpleNamespace(Popen=ForkedRun, DEVNULL=subprocess.DEVNULL)
+        children.subprocess = SimpleNamespace(Popen=ForkedRun, DEVNULL=subprocess.DEVNULL)
     try:
         main()
     finally:
@@ -278,7 +278,7 @@ def _is_lock(descriptor):
 def _draw_blank_pictures():
     from matplotlib.figure import Figure
 
-    from lightning_tfm import pictures
+    from lightning_tfm.plots import pictures
 
     for name in ("draw_attention", "draw_positions", "draw_confusion"):
         setattr(pictures, name, lambda *_: Figure(figsize=(0.1, 0.1)))
@@ -342,13 +342,13 @@ def _optimizer():
 
 
 def _module(hook):
-    from lightning_tfm.modules import Seq2SeqModule
+    from lightning_tfm.tasks import Seq2SeqModule
 
     return Seq2SeqModule, hook
 
 
 def _loss():
-    from lightning_tfm.modules import seq2seq
+    from lightning_tfm.tasks import seq2seq
 
     return seq2seq, "token_nll"
 
@@ -544,7 +544,7 @@ def write_task(name, folder):
         },
         "checkpoint": {"every_n_train_steps": 5},
         "model": {
-            "class_path": f"lightning_tfm.modules.{module}",
+            "class_path": f"lightning_tfm.tasks.{module}",
             "init_args": own
             | {
                 "network": {"class_path": f"lightning_tfm.networks.{network}", "init_args": size | {"dropout": 0.1}},

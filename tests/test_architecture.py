@@ -1,8 +1,7 @@
-"""The layers of the package, that is, which module may import which, and the documentation of its methods."""
+"""The layers of the package, that is, which room may import which, and the documentation of its methods."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -13,99 +12,31 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-LAYERS = [
-    {
-        "lightning_tfm.errors",
-        "lightning_tfm.files",
-        "lightning_tfm.heartbeat",
-        "lightning_tfm.memory",
-        "lightning_tfm.progress",
-        "lightning_tfm.sharding",
-        "lightning_tfm.style",
-    },
-    {
-        "lightning_tfm.child_runs",
-        "lightning_tfm.parsing_errors",
-        "lightning_tfm.run_lock",
-        "lightning_tfm.terminal",
-    },
-    {
-        "lightning_tfm.checkpoint",
-        "lightning_tfm.configuration",
-        "lightning_tfm.layers",
-        "lightning_tfm.optimizers",
-        "lightning_tfm.tokenization",
-        "lightning_tfm.trust",
-    },
-    {
-        "lightning_tfm.attention_maps",
-        "lightning_tfm.catalog",
-        "lightning_tfm.data",
-        "lightning_tfm.losses",
-        "lightning_tfm.networks",
-    },
-    {
-        "lightning_tfm.ctranslate",
-        "lightning_tfm.decoding",
-        "lightning_tfm.metrics",
-        "lightning_tfm.parallel",
-        "lightning_tfm.pictures",
-        "lightning_tfm.sweeps",
-    },
-    {"lightning_tfm.alignment", "lightning_tfm.comparison", "lightning_tfm.predictors", "lightning_tfm.strategies"},
-    {"lightning_tfm.cluster"},
-    {"lightning_tfm.modules", "lightning_tfm.loggers"},
-    {"lightning_tfm.loading", "lightning_tfm.planning"},
-    {"lightning_tfm.callbacks"},
-    {"lightning_tfm.arguments", "lightning_tfm.console", "lightning_tfm.reporting", "lightning_tfm.run_folder"},
-    {"lightning_tfm.resuming", "lightning_tfm.trainer_settings"},
-    {"lightning_tfm.cli"},
-    {"lightning_tfm.commands"},
-    {"lightning_tfm.__main__"},
-]
-"""From the lowest up: a module imports from lower layers and from its own package only."""
+sys.path.insert(0, str(ROOT / "docs/_ext"))
+
+from layers import imported, layers, module_of, room_of  # noqa: E402
 
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
 
-def module_of(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def layer_of(name):
-    for height, names in enumerate(LAYERS):
-        if any(name == own or name.startswith(own + ".") for own in names):
-            return height
-    return None
+def test_rooms_import_only_from_lower_layers():
+    assert layers()[-1] == ["__main__"]  # an exception names the rooms that import each other
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_import_only_from_lower_layers(path):
-    name = module_of(path)
-    if name == "lightning_tfm":
-        return  # it exports names of all layers
-    for other in imported(path):
-        if name.startswith("lightning_tfm"):
-            assert not other.startswith("datamodules"), "only the YAML combines the two packages"
-            own = ".".join(name.split(".")[:2])
-            if layer_of(other) is not None and not other.startswith(own):
-                assert layer_of(other) < layer_of(name), f"{name} imports {other}"
-        elif other.startswith("lightning_tfm."):
-            assert layer_of(other) <= 3, f"{name} imports {other}"
-    if name.startswith(
-        ("lightning_tfm.networks", "lightning_tfm.layers", "lightning_tfm.decoding", "lightning_tfm.predictors")
-    ):
-        assert not any(other.split(".")[0] in ("lightning", "torchmetrics") for other in imported(path))
+def test_only_the_yaml_combines_the_two_packages(path):
+    names = [*imported(path)]
+    if module_of(path).startswith("lightning_tfm"):
+        assert not any(name.startswith("datamodules") for name in names)
+        return
+    height = {room: number for number, rooms in enumerate(layers()) for room in rooms}
+    assert all(height[room] <= height["data"] for room in map(room_of, names) if room is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_networks_and_inference_do_not_import_lightning(path):
+    if room_of(module_of(path)) in ("inference", "layers", "networks"):
+        assert not any(name.split(".")[0] in ("lightning", "torchmetrics") for name in imported(path))
 
 
 COMMANDS = ("average", "compare", "export", "generate", "list", "report", "runs", "score")
@@ -125,17 +56,12 @@ def test_commands_import_scipy_signal_only_when_it_is_used():
         import sys
         from lightning_tfm.__main__ import importing
         with importing():
-            import lightning_tfm.cli
+            import lightning_tfm.fit.cli
         assert "torchmetrics" in sys.modules
         assert "scipy.signal" not in sys.modules
         from scipy.signal import hilbert
     """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_every_module_belongs_to_a_layer():
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts[:2]).removesuffix(".__init__") for path in FILES}
-    assert all(layer_of(name) is not None for name in names if name.startswith("lightning_tfm."))
 
 
 def test_every_public_method_is_documented_or_overrides_another():

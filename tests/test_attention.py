@@ -15,15 +15,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.font_manager import FontEntry, fontManager
 
 from conftest import DATA
-from lightning_tfm.alignment import AlignmentScore, gold_links
-from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.callbacks.attention import short_name
+from lightning_tfm.callbacks.attention_logger import short_name
 from lightning_tfm.data import Pair, PairDataset
+from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.layers import attention_maps
-from lightning_tfm.modules import Seq2SeqModule
 from lightning_tfm.networks import GPT
-from lightning_tfm.pictures import draw_attention, draw_confusion, draw_positions, missing_glyphs_named
-from lightning_tfm.style import PALETTE
+from lightning_tfm.plots.pictures import draw_attention, draw_confusion, draw_positions, missing_glyphs_named
+from lightning_tfm.plots.style import PALETTE
+from lightning_tfm.tasks import Seq2SeqModule
+from lightning_tfm.tasks.alignment import AlignmentScore, gold_links
 from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
 
 

@@ -24,10 +24,18 @@ from corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_fol
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
-from lightning_tfm import memory
-from lightning_tfm.data import LengthGroupedSampler, MaxTokensSampler, Pair, Sharding, WindowSampler, files, stable_hash
-from lightning_tfm.data.files import read_lines, read_text, split_lines
+from lightning_tfm.data import (
+    LengthGroupedSampler,
+    MaxTokensSampler,
+    Pair,
+    Sharding,
+    WindowSampler,
+    stable_hash,
+    text_files,
+)
+from lightning_tfm.data.text_files import read_lines, read_text, split_lines
 from lightning_tfm.errors import UserError
+from lightning_tfm.system import memory
 from lightning_tfm.tokenization import (
     EOS,
     NUM_SPECIAL,
@@ -309,8 +317,8 @@ def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     """Compare the loss with the sum over single windows; the loss per character divides by the characters per token."""
     from lightning import Trainer
 
-    from lightning_tfm.modules import LanguageModel
     from lightning_tfm.networks import GPT
+    from lightning_tfm.tasks import LanguageModel
 
     data = Text(
         text_file(tmp_path), tokenizer="subword", vocab_size=300, max_length=16, batch_size=4, eval_batch_size=7
@@ -1274,7 +1282,7 @@ def test_texts_of_the_same_tokens_count_as_overlaps(tmp_path, capsys):
 
 @pytest.mark.parametrize("characters", [1, 2, 5, 1000])
 def test_lines_do_not_depend_on_the_number_of_characters_split_at_a_time(characters, monkeypatch):
-    monkeypatch.setattr(files, "CHARACTERS", characters)
+    monkeypatch.setattr(text_files, "CHARACTERS", characters)
     for text in map("".join, itertools.product("a\n", repeat=6)):
         assert [*split_lines(text)] == text.removesuffix("\n").split("\n")
 
@@ -1297,7 +1305,7 @@ def write_rows(folder, name, rows):
 @pytest.mark.parametrize("part", [1, 3, memory.PART])
 def test_pairs_do_not_depend_on_the_number_of_rows_read_at_a_time(part, tokenizer, name, monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "PART", part)
-    monkeypatch.setattr(files, "CHARACTERS", part)
+    monkeypatch.setattr(text_files, "CHARACTERS", part)
     names = write_rows(tmp_path, name, ROWS)
     data = ParallelText(names, names, tokenizer=tokenizer)
     data.setup("fit")

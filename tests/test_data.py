@@ -20,11 +20,11 @@ from faker import Faker
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm import memory
 from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Pair, Pairs, Sharding, stable_hash
 from lightning_tfm.data.rows import TextRows, TokenRows
 from lightning_tfm.errors import UserError
-from lightning_tfm.metrics import all_gather_list
+from lightning_tfm.system import memory
+from lightning_tfm.tasks.metrics import all_gather_list
 from lightning_tfm.tokenization import (
     BOS,
     EOS,

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.decoding import (
+from lightning_tfm.inference import Seq2SeqPredictor
+from lightning_tfm.inference.decoding import (
     PATIENCE,
     DecodingOptions,
     beam_search,
@@ -19,7 +20,6 @@ from lightning_tfm.decoding import (
     sampler,
 )
 from lightning_tfm.networks.network import Memory
-from lightning_tfm.predictors import Seq2SeqPredictor
 from lightning_tfm.tokenization import BOS, EOS, PAD, SymbolTokenizer
 
 VOCAB_SIZE = 6

@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from corpora import TEXT, reviews, sentences, write_lines
 from lightning_tfm.__main__ import COMMANDS
-from lightning_tfm.catalog import list_experiments, read_experiment
+from lightning_tfm.config.experiments import list_experiments, read_experiment
 from runs import EXPERIMENTS, run, write_gpt2
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,8 @@ BLOCK = re.compile(r"^( *)```(\S*)( \S+)?\n(.*?)^\1```$", re.MULTILINE | re.DOTA
 
 sys.path.insert(0, str(DOCS / "_ext"))
 
-from generated import LIGHTNING_COMMANDS, command_parser, commands, results  # noqa: E402
+from generated import LIGHTNING_COMMANDS, architecture, command_parser, commands, results  # noqa: E402
+from layers import rooms  # noqa: E402
 
 
 def name_of(path):
@@ -275,11 +276,11 @@ def test_the_results_are_those_that_are_claimed():
                 assert ", ".join(f"{value:.{digits}f}" for value in claim.by_seed.values()) in shown
 
 
-def test_the_architecture_page_names_every_module_of_the_package():
-    text = (DOCS / "reference/architecture.md").read_text()
-    for path in (ROOT / "lightning_tfm").iterdir():
-        if path.name not in ("__init__.py", "__pycache__", "py.typed") and (path.suffix == ".py" or path.is_dir()):
-            assert f"`{path.name}{'/' if path.is_dir() else ''}`" in text, path.name
+def test_the_architecture_page_describes_every_room_of_the_package():
+    assert "<!-- layers -->" in (DOCS / "reference/architecture.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in architecture().splitlines()[2:]]
+    assert {name.strip("`").removesuffix("/").removesuffix(".py") for _, name, _ in rows} == set(rooms())
+    assert all(purpose.endswith(".") for *_, purpose in rows)
 
 
 def test_pictures_are_small():

@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
+from lightning_tfm.distributed.strategies import Elastic, add_to_tree
 from lightning_tfm.errors import UserError
-from lightning_tfm.modules.compatibility import check_limits
-from lightning_tfm.strategies import Elastic, add_to_tree
+from lightning_tfm.tasks.checks import check_limits
 from runs import (
     AVERAGED,
     EXPERIMENTS,
@@ -197,7 +197,7 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
 def test_processes_with_different_versions_are_refused(package, tmp_path):
     (tmp_path / "older.py").write_text(
         "from lightning import Callback\n"
-        "from lightning_tfm.modules import task\n"
+        "from lightning_tfm.tasks import task\n"
         "class Older(Callback):\n"
         "    def __init__(self, package: str) -> None:\n"
         "        version = task.version\n"
@@ -214,7 +214,7 @@ def test_processes_with_different_versions_are_refused(package, tmp_path):
         assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.strategies.ModelParallel}"])
+@pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.distributed.strategies.ModelParallel}"])
 @pytest.mark.run
 def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp_path):
     """The processes of two machines resume a run, whose folder is on only one of them."""
@@ -317,7 +317,7 @@ def test_the_overlay_has_the_default_number_of_shards():
         (
             2,
             "--trainer.limit_val_batches=3",
-            "trainer.limit_val_batches must be 1.0 or 0 with lightning_tfm.strategies",
+            "trainer.limit_val_batches must be 1.0 or 0 with lightning_tfm.distributed.strategies",
         ),
         (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or shards"),
     ],

@@ -22,19 +22,19 @@ from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 import datamodules
 from corpora import TEXT, reviews, sentences, write_lines
 from datamodules.date import FORMATS
-from lightning_tfm import modules, networks
+from lightning_tfm import networks, tasks
 from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.catalog import list_experiments
 from lightning_tfm.checkpoint import read, write
-from lightning_tfm.cli import run as cli_run
-from lightning_tfm.commands.help import BASE_CLASSES
 from lightning_tfm.commands.seeds import SettingsCLI
-from lightning_tfm.configuration import flatten
+from lightning_tfm.config.experiments import list_experiments
+from lightning_tfm.config.settings import flatten
 from lightning_tfm.data import GeneratedDataModule, Sharding
 from lightning_tfm.errors import shell_quote
-from lightning_tfm.loading import load
-from lightning_tfm.modules import TaskModule
+from lightning_tfm.fit.cli import run as cli_run
+from lightning_tfm.fit.help import BASE_CLASSES
+from lightning_tfm.inference.loading import load
+from lightning_tfm.tasks import TaskModule
 from runs import fit, in_process, in_terminal, made_once, network_names, run, start, start_two, trained_run, write_task
 
 TAB = "\t"
@@ -695,7 +695,7 @@ def mistake(monkeypatch, capsys, *arguments):
         (r"max_steps: \d+", "limit_train_batches: 9", "trainer.limit_train_batches must not be set"),
         (r"seed_everything: \d+", "seed_everything: one", "seed_everything"),
         (r"seed_everything: \d+", "seed_everything: -1", "seed_everything must be from 0 to 4294967295, but is -1"),
-        ("class_path: Seq2SeqModule", "class_path: lightning_tfm.modules.Optimization", "model"),
+        ("class_path: Seq2SeqModule", "class_path: lightning_tfm.tasks.Optimization", "model"),
         ("trainer:", "trainer: {", "while parsing"),
     ],
 )
@@ -713,7 +713,7 @@ SPEC = "{class_path: PACKAGE.CLASS, init_args: {NAME: VALUE}}"
 PLACES = {
     "data": "data: %s",
     "model": "model: %s",
-    "model.network": "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {network: %s}}",
+    "model.network": "model: {class_path: lightning_tfm.tasks.Seq2SeqModule, init_args: {network: %s}}",
     "trainer.callbacks": "trainer: {callbacks: [%s]}",
     "trainer.logger": "trainer: {logger: [%s]}",
     "trainer.plugins": "trainer: {plugins: [%s]}",
@@ -744,7 +744,7 @@ def test_class_path_must_be_a_name(place, value, type, no_data, monkeypatch, cap
     [
         ("data", "datamodules.Copy", "[a, b]", "list"),
         ("data", "datamodules.Copy", "text", "str"),
-        ("model", "lightning_tfm.modules.Seq2SeqModule", "[a, b]", "list"),
+        ("model", "lightning_tfm.tasks.Seq2SeqModule", "[a, b]", "list"),
         ("model.network", "lightning_tfm.networks.Transformer", "3", "int"),
         ("trainer.callbacks", "lightning_tfm.callbacks.Compile", "[a, b]", "list"),
         ("trainer.logger", "lightning.pytorch.loggers.CSVLogger", "null", "null"),
@@ -766,7 +766,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("data:", "data must be set, but is missing; add it to a YAML file"),
         ("data:\nseed_everything: 1", "data must be set, but is missing"),
         ("model:\nseed_everything: 1", "model must be set, but is missing"),
-        ("model: {class_path: lightning_tfm.modules.TaskModule}", "lightning_tfm.modules.TaskModule is abstract"),
+        ("model: {class_path: lightning_tfm.tasks.TaskModule}", "lightning_tfm.tasks.TaskModule is abstract"),
         ("trainer: 3", "trainer must be a mapping of settings, NAME: VALUE, but is 3 in 'mistake.yaml'"),
         ("trainer:\nseed_everything: 1", "trainer must be a mapping of settings, NAME: VALUE, but is None"),
         ("trainer: [max_steps]", "trainer must be a mapping of settings, NAME: VALUE, but is ['max_steps']"),
@@ -779,7 +779,7 @@ def test_init_args_must_be_a_mapping(place, path, value, type, no_data, monkeypa
         ("trainer: {val_check_interval: 0.5}", "trainer.val_check_interval must be a number of training batches"),
         ("trainer: {val_check_interval: '00:00:00:01'}", "must be a number of training batches, but is 00:00:00:01"),
         (
-            "model: {class_path: lightning_tfm.modules.Seq2SeqModule, init_args: {lr_schedule: [1]}}",
+            "model: {class_path: lightning_tfm.tasks.Seq2SeqModule, init_args: {lr_schedule: [1]}}",
             "model.init_args.lr_schedule must be {NAME: VALUE}, but are of type list",
         ),
         ("trainer: text", "trainer must be settings, {NAME: VALUE}, but is 'text'"),
@@ -1024,7 +1024,7 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 24
     assert max(map(len, shown.splitlines())) <= 80
-    for package in (datamodules, modules, networks):
+    for package in (datamodules, tasks, networks):
         for name in package.__all__:
             cls = getattr(package, name)
             assert (inspect.isabstract(cls) or name in BASE_CLASSES) is (name not in re.split(r"\W+", shown)), name

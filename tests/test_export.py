@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import lightning_tfm
-from lightning_tfm import ctranslate
 from lightning_tfm.commands.export import _exported, difference, example_inputs
-from lightning_tfm.decoding import decode
 from lightning_tfm.errors import UserError
-from lightning_tfm.loading import PREDICTORS
-from lightning_tfm.modules import Classifier, LanguageModel, Seq2SeqModule
+from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate
+from lightning_tfm.inference.decoding import decode
+from lightning_tfm.inference.loading import PREDICTORS
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
-from lightning_tfm.predictors import ClassifierPredictor, Seq2SeqPredictor
+from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from runs import TASKS, in_process, trained_run
 

@@ -32,18 +32,19 @@ from filelock import FileLock
 from lightning.pytorch.cli import LightningCLI
 
 from corpora import TEXT
-from lightning_tfm import __main__, cli
-from lightning_tfm.arguments import SAVING, with_options
+from lightning_tfm import __main__
 from lightning_tfm.callbacks import Checkpoints
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
 from lightning_tfm.checkpoint.archive import _comment
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
-from lightning_tfm.cli import TfmCLI
 from lightning_tfm.errors import SIGNALS, Interrupted, UserError, handle_signals, interrupt
-from lightning_tfm.files import parse_metrics, read_metrics
-from lightning_tfm.loading import load
+from lightning_tfm.fit import cli
+from lightning_tfm.fit.arguments import SAVING, with_options
+from lightning_tfm.fit.cli import TfmCLI
+from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
-from lightning_tfm.run_lock import lock_run, wait_until_unlocked
+from lightning_tfm.runs.lock import lock_run, wait_until_unlocked
+from lightning_tfm.system.files import parse_metrics, read_metrics
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from power_loss import crashes, record, restore
 from runs import (
@@ -655,7 +656,7 @@ def crafted():
         "global_step": 4,
         "state_dict": {f"network.{name}": weight for name, weight in GPT(**arguments).state_dict().items()},
         "hyper_parameters": {
-            "class_path": "lightning_tfm.modules.seq2seq.Seq2SeqModule",
+            "class_path": "lightning_tfm.tasks.seq2seq.Seq2SeqModule",
             "network": network,
             "tokenizer": SymbolTokenizer("0123456").to_dict(),
             "max_target_length": 15,
@@ -741,7 +742,7 @@ CRAFTED = {
     "an unknown argument": lambda content: placed(content, 3, *NETWORK, "x"),
     "no network": lambda content: placed(content, None, "hyper_parameters", "network"),
     "another task": lambda content: placed(
-        content, "lightning_tfm.modules.classifier.Classifier", "hyper_parameters", "class_path"
+        content, "lightning_tfm.tasks.classifier.Classifier", "hyper_parameters", "class_path"
     ),
     "no tokenizer": lambda content: placed(content, None, "hyper_parameters", "tokenizer"),
     "an unknown tokenizer": lambda content: placed(content, ["x"], "hyper_parameters", "tokenizer", "type"),
@@ -939,8 +940,8 @@ NAMED = {
     "data": "data: planted.Evil",
     "data.class_path": "data:\n  class_path: planted.Evil",
     "model": "model: planted.Evil",
-    "network": "model:\n  class_path: lightning_tfm.modules.Seq2SeqModule\n  init_args:\n    network: planted.Evil",
-    "network.class_path": "model:\n  class_path: lightning_tfm.modules.Seq2SeqModule\n  init_args:\n"
+    "network": "model:\n  class_path: lightning_tfm.tasks.Seq2SeqModule\n  init_args:\n    network: planted.Evil",
+    "network.class_path": "model:\n  class_path: lightning_tfm.tasks.Seq2SeqModule\n  init_args:\n"
     "    network:\n      class_path: planted.Evil",
     "a callback": "trainer:\n  callbacks:\n  - class_path: planted.Evil",
     "a logger": "trainer:\n  logger:\n  - class_path: planted.Evil",

@@ -17,18 +17,18 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.commands import generate, score
 from lightning_tfm.commands.generate import BARS, _attention_table
 from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, read_chunks
-from lightning_tfm.console import print_results
-from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.loading import load
-from lightning_tfm.modules import LanguageModel, Seq2SeqModule
+from lightning_tfm.fit.console import print_results
+from lightning_tfm.inference import BATCH_SIZE, Predictor, Score
+from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
-from lightning_tfm.predictors import BATCH_SIZE, Predictor, Score
+from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
 from runs import TASKS, in_process, trained_run
 

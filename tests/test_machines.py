@@ -21,8 +21,8 @@ from uuid import uuid4
 import pytest
 
 from lightning_tfm.callbacks import Heartbeat
+from lightning_tfm.distributed.heartbeat import STRANGERS, Endpoint, Monitor
 from lightning_tfm.errors import UserError
-from lightning_tfm.heartbeat import STRANGERS, Endpoint, Monitor
 from runs import (
     EXPERIMENTS,
     TWO_PROCESSES,

@@ -10,10 +10,10 @@ import torch
 
 from corpora import TEXT
 from datamodules import Text
-from lightning_tfm.modules import MaskedLanguageModel
-from lightning_tfm.modules.masked_language_model import MASK
+from lightning_tfm.inference.masked_language_model import SPACED_MASK, MaskedLanguageModelPredictor
 from lightning_tfm.networks import MaskedEncoder
-from lightning_tfm.predictors.masked_language_model import SPACED_MASK, MaskedLanguageModelPredictor
+from lightning_tfm.tasks import MaskedLanguageModel
+from lightning_tfm.tasks.masked_language_model import MASK
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD, train_tokenizer
 
 

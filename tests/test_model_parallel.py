@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
+from lightning_tfm.distributed.strategies import ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
-from lightning_tfm.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
-from lightning_tfm.strategies import ModelParallel
 from runs import (
     AVERAGED,
     CONTEXT,

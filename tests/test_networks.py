@@ -15,8 +15,8 @@ from torch import nn
 from conftest import VOCAB_SIZE
 from lightning_tfm.checkpoint import averaging
 from lightning_tfm.checkpoint.averaging import average_checkpoints
-from lightning_tfm.decoding import continue_text, decode, reorder_state
 from lightning_tfm.errors import UserError
+from lightning_tfm.inference.decoding import continue_text, decode, reorder_state
 from lightning_tfm.layers import (
     AdditiveAttention,
     AlibiPositions,
@@ -42,7 +42,7 @@ from lightning_tfm.layers import (
     monotonic_weights,
     quantize,
 )
-from lightning_tfm.losses import token_nll
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.networks.linear_attention import LinearAttention
 from lightning_tfm.networks.naive_bayes import INITIAL_WEIGHT, PENALTY, NaiveBayes

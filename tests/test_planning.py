@@ -15,11 +15,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_tfm.commands import plan
 from lightning_tfm.commands.plan import _cells, costs, planned
+from lightning_tfm.commands.step_cost import (
+    KERNEL_FLOPS,
+    ddp,
+    divide,
+    fake_processes,
+    largest_batch,
+    replicate,
+    step_cost,
+)
 from lightning_tfm.data import Batch, ShardedBatch
-from lightning_tfm.modules import LanguageModel, Seq2SeqModule
+from lightning_tfm.distributed.parallel import DATA, TENSOR
 from lightning_tfm.networks import GPT, AttentionLSTM
-from lightning_tfm.parallel import DATA, TENSOR
-from lightning_tfm.planning import KERNEL_FLOPS, ddp, divide, fake_processes, largest_batch, replicate, step_cost
+from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import SymbolTokenizer
 from runs import CONTEXT, EXPERIMENTS, in_process, write_task
 

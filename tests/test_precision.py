@@ -25,20 +25,20 @@ from torchmetrics.functional.text import word_error_rate
 
 from corpora import TEXT, reviews, write_lines
 from datamodules import Copy, Sentiment, Text
-from lightning_tfm import cli
-from lightning_tfm.alignment import AlignmentScore
 from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
+from lightning_tfm.fit import cli
 from lightning_tfm.layers.attention import MAX_UNFUSED_KEYS, scaled_dot_product_attention
-from lightning_tfm.losses import token_nll
-from lightning_tfm.metrics import Mean, exact_sum
-from lightning_tfm.modules import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
-from lightning_tfm.modules.compatibility import check_strategy
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
+from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
+from lightning_tfm.tasks.alignment import AlignmentScore
+from lightning_tfm.tasks.checks import check_strategy
+from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 from runs import fit, in_process
 
@@ -329,7 +329,7 @@ def test_mean_propagates_nan():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode, tmp_path, monkeypatch, capsys):
     """The second of three improving validations has one batch with such a loss."""
-    from lightning_tfm import metrics
+    from lightning_tfm.tasks import metrics
 
     torch.manual_seed(0)
     data, module = make_seq2seq(tmp_path)

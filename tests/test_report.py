@@ -16,16 +16,16 @@ import pytest
 import torch
 import yaml
 
-from lightning_tfm.catalog import format_duration
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
-from lightning_tfm.comparison.runs import Run
+from lightning_tfm.comparison.groups import Run
+from lightning_tfm.config.experiments import format_duration
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
-from lightning_tfm.loading import load
+from lightning_tfm.inference.loading import load
+from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.verdict import verdict
-from lightning_tfm.style import PALETTE
 from pages import assert_fits_every_screen, open_page
 from runs import folder, trained_run
 

@@ -16,10 +16,10 @@ import torch
 import yaml
 
 import datamodules
-from lightning_tfm.catalog import Claim, Experiment, list_experiments, read_experiment
-from lightning_tfm.child_runs import parse_seeds
 from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, _print, compared
+from lightning_tfm.config.experiments import Claim, Experiment, list_experiments, read_experiment
 from lightning_tfm.data import GeneratedDataModule
+from lightning_tfm.runs.children import parse_seeds
 from runs import EXPERIMENTS, NETWORKS, SETTINGS, made_once, run, start
 
 README = Path(__file__).parent.parent / "README.md"

@@ -28,11 +28,11 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.callbacks import provenance
 from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import FORMAT, read, write
-from lightning_tfm.configuration import read_starts
+from lightning_tfm.config.settings import read_starts
 from lightning_tfm.errors import Interrupted, UserError
-from lightning_tfm.files import read_metrics
+from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
 from lightning_tfm.loggers import MetricsWriter
-from lightning_tfm.resuming import Resumption, check_data, find_run, open_run
+from lightning_tfm.system.files import read_metrics
 from runs import (
     NETWORKS,
     TWO_PROCESSES,

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.archive import write
-from lightning_tfm.run_lock import lock_run
+from lightning_tfm.runs.lock import lock_run
 from runs import in_process
 
 

@@ -8,9 +8,9 @@ import time
 import pytest
 import yaml
 
-from lightning_tfm.child_runs import ChildRun, run_children
 from lightning_tfm.commands.seeds import SeededRuns
-from lightning_tfm.configuration import settings_of_weights, without_seed
+from lightning_tfm.config.settings import settings_of_weights, without_seed
+from lightning_tfm.runs.children import ChildRun, run_children
 from runs import fit, run, start
 
 FOLDER = "runs/copy_gpt"

@@ -17,15 +17,15 @@ import yaml
 from lightning import Trainer
 
 from corpora import TEXT, reviews, write_imdb, write_lines
-from lightning_tfm.callbacks.attention import short_name
+from lightning_tfm.callbacks.attention_logger import short_name
 from lightning_tfm.checkpoint import read
 from lightning_tfm.errors import UserError
+from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import Attention, Positions, PositionScheme
-from lightning_tfm.loading import load
-from lightning_tfm.losses import token_nll
-from lightning_tfm.modules import Classifier, Seq2SeqModule
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
 from lightning_tfm.reporting.collect import collect_run
+from lightning_tfm.tasks import Classifier, Seq2SeqModule
 from lightning_tfm.tokenization import NUM_SPECIAL, SymbolTokenizer, normalize_text, train_tokenizer
 from runs import (
     TASKS,
@@ -430,7 +430,7 @@ def change(path, **changes):
         if name == "network":
             config["model"]["init_args"]["network"] = {"class_path": f"lightning_tfm.networks.{value}"}
         elif name == "module":
-            config["model"]["class_path"] = f"lightning_tfm.modules.{value}"
+            config["model"]["class_path"] = f"lightning_tfm.tasks.{value}"
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -442,7 +442,7 @@ def change(path, **changes):
             "text_gpt",
             {"module": "Seq2SeqModule", "network": "AttentionLSTM"},
             ["learn from a text, the data of Text, but Seq2SeqModule learns from pairs of source and target",
-             "try lightning_tfm.modules.LanguageModel"],
+             "try lightning_tfm.tasks.LanguageModel"],
         ),
         (
             "text_gpt",
@@ -452,12 +452,12 @@ def change(path, **changes):
         (
             "reviews_classifier",
             {"module": "LanguageModel", "network": "GPT"},
-            ["learn from texts with labels, the data of Sentiment", "try lightning_tfm.modules.Classifier"],
+            ["learn from texts with labels, the data of Sentiment", "try lightning_tfm.tasks.Classifier"],
         ),
         (
             "spelling_gpt",
             {"module": "Classifier", "network": "EncoderClassifier"},
-            ["learn from pairs of source and target, the data of Tsv", "try lightning_tfm.modules.Seq2SeqModule"],
+            ["learn from pairs of source and target, the data of Tsv", "try lightning_tfm.tasks.Seq2SeqModule"],
         ),
         (
             "reviews_classifier",

@@ -31,11 +31,9 @@ from lightning_tfm.callbacks import progress
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.telemetry import Telemetry, peak_flops, step_flops
 from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, PairDataModule, stable_hash
+from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
-from lightning_tfm.losses import token_nll
-from lightning_tfm.metrics import SequenceMetrics, edit_distances
-from lightning_tfm.modules import Seq2SeqModule
-from lightning_tfm.modules.task import test_prefix as prefix_of
+from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
 from lightning_tfm.optimizers import (
     HIDDEN,
@@ -46,7 +44,9 @@ from lightning_tfm.optimizers import (
     orthogonalize,
     parameter_groups,
 )
-from lightning_tfm.strategies import Elastic, ModelParallel
+from lightning_tfm.tasks import Seq2SeqModule
+from lightning_tfm.tasks.base import test_prefix as prefix_of
+from lightning_tfm.tasks.metrics import SequenceMetrics, edit_distances
 from lightning_tfm.tokenization import (
     EOS,
     NUM_SPECIAL,
@@ -401,7 +401,7 @@ class Losses(Callback):
 
 def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
     """Show it whether it is logged or not, but read it only when the bar is drawn."""
-    monkeypatch.setattr("lightning_tfm.progress.tqdm", partial(tqdm, mininterval=0, miniters=1))
+    monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=0, miniters=1))
     for log_every_n_steps in (1, 100):
         lightning.seed_everything(1)
         data, losses = small_copy(), Losses()
@@ -412,7 +412,7 @@ def test_the_progress_bar_shows_the_loss_of_each_step(monkeypatch, capsys):
         if losses.values:
             expected = {str(step): f"{loss:.4f}" for step, loss in enumerate(losses.values, start=1)}
         assert shown == expected
-    monkeypatch.setattr("lightning_tfm.progress.tqdm", partial(tqdm, mininterval=1_000))
+    monkeypatch.setattr("lightning_tfm.system.progress.tqdm", partial(tqdm, mininterval=1_000))
     calls = []
     monkeypatch.setattr(progress, "_values", lambda *_: calls.append(1) or "")
     data = small_copy()

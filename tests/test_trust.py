@@ -22,8 +22,8 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 
 import datamodules
 import lightning_tfm
-from lightning_tfm.cli import TfmCLI
-from lightning_tfm.trust import CLASSES, import_policy, search_current_folder, trusted
+from lightning_tfm.config.trust import CLASSES, import_policy, search_current_folder, trusted
+from lightning_tfm.fit.cli import TfmCLI
 from runs import EXPERIMENTS, TWO_PROCESSES, fit, in_process
 
 PLANTED = """import pathlib
@@ -145,8 +145,8 @@ def test_public_callables_are_refused_unless_listed(every):
 
 
 DANGEROUS_ATTRIBUTES = {
-    "lightning_tfm.files.os.system",
-    "lightning_tfm.console.shutil.rmtree",
+    "lightning_tfm.system.files.os.system",
+    "lightning_tfm.fit.console.shutil.rmtree",
     "lightning_tfm.checkpoint.write",
     "datamodules.sentiment.tarfile.open",
     "lightning_tfm.networks.GPT.forward",
@@ -351,10 +351,10 @@ SAMPLE = [
     ("torch.optim.Optimizer", {"defaults": {}}),
     ("torch.utils.tensorboard.SummaryWriter", {"log_dir": "canary"}),
     ("torch.utils.cpp_extension.load", {"name": "x", "sources": ["canary"]}),
-    ("lightning_tfm.files.os.system", {"command": "touch canary"}),
-    ("lightning_tfm.files.write_text", {"path": "canary", "text": ""}),
+    ("lightning_tfm.system.files.os.system", {"command": "touch canary"}),
+    ("lightning_tfm.system.files.write_text", {"path": "canary", "text": ""}),
     ("lightning_tfm.checkpoint.write", {"content": {}, "path": "canary"}),
-    ("lightning_tfm.console.shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
+    ("lightning_tfm.fit.console.shutil.copyfile", {"src": "more.yaml", "dst": "canary"}),
     ("lightning_tfm.networks.GPT.forward", {}),
     ("datamodules.sentiment.tarfile.open", {"name": "canary", "mode": "w"}),
 ]

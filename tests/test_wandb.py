@@ -22,7 +22,7 @@ from datamodules import Copy
 from lightning_tfm import loggers
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.errors import UserError
-from lightning_tfm.trainer_settings import CSV, WANDB, loggers_of_run
+from lightning_tfm.fit.trainer_settings import CSV, WANDB, loggers_of_run
 from runs import EXPERIMENTS, SETTINGS, fit, folder, in_process, run, start_two
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_tfm.catalog import format_value, list_experiments
+from lightning_tfm.config.experiments import format_value, list_experiments
 
 pytestmark = pytest.mark.run
 

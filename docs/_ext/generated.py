@@ -1,10 +1,11 @@
-"""Sphinx extension that writes parts of pages at build time: the command reference and the table of results.
+"""Sphinx extension that writes parts of pages at build time, such as the command reference and the table of results.
 
 A line `<!-- NAME -->` of a page is replaced by the Markdown that `GENERATORS[NAME]` returns.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -14,10 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
-from lightning_tfm import cli
+from layers import layers, rooms
+
 from lightning_tfm.__main__ import COMMANDS, USAGE
-from lightning_tfm.catalog import Claim, confidence_interval, format_value, list_experiments
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
+from lightning_tfm.config.experiments import Claim, confidence_interval, format_value, list_experiments
+from lightning_tfm.fit import cli
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
@@ -257,10 +260,26 @@ def benchmarks() -> str:
     return "\n".join(parts)
 
 
-GENERATORS: dict[str, Callable[[], str]] = {"commands": commands, "results": results, "benchmarks": benchmarks}
+def architecture() -> str:
+    """Return the table of the layers of the package, from the top down, with the purpose of each room."""
+    rows = []
+    for number, names in reversed([*enumerate(layers(), start=1)]):
+        for name in names:
+            path = rooms()[name]
+            purpose = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+            rows.append((str(number), f"`{name}{'/' if path.stem == '__init__' else '.py'}`", purpose))
+    return table(("layer", "room", "purpose"), rows)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "results": results,
+    "benchmarks": benchmarks,
+    "layers": architecture,
+}
 """Functions that return the Markdown of a part, by its name."""
 
-PAGES = {"reference/commands", "results", "performance"}
+PAGES = {"reference/architecture", "reference/commands", "results", "performance"}
 """Pages with such parts, which are read at every build."""
 
 

@@ -1,7 +1,6 @@
 """Callbacks that observe, save and record a run."""
 
-from lightning_tfm.callbacks.attention import AttentionLogger
-from lightning_tfm.callbacks.averaging import WeightAveraging
+from lightning_tfm.callbacks.attention_logger import AttentionLogger
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.callbacks.compile import Compile
 from lightning_tfm.callbacks.heartbeat import Heartbeat
@@ -10,6 +9,7 @@ from lightning_tfm.callbacks.progress import ProgressBar
 from lightning_tfm.callbacks.provenance import Provenance
 from lightning_tfm.callbacks.summary import Summary
 from lightning_tfm.callbacks.telemetry import Telemetry
+from lightning_tfm.callbacks.weight_averaging import WeightAveraging
 
 __all__ = [
     "AttentionLogger",

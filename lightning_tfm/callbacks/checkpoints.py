@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import copy_checkpoint, is_whole
+from lightning_tfm.config.parsing_errors import nearest
 from lightning_tfm.errors import (
     Interrupted,
     UserError,
@@ -26,10 +27,9 @@ from lightning_tfm.errors import (
     interruption,
     rank_zero_print,
 )
-from lightning_tfm.files import relative
 from lightning_tfm.loggers import flush, run_folder
-from lightning_tfm.modules.task import TaskModule
-from lightning_tfm.parsing_errors import nearest
+from lightning_tfm.system.files import relative
+from lightning_tfm.tasks.base import TaskModule
 
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `Checkpoints` saves; the folder may contain other files."""

@@ -8,8 +8,8 @@ from multiprocessing.util import Finalize
 from lightning import Callback, LightningModule, Trainer
 from torch.distributed import DistError
 
+from lightning_tfm.distributed.heartbeat import Endpoint, Monitor
 from lightning_tfm.errors import UserError
-from lightning_tfm.heartbeat import Endpoint, Monitor
 
 
 class Heartbeat(Callback):

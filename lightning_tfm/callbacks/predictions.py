@@ -12,14 +12,14 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.summary import evaluated_prefix
-from lightning_tfm.catalog import PER_CATEGORY
+from lightning_tfm.config.experiments import PER_CATEGORY
 from lightning_tfm.data import Batch
-from lightning_tfm.files import atomic_write, write_text
+from lightning_tfm.distributed.parallel import data_group
+from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import media_loggers, run_folder
-from lightning_tfm.metrics import all_gather_list
-from lightning_tfm.modules.task import TaskModule, test_prefix
-from lightning_tfm.parallel import data_group
-from lightning_tfm.predictors import Prediction
+from lightning_tfm.system.files import atomic_write, write_text
+from lightning_tfm.tasks.base import TaskModule, test_prefix
+from lightning_tfm.tasks.metrics import all_gather_list
 
 SAMPLES = 16
 """Number of validation examples, from the start of the split, whose predictions are logged."""
@@ -139,7 +139,7 @@ class Predictions(Callback):
         figures = cast(TaskModule, pl_module).figures([line for *_, line in self.lines])
         if not figures:
             return
-        from lightning_tfm.pictures import missing_glyphs_named  # slow to import
+        from lightning_tfm.plots.pictures import missing_glyphs_named  # slow to import
 
         for name, figure in figures.items():
             with missing_glyphs_named(), atomic_write(folder / f"{name}.png") as file:

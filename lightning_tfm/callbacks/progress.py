@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from lightning_tfm.callbacks.checkpoints import Checkpoints
 from lightning_tfm.callbacks.summary import evaluated_split
-from lightning_tfm.modules.task import TaskModule
-from lightning_tfm.progress import progress_bar
+from lightning_tfm.system.progress import progress_bar
+from lightning_tfm.tasks.base import TaskModule
 
 Item = TypeVar("Item")
 

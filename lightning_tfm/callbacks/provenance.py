@@ -18,11 +18,11 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_tfm.configuration import read_starts
+from lightning_tfm.config.settings import read_starts
+from lightning_tfm.distributed.strategies import Elastic
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import replace_file, write_text
 from lightning_tfm.loggers import run_folder, wandb_loggers
-from lightning_tfm.strategies import Elastic
+from lightning_tfm.system.files import replace_file, write_text
 
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
 """Settings with which git runs no program named by a repository; filters have names of their own, see `git`."""

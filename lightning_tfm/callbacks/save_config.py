@@ -10,8 +10,8 @@ import yaml
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from lightning_tfm.files import write_text
 from lightning_tfm.loggers import run_folder
+from lightning_tfm.system.files import write_text
 
 
 class SaveConfig(SaveConfigCallback):

@@ -11,8 +11,8 @@ from lightning.fabric.utilities.throughput import get_available_flops
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import Batch, ShardedBatch
+from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.networks import Network
-from lightning_tfm.parallel import data_group
 
 
 class Telemetry(Callback):

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from lightning_tfm.errors import UserError, interruption
-from lightning_tfm.files import atomic_write
+from lightning_tfm.system.files import atomic_write
 
 COMMENT_LENGTH = 2
 """Size in bytes of the comment length, the last field of a zip archive by torch, which has no comment."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_tfm.checkpoint.archive import verify_checksum
 from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, verify_shards
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import copy_file
+from lightning_tfm.system.files import copy_file
 
 FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""

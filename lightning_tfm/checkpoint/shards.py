@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import copy_file, make_folder, synchronize
+from lightning_tfm.system.files import copy_file, make_folder, synchronize
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

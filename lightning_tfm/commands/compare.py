@@ -11,8 +11,8 @@ from lightning_tfm.comparison import compare as compare_groups
 from lightning_tfm.comparison import find_groups
 from lightning_tfm.comparison.tables import FORMATS, to_terminal
 from lightning_tfm.errors import UserError, escape_controls
-from lightning_tfm.files import atomic_write, write_text
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.system.files import atomic_write, write_text
+from lightning_tfm.system.terminal import LiteralConsole
 
 FIGURES = (".pdf", ".png", ".svg")
 """Suffixes of figures."""
@@ -32,7 +32,7 @@ def compare(arguments: list[str]) -> int:
     comparison = compare_groups(groups, options.metric, notes)
     if options.figure is not None:
         from lightning_tfm.comparison.figure import draw_comparison  # slow to import
-        from lightning_tfm.pictures import missing_glyphs_named
+        from lightning_tfm.plots.pictures import missing_glyphs_named
 
         figure = draw_comparison(comparison)
         with missing_glyphs_named(), atomic_write(options.figure) as file:

@@ -9,10 +9,10 @@ from importlib import import_module
 import shtab
 from lightning import Trainer
 
-from lightning_tfm.catalog import default_folder, list_experiments
 from lightning_tfm.commands import FUNCTIONS
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.trainer_settings import HIDDEN
+from lightning_tfm.config.experiments import default_folder, list_experiments
+from lightning_tfm.fit.trainer_settings import HIDDEN
 
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
 """Options of `fit`, `validate` and `test` in addition to those of the Trainer."""

@@ -18,13 +18,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lightning_tfm import ctranslate
 from lightning_tfm.checkpoint import read, read_index, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
-from lightning_tfm.loading import load
+from lightning_tfm.inference import Predictor, ctranslate
+from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT, Transformer
-from lightning_tfm.predictors import Predictor
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
 TOLERANCE = 1e-4

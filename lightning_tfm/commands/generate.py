@@ -10,12 +10,12 @@ from dataclasses import fields
 
 import torch
 
-from lightning_tfm.attention_maps import AttentionMap
 from lightning_tfm.commands.lines import LineOutput, load_predictor, read_chunks
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.decoding import DecodingOptions
 from lightning_tfm.errors import UserError
-from lightning_tfm.predictors import LinePrediction, Predictor, clean_line
+from lightning_tfm.inference import LinePrediction, Predictor, clean_line
+from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.decoding import DecodingOptions
 
 BARS = " ▁▂▃▄▅▆▇█"
 """Characters for attention weights from 0 to the largest."""

@@ -18,14 +18,14 @@ from typing import Any, Self, TextIO, cast
 import torch
 from tqdm import tqdm
 
-from lightning_tfm.configuration import read_json
+from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
-from lightning_tfm.files import naming_file, replace_file, write_text
+from lightning_tfm.inference import BATCH_SIZE, Predictor
+from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import quantize
-from lightning_tfm.loading import load
-from lightning_tfm.predictors import BATCH_SIZE, Predictor
-from lightning_tfm.progress import progress_bar
-from lightning_tfm.run_lock import lock_file
+from lightning_tfm.runs.lock import lock_file
+from lightning_tfm.system.files import naming_file, replace_file, write_text
+from lightning_tfm.system.progress import progress_bar
 
 BINARY = "has zero bytes, as binary files and texts in UTF-16 do; save it in UTF-8"
 """End of the message for an input with zero bytes."""

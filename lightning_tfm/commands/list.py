@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.padding import Padding
 
-from lightning_tfm.catalog import Experiment, format_value, list_experiments, packaged_folder
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.config.experiments import Experiment, format_value, list_experiments, packaged_folder
+from lightning_tfm.system.terminal import LiteralConsole
 
 
 def make_parser() -> CommandParser:

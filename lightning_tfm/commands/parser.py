@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import NoReturn
 
+from lightning_tfm.config.trust import TRUST_HELP, package_names
 from lightning_tfm.errors import UserError
-from lightning_tfm.trust import TRUST_HELP, package_names
 
 
 class CommandParser(ArgumentParser):

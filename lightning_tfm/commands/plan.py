@@ -14,14 +14,8 @@ from rich.table import Table
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.data import TaskDataModule
-from lightning_tfm.errors import UserError
-from lightning_tfm.modules import TaskModule
-from lightning_tfm.networks import Network
-from lightning_tfm.parallel import check_tensor_parallel
-from lightning_tfm.planning import (
+from lightning_tfm.commands.step_cost import (
     SAMPLE,
     StepCost,
     check_rows,
@@ -32,8 +26,14 @@ from lightning_tfm.planning import (
     replicate,
     step_cost,
 )
-from lightning_tfm.strategies import Elastic, ModelParallel
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.data import TaskDataModule
+from lightning_tfm.distributed.parallel import check_tensor_parallel
+from lightning_tfm.distributed.strategies import Elastic, ModelParallel
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.networks import Network
+from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.tasks import TaskModule
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import write_text
 from lightning_tfm.reporting import collect_run, render, run_names
+from lightning_tfm.system.files import write_text
 
 POINTS = 1_200
 """Approximate number of points in the curves of a metric over all runs."""

@@ -25,7 +25,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Column, Table
 
 from lightning_tfm.callbacks.provenance import framework, hardware, versions
-from lightning_tfm.catalog import (
+from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.config.experiments import (
     CLAIMS,
     HEADLINES,
     Experiment,
@@ -36,13 +37,12 @@ from lightning_tfm.catalog import (
     list_experiments,
     read_experiment,
 )
-from lightning_tfm.child_runs import ChildRun, parse_seeds, run_children
-from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_json
+from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
-from lightning_tfm.files import read_metrics, write_text
-from lightning_tfm.run_lock import wait_until_unlocked
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
+from lightning_tfm.runs.lock import wait_until_unlocked
+from lightning_tfm.system.files import read_metrics, write_text
+from lightning_tfm.system.terminal import LiteralConsole
 
 SEEDS = "21..23"
 """Default seeds for testing claims, which were not used for settings or claims."""

@@ -10,13 +10,13 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from lightning_tfm.catalog import HEADLINES, format_duration, format_value
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_json, read_yaml
+from lightning_tfm.config.experiments import HEADLINES, format_duration, format_value
+from lightning_tfm.config.settings import read_json, read_yaml
 from lightning_tfm.errors import UserError, escape_controls
-from lightning_tfm.files import read_metrics
-from lightning_tfm.run_lock import is_locked
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.runs.lock import is_locked
+from lightning_tfm.system.files import read_metrics
+from lightning_tfm.system.terminal import LiteralConsole
 
 
 class RunStatus(NamedTuple):

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning_tfm.callbacks.summary import SUMMARY
-from lightning_tfm.catalog import HEADLINES, format_value
-from lightning_tfm.child_runs import ChildRun, parse_seeds, run_children
-from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_json, read_yaml, settings_of_weights, without_seed
+from lightning_tfm.config.experiments import HEADLINES, format_value
+from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
-from lightning_tfm.files import read_metrics, relative
-from lightning_tfm.progress import progress_bar
-from lightning_tfm.run_lock import wait_until_unlocked
+from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
+from lightning_tfm.runs.lock import wait_until_unlocked
+from lightning_tfm.system.files import read_metrics, relative
+from lightning_tfm.system.progress import progress_bar
 
 EXAMPLE = "1..5"
 

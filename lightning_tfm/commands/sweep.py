@@ -24,15 +24,14 @@ from filelock import FileLock, lock_descriptor
 from rich import box
 from rich.table import Table
 
-from lightning_tfm.catalog import find_experiment, format_value
-from lightning_tfm.child_runs import INTERVAL, ChildRun
-from lightning_tfm.cli import TfmCLI, run
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.configuration import read_json, read_yaml
+from lightning_tfm.config.experiments import find_experiment, format_value
+from lightning_tfm.config.settings import read_json, read_yaml
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
-from lightning_tfm.files import make_folder, relative, write_text
-from lightning_tfm.progress import progress_bar
+from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.fit.trainer_settings import WANDB
 from lightning_tfm.reporting import render_sweep
+from lightning_tfm.runs.children import INTERVAL, ChildRun
 from lightning_tfm.sweeps import (
     Outcome,
     Trials,
@@ -47,8 +46,9 @@ from lightning_tfm.sweeps import (
     trial_name,
 )
 from lightning_tfm.sweeps.trials import FAILURE, SETTINGS
-from lightning_tfm.terminal import LiteralConsole
-from lightning_tfm.trainer_settings import WANDB
+from lightning_tfm.system.files import make_folder, relative, write_text
+from lightning_tfm.system.progress import progress_bar
+from lightning_tfm.system.terminal import LiteralConsole
 
 SPECIFICATION = "sweep.json"
 """File in the folder of a sweep: the specification and the YAML of the experiment, which must not change."""

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE, Interval, differences
-from lightning_tfm.pictures import style_for
-from lightning_tfm.style import PALETTE
+from lightning_tfm.plots.pictures import style_for
+from lightning_tfm.plots.style import PALETTE
 
 LABEL_WIDTH = 24
 """Width at which the name of a group is wrapped, in characters."""

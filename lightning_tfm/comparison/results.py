@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_tfm.comparison.examples import CORPUS, ExampleTest, compare_examples
-from lightning_tfm.comparison.runs import (
+from lightning_tfm.comparison.groups import (
     Group,
     check_data,
     check_environment,

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from lightning_tfm.comparison.results import Comparison
 from lightning_tfm.comparison.statistics import COVERAGE, Interval
-from lightning_tfm.terminal import LiteralConsole
+from lightning_tfm.system.terminal import LiteralConsole
 
 
 @dataclass(frozen=True)

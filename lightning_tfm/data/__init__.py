@@ -3,17 +3,6 @@
 from lightning_tfm.data.batch import Batch, Examples, ShardedBatch
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
-from lightning_tfm.data.files import (
-    expand_path,
-    is_hidden,
-    read_columns,
-    read_lines,
-    read_text,
-    resolve_path,
-    skip_blank,
-    split_lines,
-    strip_columns,
-)
 from lightning_tfm.data.hashing import stable_hash
 from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.data.loader import ResumableDataLoader
@@ -27,6 +16,17 @@ from lightning_tfm.data.samplers import (
     WindowSampler,
 )
 from lightning_tfm.data.text import TextDataModule, TextDataset
+from lightning_tfm.data.text_files import (
+    expand_path,
+    is_hidden,
+    read_columns,
+    read_lines,
+    read_text,
+    resolve_path,
+    skip_blank,
+    split_lines,
+    strip_columns,
+)
 
 __all__ = [
     "Batch",

@@ -15,7 +15,7 @@ from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, Sharding, TrainingSampler
 from lightning_tfm.errors import UserError, ignore_signals, rank_zero_print
-from lightning_tfm.memory import gc_disabled
+from lightning_tfm.system.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
 
 try:

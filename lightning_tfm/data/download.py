@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.progress import progress_bar
+from lightning_tfm.system.progress import progress_bar
 
 MIRROR = "LIGHTNING_TFM_DATA"
 """Environment variable that names a mirror of all files: a URL or a folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from lightning_tfm.memory import in_parts
+from lightning_tfm.system.memory import in_parts
 
 
 def stable_hash(text: str) -> int:

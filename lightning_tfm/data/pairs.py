@@ -21,8 +21,8 @@ from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.hashing import hash_lines, stable_hash
 from lightning_tfm.data.rows import TextRows, TokenRows, id_type
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.memory import in_parts, total_memory
-from lightning_tfm.progress import progress_bar
+from lightning_tfm.system.memory import in_parts, total_memory
+from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
 KINDS = ("val", "test", "test", *["train"] * 7)

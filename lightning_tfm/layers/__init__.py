@@ -34,7 +34,7 @@ from lightning_tfm.layers.positions import (
     position_scheme,
 )
 from lightning_tfm.layers.recurrence import lstm_with_attention
-from lightning_tfm.layers.transformer import AddNorm, CrossAttentionKind, FeedForward, TransformerLayer
+from lightning_tfm.layers.transformer_layer import AddNorm, CrossAttentionKind, FeedForward, TransformerLayer
 
 __all__ = [
     "LSTM",

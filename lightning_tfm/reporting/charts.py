@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lightning_tfm.catalog import HEADLINES
+from lightning_tfm.config.experiments import HEADLINES
+from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json
-from lightning_tfm.style import PALETTE
 
 SCHEME: Literal["blues"] = "blues"
-"""Vega color scheme for values from 0 to 1, the same as `lightning_tfm.style.HEAT`."""
+"""Vega color scheme for values from 0 to 1, the same as `lightning_tfm.plots.style.HEAT`."""
 
 MAX_LABEL_WIDTH = 150
 """Maximum width of axis and legend labels, in pixels; a chart must fit into 360 pixels."""

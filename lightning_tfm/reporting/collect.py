@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from lightning_tfm.attention_maps import AttentionMap
-from lightning_tfm.catalog import HEADLINES, format_duration, is_per_category
 from lightning_tfm.comparison import read_run
 from lightning_tfm.comparison.examples import outcomes
-from lightning_tfm.configuration import flatten, read_json, read_starts, read_yaml
+from lightning_tfm.config.experiments import HEADLINES, format_duration, is_per_category
+from lightning_tfm.config.settings import flatten, read_json, read_starts, read_yaml
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.files import parse_metrics, relative
-from lightning_tfm.loading import load
-from lightning_tfm.predictors import Predictor, short_title, worst_first
+from lightning_tfm.inference import Predictor, short_title, worst_first
+from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.loading import load
+from lightning_tfm.system.files import parse_metrics, relative
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.charts import MAX_LABEL_WIDTH, make_chart
 from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.page import render_template
-from lightning_tfm.style import PALETTE
 from lightning_tfm.sweeps import Outcome, Specification, summarize
 from lightning_tfm.sweeps.specification import Range, Values
 from lightning_tfm.sweeps.trials import Point

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_tfm.catalog import format_value
 from lightning_tfm.comparison import compare, group_runs
 from lightning_tfm.comparison.examples import sign_test
+from lightning_tfm.comparison.groups import Group
 from lightning_tfm.comparison.results import format_p, select
-from lightning_tfm.comparison.runs import Group
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
+from lightning_tfm.config.experiments import format_value
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lightning_tfm.catalog import format_value
+from lightning_tfm.config.experiments import format_value
 from lightning_tfm.sweeps.specification import Objective, Specification
 from lightning_tfm.sweeps.trials import Outcome, frozen_trial
 

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lightning_tfm.configuration import read_json
+from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError
-from lightning_tfm.files import read_metrics, write_text
 from lightning_tfm.sweeps.specification import Specification
+from lightning_tfm.system.files import read_metrics, write_text
 
 State = Literal["finished", "not reached", "pruned", "failed"]
 

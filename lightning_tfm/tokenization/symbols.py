@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.memory import in_parts
+from lightning_tfm.system.memory import in_parts
 from lightning_tfm.tokenization.tokenizer import NUM_SPECIAL, PAD, UNKNOWN, Tokenizer, strip_special
 
 

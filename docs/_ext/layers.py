@@ -1,0 +1,61 @@
+"""Layers of the package, derived from its imports, for the page on the architecture and its test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The checkout."""
+
+PACKAGE = "lightning_tfm"
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of the module in a file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the dotted names that a file imports, inside functions and for type checking too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, "imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms() -> dict[str, Path]:
+    """Return the folders and modules of the package, by name, with the file that describes each."""
+    folders = {path.parent.name: path for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    return folders | {path.stem: path for path in (ROOT / PACKAGE).glob("*.py") if path.stem != "__init__"}
+
+
+def room_of(module: str) -> str | None:
+    """Return the room of a dotted name; None outside the package."""
+    package, *inside = module.split(".")
+    return inside[0] if package == PACKAGE and inside and inside[0] in rooms() else None
+
+
+def layers() -> list[list[str]]:
+    """Return the rooms from the lowest layer up, each of which imports from lower layers only.
+
+    Raises:
+        graphlib.CycleError: if rooms import each other.
+    """
+    below: dict[str, set[str]] = {name: set() for name in rooms()}
+    for path in (ROOT / PACKAGE).rglob("*.py"):
+        own = room_of(module_of(path))
+        if own is not None:  # the package itself exports names of all layers
+            below[own] |= {other for name in imported(path) if (other := room_of(name)) not in (None, own)}
+    sorter = TopologicalSorter(below)
+    sorter.prepare()
+    found = []
+    while sorter.is_active():
+        found.append(sorted(sorter.get_ready()))
+        sorter.done(*found[-1])
+    return found

@@ -1,0 +1,1 @@
+"""Several processes: strategies, sharded tensors, launchers and heartbeats."""

@@ -1,0 +1,180 @@
+"""Processes that a launcher, such as torchrun or SLURM, starts on one or several machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from lightning import Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import ParallelStrategy
+from torch.distributed import DistError, TCPStore, is_initialized  # type: ignore[attr-defined]  # exported at run time only
+
+from lightning_tfm.distributed.strategies import TIMEOUT
+from lightning_tfm.errors import UserError
+
+LAUNCHERS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"),
+}
+"""Launchers, and the environment variables that show them, and hold the numbers of nodes and of processes per node."""
+
+MAX_CPU_PROCESSES = 8
+"""Processes that may share a machine with fewer cores, for example to try a run."""
+
+ANSWER_TIMEOUT = 15
+"""Seconds in which the store of rank 0 answers."""
+
+
+def launched_settings(settings: Any) -> dict[str, int]:
+    """Return the settings of the Trainer that follow from the launcher of this process.
+
+    Args:
+        settings: the settings of the Trainer, of which `num_nodes` and `devices` may be left out, or 1.
+
+    Returns:
+        `num_nodes` and `devices`, unless they are set; empty if there is no launcher.
+
+    Raises:
+        UserError: if they are set and differ from the numbers of processes that the launcher has started.
+    """
+    launched: dict[str, int] = {}
+    for launcher, (shown, *variables) in LAUNCHERS.items():
+        if launched or any(name not in os.environ for name in (shown, *variables)):
+            continue
+        for name, variable in zip(("num_nodes", "devices"), variables, strict=True):
+            number, value = int(os.environ[variable]), settings[name]
+            if str(value) in ("1", "auto", "-1"):
+                launched[name] = number
+            elif str(value).isdecimal() and int(value) != number:
+                raise UserError(
+                    f"trainer.{name} must be the number that {launcher} has started ({number}), but is {value}; "
+                    "leave it out"
+                )
+    return launched
+
+
+def check_processes(trainer: Trainer) -> None:
+    """Check that the processes of a run can be started.
+
+    Raises:
+        UserError: if they cannot.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, ParallelStrategy):
+        return
+    limit = max(MAX_CPU_PROCESSES, os.cpu_count() or 1)
+    if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > limit:
+        raise UserError(
+            f"trainer.devices must be at most {limit} on this machine, which has {os.cpu_count()} cores, but is "
+            f"{trainer.num_devices}; try {os.cpu_count()}"
+        )
+    if not isinstance(strategy.cluster_environment, LightningEnvironment) or "MASTER_ADDR" in os.environ:
+        return
+    if trainer.num_nodes > 1:
+        raise UserError(
+            f"trainer.num_nodes must be 1 without a launcher of several machines, but is {trainer.num_nodes}; start "
+            "the command with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each machine"
+        )
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+    except OSError as error:
+        raise UserError(
+            "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1 and "
+            "GLOO_SOCKET_IFNAME=lo"
+        ) from error
+
+
+def meet_processes(trainer: Trainer) -> TCPStore | None:
+    """Check the port of the run, and wait for the processes that this one has not started itself.
+
+    Args:
+        trainer: the trainer of the run.
+
+    Returns:
+        The store of rank 0, which must exist until the processes are connected; None on other ranks.
+
+    Raises:
+        UserError: if another program uses the port, or if a process does not come.
+
+    Note:
+        torch would wait too, but in C++, where signals are not handled.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is None or isinstance(environment, TorchElasticEnvironment):  # torchrun holds the port itself
+        return None
+    if is_initialized():  # by an earlier run of this process, which holds the port
+        return None
+    own = (environment.node_rank(), environment.local_rank())
+    on_node = trainer.num_devices if environment.creates_processes_externally else 1
+    others = {(node, local) for node in range(trainer.num_nodes) for local in range(on_node)} - {(0, 0)}
+    limit = time.monotonic() + TIMEOUT.total_seconds()
+    store = _start_store(environment, bool(others)) if own == (0, 0) else _connect_store(environment, limit)
+    try:
+        if store is not None and own != (0, 0):
+            store.set(_key(own), "")
+        while store is not None and others and not store.check([*map(_key, others)]):
+            if time.monotonic() > limit and (missing := [other for other in others if not store.check([_key(other)])]):
+                node, local = min(missing)
+                raise UserError(
+                    f"all processes of a run must start within {TIMEOUT}, but {len(missing)} have not, such as that of "
+                    f"node {node} and local rank {local}; start the command on each machine"
+                )
+            time.sleep(0.1)
+    except DistError as error:
+        raise UserError("rank 0 must wait for the other processes, but has ended; its output may show why") from error
+    return store if own == (0, 0) else None
+
+
+def _key(process: tuple[int, int]) -> str:
+    node, local = process
+    return f"node {node}, local rank {local}"
+
+
+def _start_store(environment: ClusterEnvironment, is_needed: bool) -> TCPStore | None:
+    """Check that the port is free, and return the store of the run if it is needed already."""
+    port = environment.main_port
+    try:
+        socket.create_server(("", port)).close()
+        if not is_needed:
+            return None
+        return TCPStore(environment.main_address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
+    except (OSError, DistError) as error:
+        raise _taken(port) from error
+
+
+def _connect_store(environment: ClusterEnvironment, limit: float) -> TCPStore:
+    """Connect to the store of rank 0 once it answers, until a limit of `time.monotonic`."""
+    address, port = environment.main_address, environment.main_port
+    while time.monotonic() < limit:
+        try:
+            socket.create_connection((address, port), timeout=ANSWER_TIMEOUT).close()
+            break
+        except OSError:  # rank 0 has not started yet
+            time.sleep(0.1)
+    else:
+        raise UserError(f"rank 0 must be reachable at MASTER_ADDR and MASTER_PORT, but is not at {address}:{port}")
+    stores = []
+
+    def connect() -> None:
+        with suppress(DistError):
+            stores.append(TCPStore(address, port, is_master=False, wait_for_workers=False))
+
+    # The client of the store waits for an answer without a limit.
+    client = threading.Thread(target=connect, daemon=True)
+    client.start()
+    client.join(ANSWER_TIMEOUT)
+    if not stores:
+        raise _taken(port)
+    return stores[0]
+
+
+def _taken(port: int) -> UserError:
+    return UserError(
+        f"MASTER_PORT must be a free port on the machine of rank 0, but another program uses {port}; try {port + 1}"
+    )

@@ -1,0 +1,300 @@
+"""Strategies of the Trainer for several processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lightning_tfm.checkpoint import read_index
+from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
+from lightning_tfm.data import ShardedBatch, Sharding
+from lightning_tfm.distributed.parallel import Layout, broadcast_weights
+from lightning_tfm.errors import UserError
+
+TIMEOUT = timedelta(minutes=10)
+"""Maximum time that a process waits for the others; the default of Lightning is half an hour."""
+
+STRATEGY_TIMEOUT = timedelta(seconds=10)
+"""Maximum time that a process waits for another one to tell its strategy, after both have met."""
+
+RUNS = itertools.count()
+"""Numbers of the runs of this process that divide a network, which have one store."""
+
+
+class Elastic(DDPStrategy):
+    """Data parallelism whose results are the same, bit for bit, for any number of processes.
+
+    Each batch is divided into `num_shards` shards, whatever the number of processes. A shard is a forward and backward
+    pass of its own, with its own padding and its own dropout. The gradients of the shards are added in a fixed binary
+    tree: each process adds those of its own shards, which are consecutive, and all processes together add the results,
+    with the communication of an all-reduce.
+
+    Args:
+        num_shards: number of shards, a power of two and a multiple of the number of processes. Each batch must have at
+            least one row per shard.
+        num_threads: number of threads of each process on a CPU, on which floating-point sums depend.
+        process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
+
+    Note:
+        With accumulated batches, gradients are communicated after each batch, since an addition in a different order
+        would give different bits.
+    """
+
+    def __init__(self, num_shards: int = 2, num_threads: int = 1, process_group_backend: str | None = None) -> None:
+        if num_shards < 1 or num_shards & (num_shards - 1):
+            lower = 1 << max(0, num_shards.bit_length() - 1)
+            raise UserError(f"num_shards must be a power of two, but is {num_shards}; try {lower}")
+        if num_threads < 1:
+            raise UserError(f"num_threads must be at least 1, but is {num_threads}; try 1")
+        super().__init__(process_group_backend=process_group_backend, timeout=TIMEOUT)
+        self.num_shards, self.num_threads = num_shards, num_threads
+
+    def check_processes(self, world_size: int) -> None:
+        """Check that the shards can be divided among the processes.
+
+        Raises:
+            UserError: if the number of shards is not a multiple of the number of processes.
+        """
+        if self.num_shards % world_size:
+            *divisors, last = (str(2**power) for power in range(self.num_shards.bit_length()))
+            mend = f"try {', '.join(divisors)} or {last}" if divisors else f"try {last}"
+            if not world_size & (world_size - 1):
+                mend += f", or set num_shards to {world_size}"
+            raise UserError(
+                f"trainer.devices times trainer.num_nodes must divide num_shards ({self.num_shards}), but is "
+                f"{world_size}; {mend}"
+            )
+
+    def setup_environment(self) -> None:
+        torch.set_num_threads(self.num_threads)
+        super().setup_environment()
+
+    def configure_ddp(self) -> None:
+        """Give all processes the weights of the first, as DDP does; this strategy reduces the gradients itself."""
+        assert self.model is not None
+        broadcast_weights(self.model, self.root_device)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of the first shard; `backward` computes the others, to keep one graph in memory at a time."""
+        self._shards, self._batch_idx = batch if isinstance(batch, ShardedBatch) else ShardedBatch((batch,)), batch_idx
+        return self._loss(0)
+
+    def _loss(self, index: int) -> Tensor:
+        """Return the loss of the shard with an index in this process."""
+        sharding = Sharding(self.global_rank, self.world_size, self.num_shards)
+        cast(Any, self.lightning_module).seed_dropout(sharding.own[index])
+        return cast(Tensor, super().training_step(self._shards[index], self._batch_idx))
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Add the sum of the gradients of all shards over all processes to the gradients of the weights."""
+        module = self.lightning_module
+        assert module is not None
+
+        def backward(index: int) -> None:
+            # The loss of the first shard is given; the others are divided as Lightning divides the first.
+            loss = self._loss(index) / module.trainer.accumulate_grad_batches if index else closure_loss
+            super(Elastic, self).backward(loss, optimizer, *args, **kwargs)
+
+        add_gradients([weight for weight in module.parameters() if weight.requires_grad], backward, len(self._shards))
+        return closure_loss
+
+
+def add_gradients(weights: list[Tensor], backward: Callable[[int], None], num_shards: int) -> None:
+    """Add the sum of the gradients of all shards over all processes to the gradients of the weights.
+
+    Args:
+        weights: the weights.
+        backward: a function that computes the gradients of the shard with an index in this process.
+        num_shards: the number of shards of this process.
+    """
+    accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
+    partial: list[tuple[int, list[Tensor]]] = []
+    for index in range(num_shards):
+        for weight in weights:
+            weight.grad = None
+        backward(index)
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+        add_to_tree(partial, gradients)
+    ((_, total),) = partial
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        total = _sum_over_processes(total)
+    for weight, gradient, earlier in zip(weights, total, accumulated, strict=True):
+        weight.grad = gradient if earlier is None else earlier.add_(gradient)
+
+
+def add_to_tree(partial: list[tuple[int, list[Tensor]]], values: list[Tensor]) -> None:
+    """Add the next leaf of a sum in a binary tree, in place, which adds two partial sums as soon as both are complete.
+
+    Args:
+        partial: the height and the values of each complete subtree, from left to right; one entry after 2^n leaves.
+        values: the values of the leaf.
+    """
+    height = 0
+    while partial and partial[-1][0] == height:
+        _, left = partial.pop()
+        torch._foreach_add_(left, values)
+        values, height = left, height + 1
+    partial.append((height, values))
+
+
+def _sum_over_processes(values: list[Tensor]) -> list[Tensor]:
+    """Return the sums of tensors over all processes, added in a binary tree by rank.
+
+    Each process adds one part of all values: the parts are exchanged before, and the sums after.
+    """
+    world_size = torch.distributed.get_world_size()
+    flat = torch.cat([value.flatten() for value in values])
+    flat = F.pad(flat, (0, -len(flat) % world_size))
+    parts = torch.empty_like(flat)
+    torch.distributed.all_to_all_single(parts, flat)
+    partial: list[tuple[int, list[Tensor]]] = []
+    for part in parts.chunk(world_size):
+        add_to_tree(partial, [part])
+    ((_, (own,)),) = partial
+    torch.distributed.all_gather_into_tensor(flat, own)
+    sizes = [value.numel() for value in values]
+    return [
+        part.view_as(value) for part, value in zip(flat.split([*sizes, len(flat) - sum(sizes)]), values, strict=False)
+    ]
+
+
+class ModelParallel(ModelParallelStrategy):
+    """Fully sharded data parallelism (FSDP2), tensor parallelism, or both, with the checkpoints of a single process.
+
+    The weights, their gradients and the optimizer's state are sharded over all devices that read different data.
+
+    Args:
+        tensor_parallel_size: number of devices that divide the heads and the hidden layers of each Transformer layer,
+            and read the same data; must divide the number of devices. With 1, weights are only sharded.
+        activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass,
+            which saves memory and costs time.
+        save_distributed_checkpoint: whether each process writes its shards to a file of its own, for networks that are
+            too large for the memory of one process. All commands read such checkpoints; `lightning-tfm export --format
+            single` writes them as one file.
+        process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
+
+    Note:
+        Gradients are reduced after each accumulated batch, since whole gradients might not fit into memory.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel_size: int = 1,
+        activation_checkpointing: bool = False,
+        save_distributed_checkpoint: bool = False,
+        process_group_backend: str | None = None,
+    ) -> None:
+        if tensor_parallel_size < 1:
+            raise UserError(f"tensor_parallel_size must be at least 1, but is {tensor_parallel_size}; try 1")
+        super().__init__(
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=TIMEOUT,
+        )
+        self.tensor_parallel_size, self.activation_checkpointing = tensor_parallel_size, activation_checkpointing
+
+    def check_processes(self, world_size: int) -> None:
+        """Check that the processes can be divided into groups of `tensor_parallel_size`, and exchange tensors.
+
+        Raises:
+            UserError: if they cannot.
+        """
+        if world_size > 1 and self._process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
+            raise UserError(
+                "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but "
+                "is gloo; leave it out, and give each process a GPU of its own"
+            )
+        if world_size % self.tensor_parallel_size:
+            raise UserError(
+                "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size "
+                f"({self.tensor_parallel_size}), but is {world_size}; try {self.tensor_parallel_size}"
+            )
+        if world_size == 1 and self._save_distributed_checkpoint:
+            raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Return the number of processes that read different data, and the rank of this one among them.
+
+        Unlike Lightning's, both are known before the mesh exists.
+        """
+        size = self.num_nodes * self.num_processes // self.tensor_parallel_size
+        return {"num_replicas": size, "rank": self.global_rank // self.tensor_parallel_size}
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.distributed_sampler_kwargs["num_replicas"]
+        super().setup_environment()
+
+    def _setup_distributed(self) -> None:
+        super()._setup_distributed()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Check that all processes have this strategy, before they create a mesh, which would wait for the others.
+
+        Raises:
+            UserError: if one has another.
+        """
+        store, run = _get_default_store(), next(RUNS)
+        own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
+        keys = [f"strategy of rank {rank} in run {run}" for rank in range(self.world_size)]
+        with suppress(RuntimeError):  # rank 0, which has the store, has ended, as is found below
+            store.set(keys[self.global_rank], own)
+        for rank, key in enumerate(keys):
+            try:
+                store.wait([key], STRATEGY_TIMEOUT)
+                theirs = store.get(key).decode()
+            except RuntimeError:
+                theirs = "not answered, so it has another one or has ended"
+            if theirs != own:
+                raise UserError(
+                    f"all processes of a run must have the same trainer.strategy, but rank {self.global_rank} has "
+                    f"{own} and rank {rank} has {theirs}; start all of them with the same command"
+                )
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.model is not None
+        return self.model.state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        saved = optimizer.state_dict()
+        return saved | {"state": {index: dict(state) for index, state in saved["state"].items()}}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if self._save_distributed_checkpoint:
+            self._layout().write(checkpoint, Path(filepath))
+        else:
+            self._layout().gather(checkpoint)
+        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = read_index(checkpoint_path)
+        if is_sharded(checkpoint):
+            if not self.optimizers:
+                del checkpoint["optimizer_states"]  # which would be read whole
+            self._layout().read(checkpoint, Path(checkpoint_path))
+            gather_shards(checkpoint, Path(checkpoint_path))
+        else:
+            self._layout().scatter(checkpoint)
+        return checkpoint
+
+    def _layout(self) -> Layout:
+        assert self.model is not None
+        return Layout(self.model, self.optimizers, self.device_mesh)
+
+    lightning_restore_optimizer = True  # since `load_checkpoint` only shards the tensors
+    load_model_state_dict = Strategy.load_model_state_dict
+    load_optimizer_state_dict = Strategy.load_optimizer_state_dict

@@ -1,0 +1,100 @@
+"""Printed summary of a finished run: test metrics, a few predictions, and commands that use the run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from lightning import Trainer
+from rich import box
+from rich.table import Column, Table
+from rich.text import Text
+
+from lightning_tfm.callbacks import Predictions
+from lightning_tfm.callbacks.summary import evaluated_split, results
+from lightning_tfm.config.experiments import is_per_category
+from lightning_tfm.errors import escape_controls, shell_quote
+from lightning_tfm.inference import Prediction
+from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.system.files import relative
+from lightning_tfm.system.terminal import LiteralConsole
+
+MAX_SOURCE_LENGTH = 100
+"""Maximum length of a source in the summary, in characters."""
+
+MAX_PREDICTIONS = 3
+"""Maximum number of correct predictions and of wrong predictions in the summary."""
+
+
+def print_results(trainer: Trainer) -> None:
+    """Print the metrics and a few predictions.
+
+    Args:
+        trainer: the trainer, after a test or a validation.
+    """
+    console = LiteralConsole(soft_wrap=True)
+    for split, metrics in results(trainer).items():
+        table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
+        for name, value in metrics.items():
+            if not is_per_category(f"{split}/{name}"):  # shown by the report
+                table.add_row(name, f"{value:.4f}")
+        console.print(table)
+    lines = _tested(trainer)
+    wrong = sorted((line for line in lines if not line["correct"]), key=lambda line: -line["nll"])
+    for line in [line for line in lines if line["correct"]][:MAX_PREDICTIONS]:
+        console.print(_described("correct  ", line, "green"))
+    for line in wrong[:MAX_PREDICTIONS]:
+        console.print(_described("wrong    ", line, "red") + f" (expected {escape_controls(line['target'])})")
+
+
+def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
+    """Print commands that use a run.
+
+    Args:
+        trainer: the trainer, after the test.
+        checkpoint: the path of the tested checkpoint.
+        trust_packages: the value of `--trust-package`; empty if it was not set.
+    """
+    folder = relative(Path(checkpoint).parents[1])
+    # "-" starts an option
+    sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))
+    example = next((shell_quote(_short(source)) for source in sources), "TEXT")
+    print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
+    trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
+    print(f"  {_executable('lightning-tfm')} generate {shell_quote(checkpoint)} {example}{trusting}")
+    if Path(folder, "config.yaml").is_file():
+        print(f"  {_executable('lightning-tfm')} report {shell_quote(folder)}{trusting}")
+    print_upload_command(trainer)
+
+
+def print_upload_command(trainer: Trainer) -> None:
+    """Print the command that uploads an offline W&B run."""
+    for logger in wandb_loggers(trainer):
+        if pattern := logger.offline_pattern:
+            print(f"  {_executable('wandb')} sync {pattern}")
+
+
+def _tested(trainer: Trainer) -> list[Prediction]:
+    """Return the predictions of the first test split, or of the validation split."""
+    tested = next((other.lines for other in trainer.callbacks if isinstance(other, Predictions)), [])
+    return [line for name, _, line in tested if name == evaluated_split(trainer)]
+
+
+def _described(label: str, line: Prediction, style: str) -> Text:
+    source, prediction = (escape_controls(text) for text in (_short(line["source"]), line["prediction"]))
+    return Text.assemble(label, source, " → ", (prediction, style))
+
+
+def _short(text: str) -> str:
+    """Truncate a long text, at a space if possible."""
+    if len(text) <= MAX_SOURCE_LENGTH:
+        return text
+    beginning = text[:MAX_SOURCE_LENGTH]
+    return beginning.rpartition(" ")[0] or beginning
+
+
+def _executable(command: str) -> str:
+    """Return the name of a command, or its path in this environment if it is not on PATH."""
+    return command if shutil.which(command) else shlex.quote(relative(Path(sys.executable).with_name(command)))

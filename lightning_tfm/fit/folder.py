@@ -1,0 +1,108 @@
+"""Folder of a run: creation, metrics.csv, and the copy of its history for an extension."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_tfm.callbacks.summary import SUMMARY
+from lightning_tfm.config.settings import read_starts
+from lightning_tfm.errors import UserError
+from lightning_tfm.loggers import MetricsWriter
+from lightning_tfm.system.files import copy_file, delete_folder, make_folder, read_metrics, write_text
+
+
+class RunFolder:
+    """Folder of a run, a test or a validation, in the process that writes to it.
+
+    Attributes:
+        path: the path of the folder; None before `enter`.
+        is_new: whether this process has created the folder.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.is_new = False
+
+    def enter(self, logger: CSVLogger, prefix: str) -> None:
+        """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get."""
+        if logger._version is not None:
+            self.is_new = make_folder(Path(logger.log_dir))
+        else:
+            parent = Path(logger.root_dir)
+            found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
+            first = max((int(name[1]) for name in found if name), default=-1) + 1
+            names = (f"{prefix}_{number}" for number in itertools.count(first))
+            logger._version = next(name for name in names if make_folder(parent / name))
+            self.is_new = True
+        self.path = Path(logger.log_dir)
+        logger._experiment = MetricsWriter(logger.log_dir)
+
+    @property
+    def resumable(self) -> Path | None:
+        """Return the path if the folder contains a checkpoint to resume from; None otherwise."""
+        return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
+
+    def holds(self, file: Any) -> bool:
+        """Return whether a file, or None, lies in the folder."""
+        return self.path is not None and isinstance(file, str | Path) and self.path in Path(file).parents
+
+    def discard_if_empty(self) -> bool:
+        """Delete the folder if this process has created it and has written no results; return whether it did."""
+        if self.path is None or not self.is_new or not is_empty(self.path):
+            return False
+        delete_folder(self.path)
+        return True
+
+
+def is_empty(run: Path) -> bool:
+    """Return whether a folder has no checkpoint, no logged metrics and no results."""
+    metrics = run / "metrics.csv"
+    logged = metrics.is_file() and bool(read_metrics(metrics))
+    return not logged and not (run / SUMMARY).exists() and not any(run.glob("checkpoints/*"))
+
+
+def check_empty(folder: Path) -> None:
+    """Check that the folder for a new run or test is empty, see `is_empty`.
+
+    Raises:
+        UserError: if it contains a run.
+    """
+    if not is_empty(folder):
+        raise UserError(
+            f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "
+            "the run with --ckpt_path"
+        )
+
+
+def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
+    """Delete the rows of `metrics.csv` from `step` on, which a resumed run repeats.
+
+    Args:
+        logger: the logger of the run.
+        step: the number of steps before the checkpoint; None for a new run.
+    """
+    if step is not None:
+        cast(MetricsWriter, logger.experiment).keep(step)
+
+
+def copy_history(run: Path, folder: Path) -> None:
+    """Copy the metrics and the provenance of a finished run to the folder of its extension.
+
+    Args:
+        run: the folder of the finished run.
+        folder: the new folder.
+
+    Note:
+        The extension is a separate run in W&B.
+    """
+    for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
+        if path.is_file():
+            copy_file(path, folder / path.name)
+    if starts := [start | {"wandb": None} for start in read_starts(run)]:
+        write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")

@@ -1,0 +1,267 @@
+"""Search for the checkpoint from which a run is resumed, and checks of its settings and data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
+from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
+from lightning_tfm.checkpoint import latest_valid
+from lightning_tfm.config.settings import is_below, parse_yaml, read_json, settings_of_weights
+from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.fit.folder import check_empty, copy_history, reopen_metrics
+from lightning_tfm.runs.lock import lock_run
+
+RECORDED = (
+    "data.init_args.num_workers",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.max_steps",
+    "trainer.max_time",
+    "trainer.num_nodes",
+    "trainer.plugins",
+    "trainer.strategy",
+)
+"""Settings that may change when a run is resumed on different hardware or extended; recorded in provenance.json."""
+
+
+class Resumption(NamedTuple):
+    """Checkpoint from which a run is resumed.
+
+    Attributes:
+        checkpoint: the path of the checkpoint.
+        modified: the time at which the file was modified, in nanoseconds.
+        extends: whether the run has finished, and is continued in a new folder to keep its results unchanged.
+    """
+
+    checkpoint: Path
+    modified: int
+    extends: bool
+
+    @property
+    def run(self) -> Path:
+        """Return the folder of the run that wrote the checkpoint."""
+        return self.checkpoint.parents[1]
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest undamaged checkpoint of an experiment's runs.
+
+    Args:
+        folder: the folder of the experiment, which contains a folder for each run.
+
+    Raises:
+        UserError: if there is no undamaged checkpoint.
+    """
+    path = _newest_undamaged(folder.glob("*/checkpoints/*"))
+    if path is None:
+        raise UserError(_no_checkpoint(folder))
+    return path
+
+
+def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption | None:
+    """Return the checkpoint from which `fit` resumes a run.
+
+    Args:
+        ckpt_path: the folder of a run, or `last` for the newest unfinished run or, if there is none, the newest run,
+            if it finished after fewer steps or a time limit.
+        folder: the folder of the experiment, which contains a folder for each run.
+        max_steps: the number of steps to train; None if the learning rate depends on it, so that a finished run cannot
+            be extended.
+
+    Returns:
+        The checkpoint; None if `ckpt_path` is neither, or if no run has saved a checkpoint.
+
+    Raises:
+        UserError: if the run or all runs have finished, or there is no undamaged checkpoint.
+    """
+    if ckpt_path == "last":
+        return _last_run(folder, max_steps)
+    return _named_run(Path(ckpt_path), max_steps) if Path(ckpt_path).is_dir() else None
+
+
+def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) -> FileLock:
+    """Lock the folder of a run, and keep the metrics of the steps before the checkpoint.
+
+    Args:
+        logger: the logger that creates the folder.
+        resumed: the run to resume; None for a new run.
+        step: the number of steps before the checkpoint; None if training starts without a checkpoint.
+
+    Returns:
+        The lock, which is held until it is deleted.
+
+    Raises:
+        UserError: if another process trains the run, or has just continued or finished it, or if the folder for a new
+            run is not empty.
+    """
+    folder = Path(logger.log_dir)
+    lock = lock_run(folder)
+    if resumed is None or resumed.extends:
+        check_empty(folder)
+    elif (folder / SUMMARY).is_file():
+        raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
+    elif resumed.checkpoint.stat().st_mtime_ns != resumed.modified:
+        raise UserError(
+            f"the checkpoint of step {step} must be the last of the run {str(folder)!r}, but another process has just "
+            "saved a later one; run the command again"
+        )
+    if resumed is not None and resumed.extends:
+        copy_history(resumed.run, folder)
+    reopen_metrics(logger, step)
+    return lock
+
+
+def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
+    """Return the newest unfinished run of an experiment, or the newest finished run, if it can be extended."""
+    runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
+    if not runs:
+        rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
+        return None
+    unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
+    path = None
+    for candidates in (unfinished, filter(_has_summary, runs - unfinished)):
+        path = path or _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
+    if path is None:
+        raise UserError(_no_checkpoint(folder))
+    if _has_finished(path.parents[1], max_steps):
+        raise UserError(
+            f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; "
+            f"{_extension(max_steps, path.parents[1])}start a new run without --ckpt_path"
+        )
+    return _resumption(path)
+
+
+def _extension(max_steps: int | None, run: Path) -> str:
+    """Return the advice to extend a finished run, or why it cannot be extended."""
+    summary = read_json(run / SUMMARY, steps=int)
+    if summary.get("stopped_early") and (max_steps is None or summary["steps"] < max_steps):
+        return f"it has stopped early: to train on in a new folder, name {str(run / 'checkpoints/last.ckpt')!r}, or "
+    if max_steps is None:
+        return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
+    return f"raise trainer.max_steps ({max_steps}) to extend {str(run)!r}, or "
+
+
+def _named_run(run: Path, max_steps: int | None) -> Resumption:
+    """Return the checkpoint from which the run in a folder is resumed."""
+    run = run if len(run.parts) >= 3 else Path(os.path.abspath(run))  # its parents name the experiment
+    if _has_finished(run, max_steps):
+        raise UserError(
+            f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; "
+            f"{_extension(max_steps, run)}start a new run without --ckpt_path"
+        )
+    path = _newest_undamaged(run.glob("checkpoints/*"))
+    if path is None:
+        raise UserError(f"--ckpt_path must name a run with an undamaged checkpoint, but {str(run)!r} has none")
+    return _resumption(path)
+
+
+def _has_finished(run: Path, max_steps: int | None) -> bool:
+    """Return whether a run cannot be continued.
+
+    It has `max_steps` steps, or has finished if `max_steps` is None, or a callback other than a time limit stopped it.
+    """
+    path = run / SUMMARY
+    if not path.is_file():
+        return False
+    summary = read_json(path, steps=int)
+    if stopped := summary.get("stopped_early"):
+        return bool(stopped != TIME_LIMIT or (max_steps is not None and summary["steps"] >= max_steps))
+    return bool(max_steps is None or summary["steps"] >= max_steps)
+
+
+def _has_summary(run: Path) -> bool:
+    """Return whether the summary of a finished run can be read."""
+    try:
+        read_json(run / SUMMARY, steps=int)
+    except UserError as error:
+        rank_zero_print(f"skipping a finished run: {error}")
+        return False
+    return True
+
+
+def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
+    """Return the newest undamaged checkpoint of the given files, and print newer damaged ones."""
+    path, damaged = latest_valid(path for path in paths if CHECKPOINT_NAME.fullmatch(path.name))
+    for other in damaged:
+        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
+    return path
+
+
+def _no_checkpoint(folder: Path) -> str:
+    return f"--ckpt_path last needs an undamaged checkpoint below {str(folder)!r}, but there is none"
+
+
+def _resumption(path: Path) -> Resumption:
+    return Resumption(path, path.stat().st_mtime_ns, extends=(path.parents[1] / SUMMARY).is_file())
+
+
+def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from the settings of a checkpoint, as (old, new) by name.
+
+    Args:
+        checkpoint: the content of the checkpoint.
+        path: the path of the checkpoint, for error messages.
+        settings: the settings, nested as in config.yaml.
+    """
+    experiment = checkpoint.get("experiment")
+    if experiment is None:  # not written by the command
+        return {}
+    theirs, ours = map(settings_of_weights, (parse_yaml(experiment["config"], path, "--ckpt_path"), settings))
+    pairs = {name: (theirs.get(name), ours.get(name)) for name in {**theirs, **ours}}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+
+
+def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_steps: bool) -> None:
+    """Check that a run can be resumed with the changes returned by `changed_settings`.
+
+    Args:
+        run: the folder of the run.
+        changed: the changes.
+        keeps_max_steps: whether `trainer.max_steps` must be unchanged, since the learning rate depends on it.
+
+    Raises:
+        UserError: if a changed setting is not in RECORDED.
+    """
+    for name, (old, new) in changed.items():
+        if name == "trainer.max_steps" and keeps_max_steps:
+            raise UserError(
+                f"trainer.max_steps must match the run {str(run)!r} ({old}) to resume it, since the learning rate "
+                f"depends on it, but is {new}; restore it, or start a new run without --ckpt_path "
+                "(model.init_args.lr_schedule.decay: inverse_sqrt allows an extension)"
+            )
+        if not is_below(name, RECORDED):
+            raise UserError(
+                f"{name} must match the run {str(run)!r} ({_shown(old)}) to resume it, but is {_shown(new)}; "
+                "restore it, or start a new run without --ckpt_path"
+            )
+
+
+def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str], skips_test: bool) -> None:
+    """Check that a run is resumed with the same data.
+
+    Args:
+        run: the folder of the run.
+        saved: the fingerprint of each split in the checkpoint.
+        fingerprint: the fingerprint of each split of the data.
+        skips_test: whether the test data are not read, so that their fingerprint is unknown.
+
+    Raises:
+        UserError: if a split differs.
+    """
+    for split, value in saved.items():
+        if fingerprint.get(split) != value and not (skips_test and split not in fingerprint):
+            raise UserError(
+                f"the {split} data must match the run {str(run)!r} to resume it, but differ; restore them, "
+                "or start a new run without --ckpt_path"
+            )
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,60 @@
+"""Predictions of the class of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_tfm.inference.attention_maps import AttentionMap, text_attention
+from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.inference.prediction import Output
+from lightning_tfm.inference.predictor import Predictor, strip_fields
+from lightning_tfm.networks import EncoderClassifier
+from lightning_tfm.tokenization import Ids, Tokenizer, pad_sequences
+
+
+class ClassifierPredictor(Predictor):
+    """Predictor of the class of a text.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        labels: the names of the classes.
+    """
+
+    network: EncoderClassifier
+    predictor_arguments = ("labels",)
+
+    def __init__(self, network: EncoderClassifier, tokenizer: Tokenizer, labels: Sequence[str]) -> None:
+        super().__init__(network, tokenizer)
+        self.labels = list(labels)
+
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        text, longest = strip_fields(line), self.network.max_length
+        note = self.check_columns(text)
+        ids = self.tokenize(text)
+        cut = f"only the last {longest} of {len(ids)} tokens are used" if len(ids) > longest else ""
+        return ids[-longest:], self.input_note(ids, note, cut)
+
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
+        text, _ = pad_sequences(sources)
+        probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
+        found = zip(labels.tolist(), probabilities.tolist(), strict=True)
+        return [[Output(self.labels[label], round(probability, 4))] for label, probability in found]
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        return {"text": self.network.max_length}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        read = slice(-self.network.max_length, None)
+        ids = self.tokenizer.encode(content["source"])[read]
+        symbols = self.tokenizer.split(content["source"])[read]
+        return text_attention(self.network, symbols, torch.tensor([ids], dtype=torch.long))

@@ -1,0 +1,313 @@
+"""Base class of predictors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.inference.attention_maps import AttentionMap, links
+from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.inference.prediction import LinePrediction, Output, Score
+from lightning_tfm.networks import Network
+from lightning_tfm.tokenization import Ids, Tokenizer, normalize_text
+
+BATCH_SIZE = 256
+"""Maximum number of lines in a batch, or of beams in a beam search."""
+
+MAX_BATCHED_LENGTH = 1_000
+"""Maximum length of a line, in tokens, that is batched with other lines, which are padded to the same length."""
+
+Encoded = TypeVar("Encoded")
+Result = TypeVar("Result")
+
+
+def _no_progress(number: int) -> None:
+    """Ignore the progress."""
+
+
+class Predictor(nn.Module, ABC):
+    """Base class of predictors, which compute outputs and log probabilities for lines of text with a trained network.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+
+    Attributes:
+        longest_source: the number of tokens in the longest training source; None if texts are split into windows.
+        alignment_head: the layer and the head that agree best with a gold alignment; None if unknown.
+        predictor_arguments: the hyper-parameters of the task that are arguments of the predictor's constructor.
+        decoding_options: the fields of DecodingOptions that the task uses.
+        gives_scores: whether the task defines a log probability of a line.
+        outputs_are_long: whether an output may have many lines.
+    """
+
+    predictor_arguments: ClassVar[tuple[str, ...]] = ()
+    decoding_options: ClassVar[tuple[str, ...]] = ()
+    gives_scores: ClassVar[bool] = False
+    outputs_are_long: ClassVar[bool] = False
+
+    def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.network = network
+        self.tokenizer = tokenizer
+        self.longest_source: int | None = None
+        self.alignment_head: tuple[str, int] | None = None
+
+    @classmethod
+    def task_name(cls) -> str:
+        """Return the name of the task, for messages."""
+        return cls.__name__.removesuffix("Predictor")
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
+        return next(self.network.parameters()).device
+
+    def predict(
+        self,
+        lines: Sequence[str],
+        options: DecodingOptions = DecodingOptions(),
+        generator: torch.Generator | None = None,
+        progress: Callable[[int], object] = _no_progress,
+    ) -> list[LinePrediction]:
+        """Return the outputs for each line of input, computed in batches of lines of similar length.
+
+        Args:
+            lines: the lines of input.
+            options: the decoding options.
+            generator: the random number generator for sampling; by default, a new one with the seed of the options.
+            progress: a function called after each batch with the number of its lines.
+
+        Raises:
+            UserError: see `check_options`.
+        """
+        self.check_options(options)
+        source_of_randomness = generator or torch.Generator(self.device).manual_seed(options.seed)
+        encoded, errors = _encode(lines, self.encode_line)
+        sources = {number: ids for number, (ids, _) in encoded.items()}
+
+        def compute(batch: list[Ids]) -> list[list[Output]]:
+            return self.predict_ids(batch, options, source_of_randomness)
+
+        with self._evaluating():
+            found = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
+            if options.alignments:
+                found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
+        return [
+            LinePrediction(None, errors[number])
+            if number in errors
+            else LinePrediction(found[number], encoded[number][1])
+            for number in range(len(lines))
+        ]
+
+    def check_options(self, options: DecodingOptions) -> None:
+        """Check decoding options.
+
+        Raises:
+            UserError: if an option is set that the task does not use, or exceeds a limit of the model.
+        """
+        options.check_used(self.decoding_options, self.task_name())
+
+    def score(self, lines: Sequence[str], progress: Callable[[int], object] = _no_progress) -> list[Score]:
+        """Return the log probability of each line: of a target given its source, or of a text.
+
+        Args:
+            lines: lines as in the training data: a source and its target separated by a tab, or a text.
+            progress: a function called after each batch with the number of its lines.
+
+        Raises:
+            UserError: if the task does not define a log probability of a line.
+        """
+        if not self.gives_scores:
+            raise UserError(f"the task of the model must score lines, but {self.task_name()} does not")
+        encoded, errors = _encode(lines, self.encode_pair)
+        with self._evaluating():
+            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
+        return [found[number] if number in found else Score(None, 0, errors[number]) for number in range(len(lines))]
+
+    @abstractmethod
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        """Return the ids of a line of input, and a warning about the line, which may be empty.
+
+        Raises:
+            UserError: if no output can be generated for the line.
+        """
+
+    @abstractmethod
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
+        """Return the outputs for each line of a batch, the best first."""
+
+    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+        """Return the ids of a source, which may be empty, and of its target.
+
+        Raises:
+            UserError: if the line cannot be scored.
+        """
+        raise NotImplementedError
+
+    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+        """Return the log probability of each target given its source, for a batch of pairs."""
+        raise NotImplementedError
+
+    def align(self, source: str, target: str) -> AttentionMap:
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
+
+        Raises:
+            UserError: if the task does not have pairs of a source and a target.
+        """
+        raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
+
+    @abstractmethod
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draw random arguments of the network's `forward`, by name, for export.
+
+        Args:
+            rows: the number of rows.
+            length: the number of tokens in the longest row.
+            generator: the random number generator.
+        """
+
+    @abstractmethod
+    def max_input_lengths(self) -> dict[str, int | None]:
+        """Return the maximum length of each argument of `forward`; None if unlimited.
+
+        Arguments that are always empty are omitted.
+        """
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        """Return the attention maps of all layers for an example; empty if there are none.
+
+        Args:
+            content: the content of an AttentionExample, or a Prediction. The weights are those of the prediction if
+                there is one, otherwise of the target. The gold alignment, which is that of the target, is kept if both
+                are equal.
+
+        Raises:
+            UserError: if a text cannot be encoded.
+        """
+        return []
+
+    def example(self, line: str, output: str) -> dict[str, Any]:
+        """Return a line and its output as the content of an AttentionExample."""
+        return {"source": clean_line(line), "target": output, "prediction": output, "alignment": None}
+
+    def tokenize(self, line: str) -> Ids:
+        """Return the ids of a line of input.
+
+        Raises:
+            UserError: if the line has no tokens, or a token that cannot be encoded.
+        """
+        if not line:
+            raise UserError("the text is empty")
+        ids = self.tokenizer.encode(line)
+        if not ids:
+            raise UserError("it has no tokens")
+        return ids
+
+    def check_columns(self, source: str) -> str:
+        """Return a warning if a source has several tab-separated columns, but is read as one text; otherwise empty.
+
+        Raises:
+            UserError: if it has more columns than in the training data, like a line of a table that also holds the
+                targets.
+        """
+        expected, number = self.tokenizer.num_columns, source.count("\t") + 1
+        if expected is None and number > 1:
+            return (
+                f"it has {number} columns, separated by tabs, read as one text; select the column of the source, for "
+                "example with cut -f1"
+            )
+        if expected is not None and number > expected:
+            columns = "the column of the source" if expected == 1 else "the columns of the source and its features"
+            raise UserError(
+                f"it must hold only {columns}, but has {number} columns, separated by tabs; "
+                f"select {'it' if expected == 1 else 'them'}, as with cut -f{'1' if expected == 1 else '1,2'}"
+            )
+        return ""
+
+    def input_note(self, ids: Ids, *others: str) -> str:
+        """Return other warnings, which may be empty, and those of unknown tokens and of unusual length."""
+        notes = [*filter(None, others)]
+        if unknown := sum(id == self.tokenizer.unknown_id for id in ids):
+            notes.append(f"{unknown} of {len(ids)} tokens are not in the vocabulary")
+        if self.longest_source is not None and len(ids) > self.longest_source:
+            notes.append(f"it has {len(ids)} tokens, more than any training text ({self.longest_source})")
+        return "; ".join(notes)
+
+    def _aligned(self, line: str, outputs: list[Output]) -> list[Output]:
+        """Return the outputs for a line with their alignments."""
+        source = clean_line(line)
+        words = self.tokenizer.word_indices
+        return [
+            output._replace(alignment=links(self.align(source, output.text), words(source), words(output.text)))
+            for output in outputs
+        ]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode and disable gradients within the context."""
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.train(was_training)
+
+
+def clean_line(line: str) -> str:
+    """Clean a line like the training data: normalize it, and strip whitespace around its fields."""
+    return strip_fields(normalize_text(line))
+
+
+def strip_fields(line: str) -> str:
+    """Strip whitespace around the tab-separated fields of a line, as in the training data."""
+    return "\t".join(field.strip() for field in line.split("\t")).rstrip("\t")
+
+
+def _encode(lines: Sequence[str], encode: Callable[[str], Encoded]) -> tuple[dict[int, Encoded], dict[int, str]]:
+    """Encode lines; return the ids of valid lines and the errors of the others, by index."""
+    encoded, errors = {}, {}
+    for number, line in enumerate(lines):
+        try:
+            if any("\ud800" <= character <= "\udfff" for character in line):
+                raise UserError("it is not valid UTF-8; save the input in UTF-8, as with iconv -t UTF-8")
+            encoded[number] = encode(normalize_text(line))
+        except UserError as error:
+            errors[number] = str(error)
+    return encoded, errors
+
+
+def _in_batches(
+    items: dict[int, Encoded],
+    length: Callable[[Encoded], int],
+    compute: Callable[[list[Encoded]], list[Result]],
+    size: int,
+    progress: Callable[[int], object],
+) -> dict[int, Result]:
+    """Return the result for each item, computed in batches of items of similar length.
+
+    Args:
+        items: the items, by number.
+        length: a function that returns the length of an item.
+        compute: a function that returns the results of a batch.
+        size: the maximum number of items in a batch.
+        progress: a function called after each batch with the number of its items.
+    """
+    order = sorted(items, key=lambda number: length(items[number]))
+    batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]
+    groups = [batched[start : start + size] for start in range(0, len(batched), size)]
+    groups += [[number] for number in order[len(batched) :]]
+    found: dict[int, Result] = {}
+    for group in groups:
+        found |= dict(zip(group, compute([items[number] for number in group]), strict=True))
+        progress(len(group))
+    return found

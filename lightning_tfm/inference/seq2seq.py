@@ -1,0 +1,156 @@
+"""Predictions of a target from its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.inference.attention_maps import AttentionMap, attention_weights
+from lightning_tfm.inference.decoding import DecodingOptions, beam_search, decode
+from lightning_tfm.inference.prediction import Output, Score
+from lightning_tfm.inference.predictor import Predictor, strip_fields
+from lightning_tfm.layers import attention_maps
+from lightning_tfm.layers.losses import sequence_nll
+from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequences
+
+
+class Seq2SeqPredictor(Predictor):
+    """Predictor of a target from its source.
+
+    Args:
+        network: the network.
+        tokenizer: the tokenizer of the data.
+        max_target_length: maximum number of tokens in an output, including EOS.
+    """
+
+    network: Seq2SeqNetwork
+    predictor_arguments = ("max_target_length",)
+    decoding_options = ("beam_size", "n_best", "temperature", "top_k", "top_p", "max_tokens", "scores", "alignments")
+    gives_scores = True
+
+    def __init__(self, network: Seq2SeqNetwork, tokenizer: Tokenizer, max_target_length: int) -> None:
+        super().__init__(network, tokenizer)
+        self.max_target_length = max_target_length
+
+    def check_options(self, options: DecodingOptions) -> None:
+        super().check_options(options)
+        if (options.max_tokens or 0) > self.max_target_length:
+            raise UserError(
+                f"max_tokens must be at most the max_target_length of the model ({self.max_target_length}), but is "
+                f"{options.max_tokens}; leave it out"
+            )
+
+    def encode_line(self, line: str) -> tuple[Ids, str]:
+        source = strip_fields(line)
+        note = self.check_columns(source)
+        ids = self.tokenize(source)
+        self.network.check_lengths(len(ids) + 1, self.max_target_length)
+        return [*ids, EOS], self.input_note(ids, note)
+
+    def predict_ids(
+        self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
+    ) -> list[list[Output]]:
+        source = pad_sequences(sources)[0].to(self.device)
+        sample_fn = options.sample_fn(generator)
+        state = self.network.encode(source)
+        length = options.max_tokens or self.max_target_length
+        if options.beam_size > 1:
+            beams = (options.beam_size, 1.0, options.n_best)
+            outputs, scores = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
+            found = scores.isfinite()  # there may be fewer than N
+        else:
+            outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
+            found = torch.ones(outputs.shape[:2], dtype=torch.bool)
+        rows: list[dict[str, Output]] = [{} for _ in sources]  # by text, since tokens can spell a text in several ways
+        log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
+        for row, place in found.nonzero().tolist():
+            value = None if log_probabilities is None else log_probabilities[row][place]
+            text = self.tokenizer.decode(outputs[row, place].tolist())
+            rows[row].setdefault(text, Output(text, log_probability=value))  # the best comes first
+        return [list(found_texts.values()) for found_texts in rows]
+
+    def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
+        """Return the log probabilities of outputs (B, N, T) for source (B, S), in nats."""
+        values = []
+        for output in outputs.unbind(1):  # (B, T)
+            target_in = torch.cat((torch.full_like(output[:, :1], BOS), output[:, :-1]), dim=1)
+            values.append(-sequence_nll(self.network(source, target_in.masked_fill(target_in == EOS, PAD)), output))
+        return torch.stack(values, dim=1).tolist()
+
+    def encode_pair(self, line: str) -> tuple[Ids, Ids]:
+        source, tab, target = strip_fields(line).rpartition("\t")
+        if not tab:
+            raise UserError("it must have a source and a target, separated by a tab")
+        self.check_columns(source)
+        source_ids, target_ids = self.tokenize(source), self.tokenizer.encode_target(target)
+        self.network.check_lengths(len(source_ids) + 1, len(target_ids) + 1)
+        return [*source_ids, EOS], [*target_ids, EOS]
+
+    def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
+        sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
+        found = self._log_probabilities(sources, targets.unsqueeze(1))
+        return [Score(value, len(target)) for (value,), (_, target) in zip(found, pairs, strict=True)]
+
+    def align(self, source: str, target: str) -> AttentionMap:
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
+
+        These are the weights of the head with the highest alignment accuracy in validation, if the data have a gold
+        alignment, and otherwise the mean over the heads of the middle layer.
+
+        Note:
+            Chen et al. (2020) read the attention of a Transformer of six layers one step later. In the experiments of
+            this project, whose networks have two or three layers, the alignment would be wrong by one token.
+        """
+        inputs = self._inputs(source, target)
+        with attention_maps(self.network) as maps:
+            self.network(*inputs)
+        source_attention = self.network.source_attention(maps, inputs[0])  # (1, H, T, S)
+        sources, targets = [*self.tokenizer.split(source), "EOS"], self.tokenizer.split_target(target)
+        layer, head = self.alignment_head or (list(source_attention)[len(source_attention) // 2], None)
+        weights = source_attention[layer][0] if head is None else source_attention[layer][0, head].unsqueeze(0)
+        rows = torch.arange(len(targets)).clamp(max=inputs[1].size(1) - 1)
+        weights = weights.mean(0, keepdim=True)[:, rows, : len(sources)]
+        return AttentionMap(layer, weights.float().cpu(), targets, sources, [], predicts="output")
+
+    def _inputs(self, source: str, target: str) -> tuple[Tensor, Tensor]:
+        """Return source (1, S) and target_in (1, T) of a pair, with T truncated to max_target_length."""
+        target_in = [BOS, *self.tokenizer.encode_target(target)][: self.max_target_length]
+        rows = [*self.tokenizer.encode(source), EOS], target_in
+        source_ids, target_ids = (torch.tensor([ids], device=self.device) for ids in rows)
+        return source_ids, target_ids
+
+    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {name: self.network.random_ids(rows, length, generator) for name in ("source", "target_in")}
+
+    def max_input_lengths(self) -> dict[str, int | None]:
+        target = self.network.max_target_length(self.max_target_length)
+        return {"source": self.network.max_source_length(self.max_target_length), "target_in": target}
+
+    def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
+        text = content.get("prediction", content["target"])
+        inputs = self._inputs(content["source"], text)
+        source = [*self.tokenizer.split(content["source"]), "EOS"]
+        target = self.tokenizer.split_target(text)
+        T = inputs[1].size(1)
+        target_in, target_out = ["BOS", *target][:T], [*target, "EOS"][:T]
+        gold = content["alignment"] if text == content["target"] else None
+        links = [(i, j) for i, j in gold or () if j < T]
+        predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
+        found = []
+        for layer, weights in attention_weights(self.network, *inputs).items():
+            if self.network.get_submodule(layer).over_memory:
+                found.append(AttentionMap(layer, weights, target_out, source, links, predicts=predicts))
+            elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
+                moved = [(i, len(source) + j) for i, j in links]
+                rows, columns = [*source[1:], "BOS", *target_out], [*source, *target_in]
+                found.append(AttentionMap(layer, weights, rows, columns, moved, len(source), predicts=predicts))
+            elif layer.startswith("encoder"):
+                found.append(AttentionMap(layer, weights, source, source, []))
+            else:
+                found.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=predicts))
+        return found

@@ -1,0 +1,263 @@
+"""Figures of attention weights, positional encodings and confusion matrices."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unicodedata import east_asian_width
+
+import matplotlib
+import torch
+from matplotlib import rc_context, rcParams
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+from torch import Tensor
+
+from lightning_tfm.errors import rank_zero_print
+from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.plots.style import HEAT, HIGHLIGHT, PALETTE, STYLE
+
+HEADS_A_ROW = 2
+"""Maximum number of panels per row in a figure of attention weights."""
+
+CELL = 0.18
+"""Maximum width and height of an attention weight, in inches."""
+
+MAX_PANEL = 9.0
+"""Maximum width of a row of panels and maximum height of a panel, in inches, to which long texts are scaled down."""
+
+GAP = 0.25
+"""Gap between the panels of two heads, in inches."""
+
+_LABEL_SIZE = 8
+"""Size of the labels of attention weights, in points."""
+
+_EM = _LABEL_SIZE / 72
+"""Size of the labels of attention weights, in inches."""
+
+MIN_LABEL_DISTANCE = 0.12
+"""Minimum distance of two labels of attention weights, in inches; if the weights are closer, not all have a label."""
+
+MAX_LABEL_LENGTH = 16
+"""Maximum length of a label of attention weights, in characters."""
+
+LABELS = 20
+"""Maximum number of labels for which a confusion matrix shows counts."""
+
+MAX_IMAGE_SIZE = 2_000
+"""Maximum width and height of an image logged to W&B, in pixels."""
+
+
+@contextmanager
+def missing_glyphs_named() -> Iterator[None]:
+    """Name all characters that no font has in one line, in place of a warning of matplotlib for each."""
+    missing: dict[str, None] = {}
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
+            if found := re.match(r"Glyph (\d+) .*missing from", str(message)):
+                missing[chr(int(found[1]))] = None
+            else:
+                show(message, category, *place, **details)
+
+        warnings.filterwarnings("always", r"Glyph \d+ .*missing from")
+        warnings.showwarning = collect
+        yield
+    if missing:
+        rank_zero_print(
+            f"pictures show boxes for {len(missing)} characters that no installed font has, such as "
+            f"{next(iter(missing))!r}; install a font, such as Noto, and delete {matplotlib.get_cachedir()!r}"
+        )
+
+
+def style_for(*texts: str) -> dict[Any, Any]:
+    """Return STYLE with further installed fonts for the characters of texts that the default font lacks."""
+    families = rcParams["font.family"]
+    missing = set(map(ord, "".join("".join(texts).split()))) - _characters(findfont(FontProperties(family=families)))
+    for font in fontManager.ttflist if missing else ():
+        # The font of last resort has a placeholder for each character.
+        if not font.name.startswith("Last Resort") and missing & _characters(font.fname):
+            families = [*families, font.name]
+            missing -= _characters(font.fname)
+    return STYLE | {"font.family": families}
+
+
+@functools.cache
+def _characters(font: str) -> Set[int]:
+    """Return the code points of a font file, none if it cannot be read, as one that was deleted."""
+    try:
+        return get_font(font).get_charmap().keys()
+    except (OSError, RuntimeError):
+        return set()
+
+
+def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
+    """Draw the attention weights of a layer, with one panel per head.
+
+    Args:
+        attention: the weights of the layer with their labels; the gold alignment is outlined.
+        title: a title of any number of lines above the name of the layer.
+
+    Note:
+        The darkest color is a weight of 1, or the largest weight of the layer if that is below 0.5, as over long texts.
+        The layout is computed from the number of characters in the labels, since drawing and measuring all labels would
+        take seconds per figure.
+    """
+    heads, T, S = attention.weights.shape
+    cell = min(CELL, MAX_PANEL / max(S, T))
+    # Few panels per row if they are wide, so that labels stay legible if the picture is scaled down.
+    columns = min(
+        range(min(heads, HEADS_A_ROW, max(1, int(MAX_PANEL / (S * cell)))), 0, -1),
+        key=lambda number: max(number * S, -(-heads // number) * T),
+    )
+    rows = -(-heads // columns)
+    panel_width, panel_height = S * cell, T * cell
+    every = math.ceil(MIN_LABEL_DISTANCE / cell)
+    queries, keys = (list(map(_label, labels)) for labels in (attention.queries, attention.keys))
+    left = 0.35 + max(map(_text_width, queries))
+    below = 0.1 + (_EM if max(map(len, keys)) == 1 else max(map(_text_width, keys)))  # of the lowest panels
+    above = 0.3 if heads > 1 else 0.1  # of a panel
+    width = max(left + columns * (panel_width + GAP) + 0.7, 4.5)
+    across = int((width - left) / (0.62 * 9 / 72))
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, across, max_lines=2, placeholder=" …")]
+    bottom, top = 0.25, 0.2 * (len(lines) + 1)
+    height = bottom + below + rows * (above + panel_height) + top
+    figure = Figure(figsize=(width, height))
+
+    def add_axes(x: float, y: float, across: float, up: float) -> Axes:
+        """Add axes at a position in inches."""
+        return figure.add_axes((x / width, y / height, across / width, up / height))
+
+    largest = attention.weights.max().item()
+    darkest = 1.0 if largest >= 0.5 else largest
+    with rc_context(style_for(title, *queries, *keys)):
+        for head, weights in enumerate(attention.weights.float().cpu().numpy()):
+            row, column = divmod(head, columns)
+            y = height - top - (row + 1) * (above + panel_height)
+            axes = add_axes(left + column * (panel_width + GAP), y, panel_width, panel_height)
+            image = axes.imshow(weights, vmin=0, vmax=darkest, cmap=HEAT, aspect="auto")
+            axes.tick_params(length=0, labelsize=_LABEL_SIZE)
+            axes.spines[:].set_visible(True)
+            # The panels of a column share the labels below it, and those of a row the labels on the left.
+            below_it = (range(0, S, every), keys[::every]) if head + columns >= heads else ((), ())
+            axes.set_xticks(*below_it, parse_math=False)
+            for tick in axes.get_xticklabels():
+                tick.set_rotation(0 if len(tick.get_text()) == 1 else 90)
+            on_the_left = (range(0, T, every), queries[::every]) if column == 0 else ((), ())
+            axes.set_yticks(*on_the_left, parse_math=False)
+            if heads > 1:
+                axes.set_title(f"head {head}")
+            outlines = [Rectangle((key - 0.5, query - 0.5), 1, 1) for key, query in attention.gold]
+            axes.add_collection(PatchCollection(outlines, facecolor="none", edgecolor=HIGHLIGHT), autolim=False)
+        length = min(panel_height, 1.5)
+        bar = add_axes(left + columns * (panel_width + GAP), height - top - above - length, 0.12, length)
+        figure.colorbar(image, cax=bar, label="weight", ticks=MaxNLocator(2))
+        middle, up = left + (columns * (panel_width + GAP) - GAP) / 2, height - top - bottom
+        figure.supxlabel("attended symbol", x=middle / width, y=0.04 / height, va="bottom", fontsize=8)
+        label = f"{attention.predicts} symbol".lstrip()
+        figure.supylabel(label, x=0.04 / width, y=(bottom + up / 2) / height, ha="left", fontsize=8)
+        heading = "\n".join([*lines, attention.layer])
+        figure.suptitle(heading, x=left / width, y=1 - 0.06 / height, ha="left", va="top", parse_math=False)
+    return figure
+
+
+def _text_width(label: str) -> float:
+    """Return the approximate width of a label in inches."""
+    return _EM * sum(1.0 if east_asian_width(letter) in "WF" else 0.62 for letter in label)
+
+
+def _label(symbol: str) -> str:
+    """Return the label of a symbol, which shows blanks and has at most MAX_LABEL_LENGTH characters."""
+    symbol = symbol.replace(" ", "\N{OPEN BOX}")
+    return symbol if len(symbol) <= MAX_LABEL_LENGTH else f"{symbol[: MAX_LABEL_LENGTH - 1]}…"
+
+
+def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Figure:
+    """Draw positional encodings (N, D) as a heat map, and up to four dimensions as curves."""
+    N, D = encodings.shape
+    # A copy, since the storage of a tensor that has become an array cannot be resized, which FSDP2 does with weights.
+    values = encodings.detach().to("cpu", torch.float32, copy=True)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        heat, curves = figure.subplots(1, 2)
+        largest = values.abs().max()
+        image = heat.imshow(values.T.numpy(), cmap="RdBu", aspect="auto", vmin=-largest, vmax=largest)
+        heat.set_xlabel("position")
+        heat.set_ylabel("dimension")
+        figure.colorbar(image, ax=heat)
+        for color, dimension in zip(PALETTE, torch.linspace(0, D // 2 - 1, min(4, D)).int().tolist(), strict=False):
+            curves.plot(range(N), values[:, dimension].numpy(), color=color, label=f"dimension {dimension}")
+        curves.set_xlabel("position")
+        curves.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        figure.suptitle(title)
+    return figure
+
+
+def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
+    """Draw a confusion matrix, with references in rows and predictions in columns.
+
+    Args:
+        labels: the labels.
+        counts: the number of examples by (reference, prediction).
+
+    Note:
+        With more than LABELS labels, counts and some labels are omitted.
+    """
+    values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
+    shares = values / values.sum(1, keepdim=True).clamp(min=1)
+    size = 1.8 + 0.8 * min(len(labels), LABELS)
+    with rc_context(style_for(*labels)):
+        figure = Figure(figsize=(size + 0.8, size), layout="constrained")
+        axes = figure.subplots()
+        image = axes.imshow(shares.numpy(), vmin=0, vmax=1, cmap=HEAT)
+        if len(labels) <= LABELS:
+            for row, column in itertools.product(range(len(labels)), repeat=2):
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, f"{values[row, column]:,}", ha="center", va="center", color=color)
+        named = range(0, len(labels), -(-len(labels) // (3 * LABELS)))
+        axes.set_xticks(named, [labels[n] for n in named], parse_math=False, rotation=90 if len(labels) > LABELS else 0)
+        axes.set_yticks(named, [labels[n] for n in named], parse_math=False)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="fraction of the row")
+        correct, tested = int(values.trace()), int(values.sum())
+        figure.suptitle(f"{correct:,} of {tested:,} correct")
+    return figure
+
+
+def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
+    """Load images and pad them to the same size.
+
+    Args:
+        paths: the paths of the images.
+
+    Note:
+        W&B shows the images of one name side by side and crops them if their sizes differ. Images larger than
+        MAX_IMAGE_SIZE are scaled down, since many are in memory at once.
+    """
+    pictures = []
+    for path in paths:
+        with Image.open(path) as file:
+            pictures.append(file.convert("RGB"))
+        pictures[-1].thumbnail((MAX_IMAGE_SIZE, MAX_IMAGE_SIZE))
+    size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
+    padded = []
+    for picture in pictures:
+        canvas = Image.new("RGB", size, "white")
+        canvas.paste(picture)
+        padded.append(canvas)
+    return padded

@@ -1,0 +1,138 @@
+"""Runs in child processes: `lightning-tfm fit` with its output in a log, one or several at a time, and their seeds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.system.files import make_folder
+
+INTERVAL = 0.2
+"""Seconds between two checks whether child processes are running."""
+
+MAX_SEEDS = 1000
+
+
+class ChildRun:
+    """A `lightning-tfm fit` in a child process, which starts in the current folder.
+
+    Note:
+        `main` sets PYTHONSAFEPATH, so neither this process nor those that it starts import modules from that folder.
+
+    Args:
+        arguments: the arguments of `fit`.
+        log: the file to which the output of the process is appended; its folder is created.
+        threads: the number of threads of the process; None for torch's default.
+        pass_fds: file descriptors that the process inherits, except on Windows.
+
+    Attributes:
+        log: the log.
+        process: the process.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, threads: int | None = None, pass_fds: Sequence[int] = ()
+    ) -> None:
+        self.log = log
+        self.started = time.monotonic()
+        make_folder(log.parent)
+        environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
+        with log.open("ab") as output:
+            self._begin = output.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lightning_tfm", "fit", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                # In its own session, the run is not reached by Ctrl-C: it receives a single SIGTERM from `terminate`.
+                start_new_session=True,
+                pass_fds=() if os.name == "nt" else pass_fds,
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the start of the process."""
+        return time.monotonic() - self.started
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the process is running."""
+        return self.process.poll() is None
+
+    @property
+    def last_line(self) -> str:
+        """Return the last line that the process has written, which is the message of a failed run."""
+        lines = self.log.read_bytes()[self._begin :].decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it was killed")
+
+    def terminate(self) -> None:
+        """Send SIGTERM to a running process, which then saves a checkpoint and exits.
+
+        Note:
+            On Windows, which has no SIGTERM, the run loses the steps since its last checkpoint.
+        """
+        if self.is_running:
+            self.process.terminate()
+
+
+def run_children(
+    starts: Iterable[Callable[[], ChildRun]], jobs: int = 1, watch: Callable[[list[ChildRun]], None] = lambda _: None
+) -> list[ChildRun]:
+    """Start runs in child processes, at most `jobs` at a time, and wait until all have ended.
+
+    If an exception is raised, for example by a signal, all running processes are terminated, and have saved a
+    checkpoint when the function raises it.
+
+    Args:
+        starts: functions that start a run each, called in this order.
+        jobs: the number of runs at a time.
+        watch: a function that is called several times per second, and at the end, with all runs started so far. It may
+            terminate a run.
+
+    Returns:
+        The runs, in the order of their start.
+    """
+    waiting, children = iter(starts), list[ChildRun]()
+    try:
+        while True:
+            while sum(child.is_running for child in children) < jobs and (start := next(waiting, None)):
+                children.append(start())
+            running = any(child.is_running for child in children)
+            watch(children)
+            if not running:
+                return children
+            time.sleep(INTERVAL)
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.process.wait()
+
+
+def parse_seeds(text: str, example: str) -> list[int]:
+    """Parse seeds such as `7`, `1..5` or `1,4,9`.
+
+    Args:
+        text: the seeds, as typed for `--seeds`.
+        example: seeds that an error message suggests.
+
+    Raises:
+        UserError: if the text is not a list of different seeds.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        bounds = part.split("..")
+        if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
+            raise UserError(f"--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is {text!r}; try {example}")
+        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MAX_SEEDS + 1))
+    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS or max(seeds) >= 2**32:
+        raise UserError(
+            f"--seeds must be 1 to {MAX_SEEDS} different seeds below {2**32}, but is {text!r}; try {example}"
+        )
+    return seeds

@@ -1,0 +1,1 @@
+"""What touches the machine: files, memory, progress bars and the terminal."""

@@ -1,0 +1,174 @@
+"""Compatibility of a module with the data and the settings of the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from lightning import Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+
+from lightning_tfm.config.parsing_errors import INSTEAD, concrete
+from lightning_tfm.distributed.strategies import Elastic, ModelParallel
+from lightning_tfm.errors import UserError
+from lightning_tfm.tasks.metrics import all_gather_list
+
+if TYPE_CHECKING:
+    from lightning_tfm.data import TaskDataModule
+    from lightning_tfm.tasks.base import TaskModule
+
+REFUSED = {
+    BatchSizeFinder: "trains with other batches than the run",
+    GradientAccumulationScheduler: "counts epochs of Lightning, of which a run has one",
+    LearningRateFinder: "sets a learning rate that the model does not have",
+    StochasticWeightAveraging: "changes the learning rate by epochs",
+}
+"""Callbacks of Lightning that are not supported, and why."""
+
+
+def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
+    """Check that a module can be trained on the data.
+
+    Raises:
+        UserError: if it cannot; the message names the modules that can.
+    """
+    if issubclass(data_class, module_class.datamodule_class):
+        return
+    from lightning_tfm import tasks  # imports this module
+
+    fitting = []
+    for name in tasks.__all__:
+        other = getattr(tasks, name)
+        if issubclass(data_class, getattr(other, "datamodule_class", ())):
+            networks = concrete(get_type_hints(other.__init__)["network"])
+            fitting.append(f"lightning_tfm.tasks.{name}, whose network is {' or '.join(networks)}")
+    raise UserError(
+        f"the module must learn from {data_class.holds}, the data of {data_class.__name__}, but "
+        f"{module_class.__name__} learns from {module_class.datamodule_class.holds}"
+        + (f"; try {'; or '.join(fitting)}" if fitting else "")
+    )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Check that a strategy is supported.
+
+    Raises:
+        UserError: if the strategy is not supported, cannot divide its work among the processes, or starts processes as
+            copies of this one.
+    """
+    if isinstance(strategy, Elastic | ModelParallel):
+        strategy.check_processes(strategy.num_nodes * strategy.num_processes)
+    elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
+        raise UserError(
+            "trainer.strategy must be ddp, lightning_tfm.distributed.strategies.Elastic or "
+            "lightning_tfm.distributed.strategies.ModelParallel (FSDP2 and tensor parallelism), but is "
+            f"{type(strategy).__name__}"
+        )
+    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+        raise UserError(
+            "trainer.strategy must start each process with the command, but "
+            f"ddp_{strategy._start_method} copies this process; try ddp"
+        )
+
+
+def check_limits(strategy: Strategy, settings: Any) -> None:
+    """Check that evaluations with elastic determinism read all batches.
+
+    Args:
+        strategy: the strategy of the Trainer.
+        settings: the Trainer, or its settings.
+
+    Raises:
+        UserError: if a limit, which Lightning applies to each process, selects other rows for each number of processes.
+    """
+    if not isinstance(strategy, Elastic) or strategy.num_shards == 1:
+        return
+    for name in ("limit_val_batches", "limit_test_batches"):
+        limit = getattr(settings, name)
+        if limit and (isinstance(limit, int) or limit < 1):
+            raise UserError(
+                f"trainer.{name} must be 1.0 or 0 with lightning_tfm.distributed.strategies.Elastic, since a limit of "
+                f"the batches selects other rows for each number of processes, but is {limit}; leave it out"
+            )
+
+
+def check_ranks(facts: Mapping[str, Any]) -> None:
+    """Check that all processes of a run agree, before they train.
+
+    Args:
+        facts: the values that must be equal, by name.
+
+    Raises:
+        UserError: on all processes, if a value differs.
+    """
+    first, *others = all_gather_list([dict(facts)])
+    for rank, theirs in enumerate(others, start=1):
+        for name, value in first.items():
+            if theirs.get(name) != value:
+                raise UserError(
+                    f"all processes of a run must have the same {name}, but rank 0 has {value} and rank {rank} has "
+                    f"{theirs.get(name)}; start them with the same command and packages in a folder that they share"
+                )
+
+
+def check_callbacks(trainer: Trainer) -> None:
+    """Check that all callbacks are supported.
+
+    Raises:
+        UserError: if one is not.
+    """
+    for callback in trainer.callbacks:
+        for cls, reason in REFUSED.items():
+            if isinstance(callback, cls):
+                name = cls.__name__
+                raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {INSTEAD[name]}")
+
+
+def check_epochs(trainer: Trainer) -> None:
+    """Refuse settings that count epochs in a run of `max_steps`, which is a single epoch of Lightning.
+
+    Raises:
+        UserError: if a setting does.
+    """
+    if trainer.max_steps < 1:
+        return
+    between = trainer.check_val_every_n_epoch
+    validates_once = between and trainer.val_check_interval == 1.0 and not trainer.fast_dev_run  # which sets both
+    settings: list[tuple[str, object, str]] = [
+        ("trainer.min_epochs", trainer.min_epochs and not trainer.min_steps, "raise trainer.max_steps"),
+        ("trainer.min_steps", trainer.min_steps, "raise trainer.max_steps"),
+        (
+            "trainer.check_val_every_n_epoch",
+            (between or 1) > 1 or (validates_once and trainer.early_stopping_callbacks),
+            "set it to null, and trainer.val_check_interval to a number of batches",
+        ),
+        ("trainer.reload_dataloaders_every_n_epochs", trainer.reload_dataloaders_every_n_epochs, "leave it out"),
+    ]
+    for callback in trainer.callbacks:
+        if isinstance(callback, EarlyStopping):
+            mend = "set it to false, and trainer.val_check_interval to a number of batches"
+            settings.append(("check_on_train_epoch_end of EarlyStopping", callback._check_on_train_epoch_end, mend))
+        elif isinstance(callback, ModelCheckpoint):
+            mend = "leave it out to save after each validation, or set every_n_train_steps"
+            settings.append(("every_n_epochs of ModelCheckpoint", callback._every_n_epochs > 1, mend))
+            settings.append(("save_on_train_epoch_end of ModelCheckpoint", callback._save_on_train_epoch_end, mend))
+        elif isinstance(callback, Timer):
+            settings.append(("interval of Timer", callback._interval == "epoch", "set it to step"))
+        elif isinstance(callback, LearningRateMonitor):
+            by_epoch = callback.logging_interval == "epoch"
+            settings.append(("logging_interval of LearningRateMonitor", by_epoch, "set it to step"))
+    for name, counts_epochs, mend in settings:
+        if counts_epochs:
+            raise UserError(
+                f"{name} must not count epochs, since a run of trainer.max_steps is one epoch of Lightning; {mend}"
+            )
