@@ -13,72 +13,16 @@ import pytest
 import torch
 import wandb
 
-from datamodules import Copy, Date, DateWorld, ToyTranslation
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Network, Transformer
+from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
-from runs import fit, made_once, run
+from support.data import DATA
+from support.experiments import fit, made_once
+from support.networks import NETWORKS, VOCAB_SIZE
+from support.processes import run
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-VOCAB_SIZE = 11
-
-NETWORKS = {
-    "transformer": lambda: Transformer(VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12),
-    "transformer_post_learned_tied": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, norm="post", positions="learned", tie_embeddings=True
-    ),
-    "gpt": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
-    "gpt_no_bias": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, bias=False),
-    "gpt_rotary": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="rotary"),
-    **{
-        f"transformer_{scheme}": lambda scheme=scheme: Transformer(
-            VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, positions=scheme
-        )
-        for scheme in ("rotary", "alibi", "none", "randomized", "coupled")
-    },
-    **{
-        f"gpt_{scheme}": lambda scheme=scheme: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions=scheme)
-        for scheme in ("sinusoidal", "alibi", "none", "randomized", "coupled")
-    },
-    "linear_transformer_none": lambda: LinearTransformer(
-        VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="none"
-    ),
-    "linear_transformer": lambda: LinearTransformer(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
-    **{
-        f"{attention}_attention_lstm": lambda attention=attention: AttentionLSTM(
-            VOCAB_SIZE, 16, dropout=0.1, attention=attention
-        )
-        for attention in ("location_aware", "monotonic", "hard_monotonic")
-    },
-    **{
-        f"{attention}_attention_gru": lambda attention=attention: AttentionLSTM(
-            VOCAB_SIZE, 16, dropout=0.1, attention=attention, cell="gru"
-        )
-        for attention in ("additive", "monotonic", "hard_monotonic")
-    },
-    "attention_lstm_pointer": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1, pointer_generator=True),
-    "transformer_pointer": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, pointer_generator=True
-    ),
-    "transformer_monotonic": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, cross_attention="monotonic"
-    ),
-    "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
-}
-DATA = {
-    "copy": lambda **settings: Copy(
-        **{"train_size": 300, "val_size": 40, "test_size": 60, "longer_size": 20} | settings
-    ),
-    "date": lambda **settings: Date(**{"train_size": 300, "val_size": 40, "test_size": 60} | settings),
-    "date_world": lambda **settings: DateWorld(
-        **{"train_size": 300, "val_size": 40, "test_size": 60, "unseen_size": 20} | settings
-    ),
-    "toy_translation": lambda **settings: ToyTranslation(
-        **{"train_size": 300, "val_size": 40, "test_size": 60} | settings
-    ),
-}
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from layers import layers, rooms
-
 from lightning_tfm.__main__ import COMMANDS, USAGE
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
 from lightning_tfm.config.experiments import Claim, confidence_interval, format_value, list_experiments

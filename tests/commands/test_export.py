@@ -1,0 +1,244 @@
+"""A trained network outside the commands: in Python and in export formats."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+
+import pytest
+import torch
+
+import lightning_tfm
+from lightning_tfm.commands.export import _exported, difference, example_inputs
+from lightning_tfm.errors import UserError
+from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate
+from lightning_tfm.inference.decoding import decode
+from lightning_tfm.inference.loading import PREDICTORS
+from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
+from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
+from support.experiments import TASKS, trained_run
+from support.processes import in_process
+
+FORMATS = {"safetensors": "model.safetensors", "torch_export": "model.pt2", "onnx": "model.onnx"}
+
+
+@pytest.fixture(autouse=True)
+def no_traced_classes():
+    """Delete the subclasses that torch.export defines of traced networks, whose names are those of the networks."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="session", params=TASKS)
+def checkpoint(request, tmp_path_factory):
+    """Return the checkpoint of a short run of each task."""
+    return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    assert not trained.network.training
+    if isinstance(trained, Seq2SeqPredictor):
+        source = torch.tensor([[*trained.tokenizer.encode("3 1 2"), EOS]])
+        tokens = decode(trained.network.decode_step, trained.network.encode(source), trained.max_target_length)
+        assert isinstance(trained.tokenizer.decode(tokens[0].tolist()), str)
+    assert trained.network.hyper_parameters["vocab_size"] == trained.tokenizer.vocab_size
+    with pytest.raises(AttributeError, match="no attribute 'lead'"):
+        _ = lightning_tfm.lead
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkeypatch, tmp_path, capsys):
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    folder = tmp_path / "exported"
+    network = lightning_tfm.load(checkpoint).network
+    if format != "safetensors" and not network.is_traceable:
+        assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 2
+        assert f"--format must be safetensors or single for this {type(network).__name__}" in capsys.readouterr().err
+        assert not folder.exists()
+        return
+    assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", folder) == 0, (
+        capsys.readouterr().err
+    )
+    assert {path.name for path in folder.iterdir()} == {FORMATS[format], "config.json"}
+    assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
+    trained = lightning_tfm.load(checkpoint)
+    config = json.loads((folder / "config.json").read_text())
+    assert PREDICTORS[config["class_path"]] is type(trained)
+    assert tokenizer_from_dict(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
+    for rows, length in ((1, 1), (4, 7)):
+        inputs = example_inputs(trained, rows, length)
+        with torch.no_grad():
+            expected = trained.network(**inputs)
+        torch.testing.assert_close(run_exported(format, folder, config, trained, inputs), expected, rtol=0, atol=1e-4)
+
+
+def run_exported(format, folder, config, trained, inputs):
+    if format == "safetensors":
+        from safetensors.torch import load_file
+
+        network = type(trained.network)(**config["network"]["init_args"]).eval()
+        missing, unexpected = network.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        assert not unexpected
+        weights = network.state_dict()
+        stored = {weights[name].data_ptr() for name in weights if name not in missing}
+        assert all(weights[name].data_ptr() in stored for name in missing), "only tied weights are stored once"
+        with torch.no_grad():
+            return network(**inputs)
+    if format == "torch_export":
+        return torch.export.load(folder / "model.pt2").module()(**inputs)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    names = {one.name for one in session.get_inputs()}
+    (logits,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
+    return torch.from_numpy(logits)
+
+
+@pytest.mark.parametrize("num_ngrams", [0, 20])
+def test_an_exported_classifier_accepts_texts_of_all_lengths(num_ngrams):
+    tokenizer = WordTokenizer(["good", "bad"], num_ngrams)
+    network = EncoderClassifier(tokenizer.vocab_size, 2, max_length=12, num_bigram_buckets=50).eval()
+    network.naive_bayes.scores.random_(-100_000, 100_000)
+    predictor = ClassifierPredictor(network, tokenizer, ["neg", "pos"])
+    program = _exported(predictor).module()
+    for rows, length in itertools.product((1, 2, 3), range(1, 13)):
+        inputs = example_inputs(predictor, rows, length)
+        torch.testing.assert_close(program(**inputs), network(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Transformer, {}),
+        (Transformer, {"norm": "post"}),
+        (Transformer, {"positions": "learned", "tie_embeddings": True}),
+        (GPT, {"bias": False, "activation": "gelu_tanh"}),
+        (GPT, {"positions": "rotary"}),
+        (GPT, {"positions": "randomized"}),
+        (GPT, {"positions": "sinusoidal"}),
+        (GPT, {"text_only": True}),
+    ],
+)
+def test_ctranslate2_gives_the_same_answers(kind, settings, tmp_path):
+    """Log probabilities and greedy answers are those of the network, whose weights are random and large."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    torch.manual_seed(0)
+    network = kind(30, 32, 4, 2, dropout=0.0, max_length=40, **settings).eval()
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Linear):
+            torch.nn.init.normal_(layer.weight, std=0.3)
+    source, target = (network.random_ids(20, 9, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    folder = tmp_path / "model"
+    ctranslate.convert(network, folder)
+    assert ctranslate.difference(network, folder, source, target) < 1e-4
+    with torch.no_grad():
+        answers = decode(network.decode_step, network.encode(source), 12)
+    sources = [ctranslate.tokens(row) for row in source]
+    if kind is Transformer:
+        found = ctranslate2.Translator(str(folder)).translate_batch(sources, beam_size=1, max_decoding_length=12)
+        found = [result.hypotheses[0] for result in found]
+    else:
+        prompts = [[*row, str(BOS)] for row in sources]
+        found = ctranslate2.Generator(str(folder)).generate_batch(
+            prompts, beam_size=1, max_length=12, include_prompt_in_result=False
+        )
+        found = [result.sequences[0] for result in found]
+    assert found == [[one for one in ctranslate.tokens(row) if one != str(EOS)] for row in answers]
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert (folder / "model.bin").stat().st_size < 4 * parameters + 20_000, "tied weights are written once"
+    with torch.no_grad():
+        network.head.weight[5, 0] += 0.5
+    assert ctranslate.difference(network, folder, source, target) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Transformer(11, 8, 2, max_length=8, positions="rotary"), "positions must be sinusoidal, learned for"),
+        (Transformer(11, 8, 2, max_length=8, cross_attention="monotonic"), "cross_attention must be dot_product"),
+        (Transformer(11, 8, 2, max_length=8, pointer_generator=True), "pointer_generator must be false"),
+        (GPT(11, 8, 2, max_length=8, positions="alibi"), "positions must be sinusoidal, learned, rotary, randomized"),
+        (
+            AttentionLSTM(11, 8),
+            "needs a Transformer or GPT, but the network is AttentionLSTM; try --format safetensors",
+        ),
+    ],
+)
+def test_networks_that_ctranslate2_lacks_are_refused(network, message, tmp_path):
+    pytest.importorskip("ctranslate2")
+    with pytest.raises(UserError, match=message):
+        ctranslate.convert(network, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_folder_for_ctranslate2(checkpoint, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path / "exported"
+    network = lightning_tfm.load(checkpoint).network
+    supported = isinstance(network, GPT | Transformer) and getattr(network, "pointer", None) is None
+    status = in_process(monkeypatch, "export", checkpoint, "--format", "ctranslate2", "--output", folder)
+    assert status == (0 if supported else 2)
+    if supported:
+        assert capsys.readouterr().out.startswith(f"{folder / 'ctranslate2'}: the checkpoint's outputs, within ")
+        assert {path.name for path in (folder / "ctranslate2").iterdir()} >= {"model.bin", "config.json"}
+    else:
+        assert "--format ctranslate2" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("task", ["seq2seq", "copying", "language modeling", "classification"])
+def test_a_network_with_few_positions_is_exported(task):
+    """Example inputs are no longer than its number of positions."""
+    tokenizer = SymbolTokenizer([UNKNOWN, *"abc"])
+    size, sizes = tokenizer.vocab_size, {"d_model": 16, "num_heads": 2, "num_layers": 1}
+    module = {
+        "seq2seq": lambda: Seq2SeqModule(Transformer(size, **sizes, max_length=4), tokenizer, 4),
+        "copying": lambda: Seq2SeqModule(
+            Transformer(size, **sizes, max_length=4, pointer_generator=True), tokenizer, 4
+        ),
+        "language modeling": lambda: LanguageModel(GPT(size, **sizes, max_length=4), tokenizer),
+        "classification": lambda: Classifier(EncoderClassifier(size, 2, 4, **sizes), tokenizer, ("neg", "pos")),
+    }[task]().eval()
+    program = _exported(module).module()
+    assert difference(module, lambda inputs: program(**inputs)) < 1e-4
+
+
+def test_an_export_with_other_logits_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
+    """The writer reports a difference, as if the format had lost a weight."""
+    from lightning_tfm.commands import export
+
+    monkeypatch.setitem(export.WRITERS, "safetensors", lambda trained, path: path.write_text("") or 0.5)
+    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path / "exported") == 2
+    assert "must give the outputs of the checkpoint within 0.0001, but differs by 0.5" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_and_other_shapes_count_as_differences(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    assert difference(trained, lambda inputs: trained.network(**inputs)) == 0
+    assert difference(trained, lambda inputs: trained.network(**inputs)[..., :1]) == math.inf
+    for some in (slice(None), slice(1)):  # all logits, or a single one
+
+        def broken(inputs, some=some):
+            logits = trained.network(**inputs).clone()
+            logits.view(-1)[some] = torch.nan
+            return logits
+
+        assert math.isnan(difference(trained, broken))
+
+
+def test_an_existing_folder_is_not_overwritten(checkpoint, monkeypatch, tmp_path, capsys):
+    assert in_process(monkeypatch, "export", checkpoint, "--output", tmp_path) == 2
+    assert "--output must be a new folder" in capsys.readouterr().err
+
+
+def test_example_inputs_are_padded_like_batches(checkpoint):
+    trained = lightning_tfm.load(checkpoint)
+    for ids in example_inputs(trained, 3, 6).values():
+        assert ((ids != 0).long().diff(dim=1) <= 0).all()
+    assert isinstance(trained.network, EncoderClassifier) == isinstance(trained, ClassifierPredictor)

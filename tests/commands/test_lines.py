@@ -1,0 +1,574 @@
+"""Lines of text: n-best outputs, scores, alignments, and output files that are continued."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import sys
+from argparse import Namespace
+from io import BufferedReader, BytesIO, TextIOWrapper
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_tfm.callbacks import Predictions
+from lightning_tfm.commands import generate, score
+from lightning_tfm.commands.generate import BARS, _attention_table
+from lightning_tfm.commands.lines import CHUNK_SIZE, LineOutput, read_chunks
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.console import print_results
+from lightning_tfm.inference import BATCH_SIZE, Predictor, Score
+from lightning_tfm.inference.attention_maps import AttentionMap
+from lightning_tfm.inference.decoding import DecodingOptions
+from lightning_tfm.inference.loading import load
+from lightning_tfm.networks import GPT
+from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
+from lightning_tfm.tokenization import BOS, EOS, SymbolTokenizer
+from support.experiments import TASKS, trained_run
+from support.processes import in_process
+
+PAIRS = [name for name in TASKS if TASKS[name][0] == "Seq2SeqModule"]
+SOURCES = {"translation": ["der Hund schläft", "ein Kind", "ein Mann"], "spelling": ["abc", "e", "cab"]}
+
+
+@pytest.fixture(params=PAIRS)
+def checkpoint(request, tmp_path_factory):
+    return trained_run(request.param, tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+@pytest.fixture
+def sources(checkpoint):
+    return SOURCES[checkpoint.parents[2].name.partition("_")[0]]
+
+
+def log_probability(module, source, target):
+    """Return the log probability of a target, computed step by step."""
+    state = module.network.encode(torch.tensor([[*module.tokenizer.encode(source), EOS]]))
+    token, total = BOS, 0.0
+    for following in [*module.tokenizer.encode_target(target), EOS]:
+        logits, state = module.network.decode_step(torch.tensor([token]), state)
+        total += logits.log_softmax(-1)[0, following].item()
+        token = following
+    return total
+
+
+def test_scores_are_the_log_probabilities_of_the_outputs(checkpoint, sources):
+    module = load(checkpoint)
+    options = DecodingOptions(beam_size=4, n_best=3, scores=True)
+    for source, prediction in zip(sources, module.predict(sources, options), strict=True):
+        texts = [output.text for output in prediction.outputs]
+        assert 1 <= len(texts) <= 3
+        assert texts[0] == module.predict([source], DecodingOptions(beam_size=4))[0].text
+        for output in prediction.outputs:
+            assert output.log_probability < 0
+            whole = len(module.tokenizer.encode_target(output.text)) < module.max_target_length  # it was not cut off
+            if (
+                whole and module.tokenizer.word_indices(output.text) is None
+            ):  # subwords can spell a text in several ways
+                expected = log_probability(module, source, output.text)
+                assert output.log_probability == pytest.approx(expected, abs=1e-3)
+
+
+def test_8_bit_weights_give_nearly_the_same_scores(checkpoint, sources, monkeypatch, capsys):
+    def columns(*command):
+        assert in_process(monkeypatch, *command) == 0
+        return zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)
+
+    lines = [f"{source}\t{source}" for source in sources]
+    expected, found = (
+        torch.tensor([float(score) for score in next(columns("score", checkpoint, *lines, *options))])
+        for options in ([], ["--int8"])
+    )
+    assert not found.equal(expected)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    generated = ("generate", checkpoint, *sources, "--scores")
+    (texts, scores, _), (ours, our_scores, _) = columns(*generated), columns(*generated, "--int8")
+    same = [index for index, (text, other) in enumerate(zip(texts, ours, strict=True)) if text == other]
+    assert len(same) >= 2
+    for index in same:
+        assert float(our_scores[index]) == pytest.approx(float(scores[index]), rel=0.05, abs=0.05)
+
+
+@pytest.mark.parametrize("task", ["text_gpt", "text_linear_transformer", "reviews_classifier"])
+def test_8_bit_weights_serve_every_task_on_the_cpu(task, tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--int8") == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_outputs_with_the_same_text_are_written_once(checkpoint, sources, monkeypatch):
+    """Different tokens may have the same text."""
+    module = load(checkpoint)
+    options = DecodingOptions(beam_size=4, n_best=4, scores=True)
+    before = module.predict(sources, options)
+    decode = module.tokenizer.decode
+    monkeypatch.setattr(module.tokenizer, "decode", lambda ids: str(len(decode(ids)) % 2))
+    after = module.predict(sources, options)
+    for all_outputs, (outputs, _) in zip(before, after, strict=True):
+        best = {}
+        for output in all_outputs.outputs:
+            best.setdefault(str(len(output.text) % 2), pytest.approx(output.log_probability, abs=1e-4))
+        assert {output.text: output.log_probability for output in outputs} == best
+        assert len(outputs) == len(best)
+    assert sum(len(prediction.outputs) for prediction in after) < sum(len(prediction.outputs) for prediction in before)
+
+
+def test_given_targets_are_scored(checkpoint, sources, monkeypatch, tmp_path, capsys):
+    module = load(checkpoint)
+    targets = [module.predict([source])[0].text or "a" for source in sources]
+    targets[0] = targets[-1]
+    lines = [f"{source}\t{target}" for source, target in zip(sources, targets, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "no target", ""]))
+    assert in_process(monkeypatch, "score", checkpoint, "--input", tmp_path / "pairs.tsv") == 1
+    printed = capsys.readouterr()
+    *rows, missing = printed.out.splitlines()
+    assert missing == ""
+    assert "line 4: it must have a source and a target, separated by a tab" in printed.err
+    for row, source, target in zip(rows, sources, targets, strict=True):
+        value, perplexity = map(float, row.split("\t"))
+        assert value == pytest.approx(log_probability(module, source, target), abs=1e-3)
+        tokens = len(module.tokenizer.encode_target(target)) + 1
+        assert perplexity == pytest.approx(math.exp(-value / tokens), rel=1e-3)
+
+
+@pytest.mark.parametrize("length", [2, 9, 12, 13, 30])
+def test_a_text_is_scored_in_windows(length):
+    """Each token is predicted from the whole text before it, or from at least half of the network's positions."""
+    torch.manual_seed(0)
+    tokenizer = SymbolTokenizer("abcdefgh")
+    network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12).eval()
+    module = LanguageModel(network, tokenizer)
+    text = "".join("abcdefgh"[n] for n in torch.randint(8, (length,)).tolist())
+    ids = torch.tensor([tokenizer.encode(text)])
+    expected, start, seen = 0.0, 0, 1
+    while seen < length:
+        for position in range(seen, min(length, start + 13)):
+            logits = network(ids[:, :0], ids[:, start:position])
+            expected += logits[0, -1].log_softmax(-1)[ids[0, position]].item()
+        seen = min(length, start + 13)
+        start = seen - 6
+    (score,) = module.score([text])
+    assert score.tokens == length - 1
+    assert score.log_probability == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_perplexity_that_overflows_is_infinite():
+    assert Score(-1e6, 2).perplexity == math.inf
+    assert Score(-2.0, 2).perplexity == pytest.approx(math.e)
+
+
+def test_other_tasks_have_neither_scores_nor_alignments(tmp_path_factory):
+    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
+    with pytest.raises(UserError, match="the task of the model must score lines, but Classifier does not"):
+        module.score(["good"])
+    with pytest.raises(UserError, match="the task of the model must align lines, but Classifier does not"):
+        module.align("good", "pos")
+    with pytest.raises(UserError, match="scores must not be set for a Classifier"):
+        module.predict(["good"], DecodingOptions(scores=True))
+
+
+# Alignments
+
+
+def test_alignments_follow_the_attention(checkpoint, sources):
+    """Without a gold alignment, of the mean over the heads of the middle layer."""
+    module = load(checkpoint)
+    for source, prediction in zip(sources, module.predict(sources, DecodingOptions(alignments=True)), strict=True):
+        (output,) = prediction.outputs
+        found = [
+            shown
+            for shown in module.attention({"source": source, "target": output.text, "alignment": None})
+            if shown.predicts and (shown.keys[-1] == "EOS" or "BOS" in shown.keys[1:])
+        ]
+        shown = found[len(found) // 2]
+        targets, symbols = module.tokenizer.split_target(output.text), module.tokenizer.split(source)
+        rows = shown.weights.mean(0)[shown.first_target :][: len(targets), : len(symbols)]
+        words = module.tokenizer.word_indices
+        first, second = words(source) or range(len(symbols)), words(output.text) or range(len(targets))
+        expected = {(first[i], second[j]) for j, i in enumerate(rows.argmax(1).tolist())}
+        assert set(output.alignment) == expected
+        units = [source.split(), output.text.split()] if words(source) else [symbols, targets]
+        assert all(i < len(units[0]) and j < len(units[1]) for i, j in output.alignment)
+
+
+def test_truncated_outputs_are_aligned(checkpoint, sources, monkeypatch):
+    """The decoder cannot read the last token of an output of maximum length."""
+    module = load(checkpoint)
+    decode_step, steps = module.network.decode_step, []
+
+    def endless(*arguments):
+        steps.append(arguments)
+        logits, state = decode_step(*arguments)
+        return logits.index_fill(-1, torch.tensor(EOS), float("-inf")), state
+
+    monkeypatch.setattr(module.network, "decode_step", endless)
+    predictions = module.predict(sources, DecodingOptions(alignments=True))
+    assert steps, "the network decodes"
+    assert len(steps) % module.max_target_length == 0  # of all batches
+    for source, prediction in zip(sources, predictions, strict=True):
+        assert prediction.outputs[0].alignment
+        content = {"source": source, "target": prediction.text, "alignment": None}
+        for shown in module.attention(content):
+            assert shown.weights.shape[1:] == (len(shown.queries), len(shown.keys))
+
+
+def test_the_head_that_agrees_with_the_gold_alignment_is_used(reference):
+    module = load(reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt")
+    layer, head = module.alignment_head
+    (prediction,) = module.predict(["3 1 2"], DecodingOptions(alignments=True))
+    attention = module.attention({"source": "3 1 2", "target": prediction.text, "alignment": None})
+    (shown,) = [shown for shown in attention if shown.layer == layer]
+    links = [(i, j) for j, i in enumerate(shown.weights[head, :-1, :3].argmax(-1).tolist())]
+    assert prediction.outputs[0].alignment == tuple(sorted(links))
+
+
+def test_attention_is_shown_as_text(reference, monkeypatch, capsys):
+    checkpoint = reference("transformer") / "runs/copy_transformer/version_0/checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "3 1 2", "--show-attention") == 0
+    output, header, *rows, scale = capsys.readouterr().out.splitlines()
+    assert header.split() == ["3", "1", "2", "EOS"]
+    assert [row[0] for row in rows] == output.split()
+    assert {cell for row in rows for cell in row[1:]} <= set(BARS)
+    assert "█" in "".join(rows)
+    assert re.fullmatch(r"\(█ is a weight of [01]\.\d\d, a blank is below 0\.0\d\d\)", scale)
+
+
+def test_weights_shown_as_text_are_relative_to_the_largest():
+    """Only weights below a fiftieth of the largest are blank, so that diffuse attention is visible."""
+    weights = torch.tensor([[[0.10, 0.05, 0.0019], [0.049, 0.0021, 0.10]]])
+    table = _attention_table(AttentionMap("layer", weights, ["x", "y"], ["a", "b", "EOS"], []))
+    assert table.splitlines() == ["  a b EOS", "x █ ▄", "y ▄ ▁ ███", "(█ is a weight of 0.10, a blank is below 0.002)"]
+    diffuse = _attention_table(AttentionMap("layer", torch.full((1, 1, 40), 1 / 40), ["x"], 40 * ["a"], []))
+    assert diffuse.splitlines()[1] == "x" + 40 * " █"
+    none = _attention_table(AttentionMap("layer", torch.zeros(1, 0, 3), [], ["a", "b", "c"], []))
+    assert none.splitlines()[0] == " a b c"
+
+
+# Formats
+
+
+def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch, capsys):
+    details = ["--n-best", "2", "--scores", "--alignments"]
+    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert in_process(monkeypatch, "generate", checkpoint, *sources, *details, "--json") == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == len(objects) >= len(sources)
+    for (text, value, rank, alignment), found in zip(rows, objects, strict=True):
+        assert (text, int(rank), alignment) == (found["text"], found["rank"], found["alignment"])
+        assert float(value) == pytest.approx(found["log_probability"], abs=1e-4)
+    numbers = [found["line"] for found in objects]
+    assert sorted(set(numbers)) == numbers or numbers == sorted(numbers)
+    assert set(numbers) == {1, 2, 3}
+
+
+def test_each_output_is_one_line_with_one_column(tmp_path_factory, monkeypatch, capsys):
+    """A reader that splits at universal newlines, or by str.splitlines, reads as many lines as there are outputs."""
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    text = "\r".join(["a", *" \n\v\f\x1c\x1d\x1e\x85\u2028\u2029\t", "b"])
+    monkeypatch.setattr(SymbolTokenizer, "decode", lambda self, ids: text)
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "b") == 0
+    assert capsys.readouterr().out.splitlines() == [f"a{' ' * 23}b"] * 2
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "b", "--json") == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [text] * 2
+
+
+def test_a_line_of_a_table_is_not_a_source_of_symbols(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"abc\tABC\nabc\t\n")))
+    assert in_process(monkeypatch, "generate", checkpoint) == 1
+    written = capsys.readouterr()
+    assert written.err.splitlines()[0] == (
+        "lightning-tfm: line 1: it must hold only the column of the source, but has 2 columns, separated by tabs; "
+        "select it, as with cut -f1"
+    )
+    first, second = written.out.splitlines()
+    assert first == ""
+    assert second
+
+
+@pytest.mark.parametrize("task", ["translation_transformer", "reviews_classifier"])
+def test_tabs_in_a_text_are_noted(task, tmp_path_factory, monkeypatch, capsys):
+    """Texts may contain tabs, as those of Multi30k and IMDB do."""
+    checkpoint = trained_run(task, tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"der\tHund\nder Hund\n")))
+    assert in_process(monkeypatch, "generate", checkpoint) == 0
+    written = capsys.readouterr()
+    assert written.out.count("\n") == 2
+    assert "line 1: it has 2 columns, separated by tabs, read as one text; select the column of the" in written.err
+    assert "line 2: it has 2 columns" not in written.err
+
+
+def test_tabs_may_be_symbols():
+    tokenizer = SymbolTokenizer("ab\t")
+    module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
+    (prediction,) = module.predict(["a\tb"])
+    assert prediction.outputs
+    assert "read as one text" in prediction.note
+
+
+def test_features_are_a_column_of_the_source():
+    tokenizer = SymbolTokenizer(["a", "[V]"], feature_separator=";")
+    module = Seq2SeqModule(GPT(tokenizer.vocab_size, 16, 2, 1, max_length=12), tokenizer, max_target_length=3)
+    whole, source = module.predict(["a\tV\ta", "a\tV"])
+    assert "it must hold only the columns of the source and its features, but has 3 columns" in whole.note
+    assert source.outputs
+    whole, pair = module.score(["a\tV\ta\ta", "a\tV\ta"])
+    assert "but has 3 columns" in whole.note
+    assert pair.log_probability
+
+
+def test_more_tokens_than_a_model_generates_are_refused(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    longest = load(checkpoint).max_target_length
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest) == 0
+    monkeypatch.setattr("sys.stdin", None)  # no input is read
+    assert in_process(monkeypatch, "generate", checkpoint, "--max-tokens", longest + 1) == 2
+    message = f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [generate, score])
+def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
+    parser = command.make_parser()
+    assert parser.parse_intermixed_args(["CKPT", "--int8", "--", "-able", "-ly"]).texts == ["-able", "-ly"]
+    with pytest.raises(UserError, match="unrecognized arguments: -able; write texts that begin with - after --"):
+        parser.parse_intermixed_args(["CKPT", "-able"])
+    with pytest.raises(UserError, match="--input: expected one argument, which follows = if it begins with -"):
+        parser.parse_intermixed_args(["CKPT", "--input", "-able"])
+
+
+@pytest.mark.parametrize(
+    ("content", "lines", "status"),
+    [
+        (b"\xef\xbb\xbfa\nb\n", 2, 0),
+        (b"a\rb\rc", 3, 0),
+        (b"a\r\nb\r\n", 2, 0),
+        (b"a\nH\xfcnd\n", 2, 1),
+        ("a\n".encode("utf-16"), 0, 2),
+    ],
+)
+def test_input_is_read_as_utf_8(content, lines, status, tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    (tmp_path / "input").write_bytes(content)
+    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == status
+    written = capsys.readouterr()
+    assert len(written.out.splitlines()) == lines
+    errors = {0: "", 1: "line 2: it is not valid UTF-8; save the input in UTF-8", 2: "in UTF-16 do; save it in UTF-8"}
+    assert errors[status] in written.err
+    assert ("in the vocabulary" in written.err) is False
+
+
+# Long inputs
+
+
+def test_outputs_do_not_depend_on_the_lines_beside_them(checkpoint, sources):
+    """Lines are sorted by length, and their outputs are in the order of the lines."""
+    module = load(checkpoint)
+    lines = [*sources, sources[0], *sources[::-1]]
+    alone = [module.predict([line])[0].text for line in lines]
+    assert [prediction.text for prediction in module.predict(lines)] == alone
+
+
+def test_input_is_read_in_chunks():
+    read = []
+    endless = (read.append(number) or str(number) for number in range(10**9))
+    chunks = read_chunks(Namespace(texts=endless, input=None), None, one_by_one=False)
+    assert len(next(chunks)) == CHUNK_SIZE
+    assert len(read) == CHUNK_SIZE
+
+
+def interrupt(monkeypatch, number, method="predict"):
+    """Let the call of a method with this number, from 1, end as by Ctrl-C; return the list of the calls so far."""
+    original, calls = getattr(Predictor, method), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(Predictor, method, interrupted)
+    return calls
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "1"]])
+def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    letters = [chr(97 + n) for n in torch.randint(5, (3 * CHUNK_SIZE - 100,)).tolist()]
+    (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "", letters[-1]]))
+    command = ["generate", checkpoint, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
+    assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
+    calls = interrupt(monkeypatch, 3)
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
+    assert not (tmp_path / "parts").exists()
+    with (tmp_path / "parts.part").open("a") as file:  # written after the last complete chunk
+        file.write("cut o")
+    capsys.readouterr()
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 1
+    assert f"after {2 * CHUNK_SIZE:,} lines" in capsys.readouterr().err
+    assert len(calls) == 4
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
+
+
+def test_an_interrupted_score_continues_its_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    letters = [chr(97 + n) for n in torch.randint(5, (2 * CHUNK_SIZE + 9,)).tolist()]
+    (tmp_path / "input").write_text("".join(f"{letter}\t{letter.upper()}\n" for letter in letters))
+    command = ["score", checkpoint, "--input", tmp_path / "input", "--output"]
+    assert in_process(monkeypatch, *command, tmp_path / "whole") == 0
+    calls = interrupt(monkeypatch, 2, "score")
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
+    assert in_process(monkeypatch, *command, tmp_path / "parts") == 0
+    assert f"after {CHUNK_SIZE:,} lines" in capsys.readouterr().err
+    assert len(calls) == 4
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    (tmp_path / "input").write_text("a\nb\n")
+    (tmp_path / "output.part").write_text("x\n")
+    state = {"command": "another", "lines": 1, "failures": 0, "bytes": 2}
+    (tmp_path / "output.part.json").write_text(json.dumps(state))
+    command = ["generate", checkpoint, "--input", tmp_path / "input", "--output", tmp_path / "output"]
+    assert in_process(monkeypatch, *command) == 2
+    assert "repeat that command, or delete this file" in capsys.readouterr().err
+    assert (tmp_path / "output.part").read_text() == "x\n"
+    (tmp_path / "output.part").unlink()
+    assert in_process(monkeypatch, *command) == 0
+    assert len((tmp_path / "output").read_text().splitlines()) == 2
+
+
+def test_an_output_is_written_by_one_command_at_a_time(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    command = ["generate", checkpoint, "a", "--output", tmp_path / "output"]
+    original, statuses = Predictor.predict, []
+
+    def predict(*arguments):
+        monkeypatch.setattr(Predictor, "predict", original)
+        statuses.append(in_process(monkeypatch, *command))
+        return original(*arguments)
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    assert in_process(monkeypatch, *command) == 0
+    assert statuses == [2]
+    assert "output' is locked by another process; stop that process first" in capsys.readouterr().err
+    assert len((tmp_path / "output").read_text().splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"output"}
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_an_output_is_synchronized_before_it_is_renamed(piped, tmp_path_factory, tmp_path, monkeypatch):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    calls, fsync, replace = [], os.fsync, Path.replace
+
+    def record_fsync(descriptor):
+        calls.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def record_replace(path, target):
+        calls.append(("rename", str(path)))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\nb\n")))
+    texts = [] if piped else ["a", "b"]
+    assert in_process(monkeypatch, "generate", checkpoint, *texts, "--output", tmp_path / "output") == 0
+    part = str(tmp_path / "output.part")
+    assert calls[-3:] == [("fsync", part), ("rename", part), ("fsync", str(tmp_path))]
+
+
+def test_a_full_disk_is_reported_with_the_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
+    assert in_process(monkeypatch, "generate", checkpoint, "a", "--output", tmp_path / "output") == 1
+    assert capsys.readouterr().err.endswith("/output.part: No space left on device\n")
+
+
+def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    """The lines of an interrupted command may not come again."""
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    command = ["generate", checkpoint, "--output", tmp_path / "output"]
+    interrupt(monkeypatch, 2)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
+    assert in_process(monkeypatch, *command) == 130
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"b\n")))
+    assert in_process(monkeypatch, *command) == 0
+    assert len((tmp_path / "output").read_text().splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"output"}
+
+
+def test_a_mistake_leaves_no_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--scores", "--output", tmp_path / "output") == 2
+    assert not list(tmp_path.iterdir())
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--output", "/dev/null") == 2
+    assert "/dev/null' cannot be opened: Not a regular file" in capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
+
+
+def test_binary_standard_input_is_one_mistake(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(b"\x80\0\n" * 1000))))
+    assert in_process(monkeypatch, "generate", checkpoint) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "lightning-tfm: error: standard input must be a text in UTF-8, but has zero bytes, as binary files and texts "
+        "in UTF-16 do; save it in UTF-8"
+    )
+
+
+def test_the_label_of_a_text_is_written_with_its_probability(tmp_path_factory, monkeypatch, capsys):
+    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+    assert in_process(monkeypatch, "generate", checkpoint, "good", "--json") == 0
+    (written,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert written.keys() == {"line", "text", "probability"}
+    assert written["text"] in load(checkpoint).labels
+    assert 0 < written["probability"] <= 1
+
+
+def test_a_classifier_warns_of_a_long_text(tmp_path_factory):
+    module = load(trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt")
+    length = module.longest_source + 1
+    (prediction,) = module.predict(["good " * length])
+    assert f"it has {length} tokens, more than any training text" in prediction.note
+
+
+def test_control_characters_of_predictions_are_escaped(capsys):
+    predictions = Predictions()
+    for correct in (True, False):
+        line = {"source": "a\x1b[2J", "prediction": "[b]\x1b]", "target": "c\x9b", "correct": correct, "nll": 1.0}
+        predictions.lines.append(("test", 0, line))
+    trainer = SimpleNamespace(
+        callbacks=[predictions],
+        callback_metrics={"test/loss": torch.tensor(0.5)},
+        datamodule=SimpleNamespace(test_sets=("test",)),
+        state=SimpleNamespace(fn=TrainerFn.TESTING),
+    )
+    print_results(trainer)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        r"correct  a\x1b[2J → [b]\x1b]",
+        r"wrong    a\x1b[2J → [b]\x1b] (expected c\x9b)",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_control_characters_are_escaped_in_a_terminal_only(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    options = Namespace(texts=["a"], input=None, output=None)
+    with LineOutput(options) as output:
+        output.write(["a\x1b[2J\tb\x9b", "c\rd\x7f\ne é"], ["", "no \x1b]0;title\x07"], 0)
+    printed = capsys.readouterr()
+    exact, escaped = "a\x1b[2J\tb\x9b\nc\rd\x7f\ne é\n", "a\\x1b[2J\tb\\x9b\nc\\x0dd\\x7f\ne é\n"
+    assert printed.out == (escaped if is_terminal else exact)
+    assert printed.err == "lightning-tfm: line 2: no \\x1b]0;title\\x07\n"

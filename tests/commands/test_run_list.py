@@ -1,0 +1,117 @@
+"""The list of runs below a folder: `lightning-tfm runs`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+
+import pytest
+
+from lightning_tfm.checkpoint import read
+from lightning_tfm.checkpoint.archive import write
+from lightning_tfm.runs.lock import lock_run
+from support.processes import in_process
+
+
+@pytest.fixture
+def copies(reference, tmp_path):
+    """Return a function that copies a finished run to a folder of the given name."""
+    original = reference("gpt") / "runs/copy_gpt/version_0"
+    return lambda name: shutil.copytree(original, tmp_path / "runs" / name)
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch, capsys):
+    """Return a function that lists the runs, and returns the row of each by name."""
+    monkeypatch.chdir(tmp_path)
+
+    def listed():
+        assert in_process(monkeypatch, "runs") == 0
+        rows = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        return {row.split()[0]: re.split(r" {2,}", row) for row in rows if row and set(row) != {"─"}}
+
+    return listed
+
+
+def test_each_state_of_a_run_is_listed(copies, listed):
+    finished, stopped, running, damaged, new = map(copies, ("finished", "stopped", "running", "damaged", "new"))
+    for run in (stopped, running, new):
+        (run / "summary.json").unlink()
+    lock = lock_run(running)
+    (damaged / "summary.json").write_text("{")
+    shutil.rmtree(new / "checkpoints")
+    (new / "metrics.csv").unlink()
+    summary = json.loads((finished / "summary.json").read_text())
+    rows = list(csv.DictReader((finished / "metrics.csv").read_text().splitlines()))
+    best = f"val/loss {min(float(row['val/loss']) for row in rows if row['val/loss']):.4f}"
+    result = f"test/exact_match {summary['test']['exact_match']:.4f}"
+    saved = read(stopped / "checkpoints/last.ckpt")["callbacks"]["Summary"]["train_seconds"]
+    assert listed() == {
+        "run": ["run", "state", "best", "result", "training"],
+        "finished": ["finished", "finished", best, result, f"{summary['train_seconds']:.0f} s"],
+        "stopped": ["stopped", f"stopped at step {summary['steps']}", best, f"{saved:.0f} s"],
+        "running": ["running", "running", best, f"{saved:.0f} s"],
+        "damaged": ["damaged", "damaged"],
+        "new": ["new", "stopped at step 0"],
+    }
+    lock.release()
+
+
+def test_the_best_value_is_in_the_direction_of_the_metric(copies, listed):
+    for name in ("finished", "stopped"):
+        run = copies(name)
+        config = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(config.replace("monitor: val/loss", "monitor: val/exact_match"))
+        rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+        validated = [row for row in rows if row["val/exact_match"]]
+        for row, value in zip(validated, ("nan", "0.25", "0.5", *["0.125"] * len(validated)), strict=False):
+            row["val/exact_match"] = value
+        with (run / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    assert "mode: null" in config
+    assert listed()["finished"][2] == "val/exact_match 0.5000"
+    checkpoint = read(run / "checkpoints/last.ckpt")
+    checkpoint["step_settings"]["checkpoint.monitor"] = "val/exact_match"
+    checkpoint["callbacks"]["Checkpoints"]["higher_is_better"] = True
+    write(checkpoint, run / "checkpoints/last.ckpt")
+    (run / "summary.json").unlink()
+    assert listed()["stopped"][2] == "val/exact_match 0.5000"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("gpt[bold]", "gpt[bold]"), ("x[/b]", "x[/b]"), (":cat:", ":cat:"), ("x\x1b[31m", r"x\x1b[31m")]
+)
+def test_names_are_printed_literally(name, shown, copies, listed):
+    copies(name)
+    assert listed()[shown][1] == "finished"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"test": {"loss": "low"}}', b"\xff"])
+def test_a_damaged_run_does_not_hide_the_others(content, copies, listed):
+    copies("whole")
+    (copies("damaged") / "summary.json").write_bytes(content)
+    rows = listed()
+    assert rows["damaged"] == ["damaged", "damaged"]
+    assert rows["whole"][1] == "finished"
+
+
+@pytest.mark.parametrize("content", [b"\xff\n", b"step,val/loss\n1,low\n\n"])
+def test_damaged_rows_of_metrics_csv_are_skipped(content, copies, listed):
+    whole = copies("whole")
+    (copies("damaged") / "metrics.csv").write_bytes((whole / "metrics.csv").read_bytes() + content)
+    rows = listed()
+    assert rows["damaged"][1:] == rows["whole"][1:]
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("nothing", "there is no folder 'nothing'; train a run with lightning-tfm fit"), (".", "'.' holds none")],
+)
+def test_a_folder_without_runs_is_an_error(folder, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert in_process(monkeypatch, "runs", folder) == 2
+    assert message in capsys.readouterr().err

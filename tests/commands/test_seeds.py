@@ -1,0 +1,167 @@
+"""`lightning-tfm fit --seeds`: ordinary runs, one per seed, in child processes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import yaml
+
+from lightning_tfm.commands.seeds import SeededRuns
+from lightning_tfm.config.settings import settings_of_weights, without_seed
+from lightning_tfm.runs.children import ChildRun, run_children
+from support.experiments import fit
+from support.processes import run, start
+
+FOLDER = "runs/copy_gpt"
+
+
+def seeded(*options, **settings):
+    return fit("gpt", *options, **settings)
+
+
+def summaries(cwd):
+    """Return the summary of each run by seed, without its times."""
+    found = {}
+    for path in sorted(cwd.glob(f"{FOLDER}/version_*/summary.json")):
+        summary = json.loads(path.read_text())
+        found[summary["seed"]] = {k: v for k, v in summary.items() if k not in ("train_seconds", "samples_per_second")}
+    return found
+
+
+@pytest.mark.run
+def test_each_seed_is_an_ordinary_run(tmp_path):
+    child = run(*seeded("--seeds", "4,7", "--jobs=2"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    (tmp_path / "alone").mkdir()
+    assert run(*seeded("--seed_everything=7"), cwd=tmp_path / "alone").wait() == 0
+    found = summaries(tmp_path)
+    assert sorted(found) == [4, 7]
+    assert found[7] == summaries(tmp_path / "alone")[7]
+    lines = child.out.read_text().splitlines()
+    assert sorted(line.split(":")[0] for line in lines[:2]) == ["seed 4", "seed 7"]
+    assert lines[-1] == f"  lightning-tfm compare {FOLDER}"
+    shown = run("compare", FOLDER, cwd=tmp_path)
+    assert shown.wait() == 0, shown.err.read_text()
+    assert "copy_gpt" in shown.out.read_text()
+
+
+@pytest.mark.run
+def test_interrupted_seeds_are_resumed(tmp_path):
+    arguments = seeded("--seeds=4..5")
+    child = start(*arguments, cwd=tmp_path)
+    while not (tmp_path / FOLDER / "version_1/checkpoints/last.ckpt").exists():
+        assert child.process.is_alive(), child.err.read_text()
+        time.sleep(0.02)
+    child.process.terminate()
+    assert child.wait() == 143
+    *_, line, command = child.err.read_text().splitlines()
+    assert line == "lightning-tfm: interrupted by SIGTERM; resume with:"
+    assert command.endswith(" --seeds=4..5 --ckpt_path last")
+    written = (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns
+
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
+    assert (tmp_path / FOLDER / "version_0/summary.json").stat().st_mtime_ns == written
+    assert len(list((tmp_path / FOLDER).glob("version_*"))) == 2
+    (tmp_path / "alone").mkdir()
+    assert run(*seeded("--seed_everything=5"), cwd=tmp_path / "alone").wait() == 0
+    assert summaries(tmp_path)[5] == summaries(tmp_path / "alone")[5]
+
+
+@pytest.mark.run
+def test_runs_that_survive_a_kill_are_awaited(tmp_path):
+    arguments = seeded("--seeds=4..5", **{"trainer.max_steps": 300})
+    child = start(*arguments, cwd=tmp_path)
+    while not (tmp_path / FOLDER / "version_0/checkpoints/last.ckpt").exists():
+        assert child.process.is_alive(), child.err.read_text()
+        time.sleep(0.02)
+    child.process.kill()
+    assert child.wait() == -9
+    child = run(*arguments, "--ckpt_path", "last", cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "seed 4: finished before, runs/copy_gpt/version_0\n" in child.out.read_text()
+    assert sorted(summaries(tmp_path)) == [4, 5]
+
+
+@pytest.mark.run
+def test_a_failed_seed_does_not_stop_the_others(tmp_path):
+    child = run(*seeded("--seeds=4..5", "--model.optimizer.lr=1e30"), cwd=tmp_path)
+    assert child.wait() == 1
+    lines = child.out.read_text().splitlines()
+    for seed, line in zip((4, 5), lines, strict=False):
+        assert line.startswith(f"seed {seed}: FAILED: loss and gradients must be finite")
+        assert line.endswith(f"({FOLDER}/seed_{seed}.log)")
+    assert lines[3].startswith("0 of 2 seeds have finished")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seeds=many"], "--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is 'many'; try 1..5"),
+        (["--seeds=1,1"], "--seeds must be 1 to 1000 different seeds"),
+        (["--seeds=1..2", "--jobs=0"], "--jobs must be at least 1, but is 0; try 1"),
+        (["--seeds=1..2", "--seed_everything=3"], "--seed_everything must not be given with --seeds"),
+        (["--seeds=1..2", "--dry-run"], "--dry-run must not be given with --seeds"),
+        (["--seeds=1..2", "--ckpt_path=x.ckpt"], "argument --ckpt_path: invalid choice: 'x.ckpt'"),
+        (["--seeds=1..2", "--trainer.logger=false"], "trainer.logger must not be false with --seeds"),
+        (["--seeds=1..2", "--model.network.d_model=17"], "d_model must be divisible by num_heads (2), but is 17"),
+        (["--seeds=1..2", "--trainer.max_stepz=3"], "there is no setting 'trainer.max_stepz'; did you mean"),
+    ],
+)
+def test_a_mistake_is_reported_before_a_run_starts(options, message, tmp_path):
+    child = run(*seeded(*options), cwd=tmp_path)
+    assert child.wait() == 2
+    *_, line = child.err.read_text().splitlines()  # after warnings, which tests show
+    assert line.startswith("lightning-tfm: error: ")
+    assert message in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
+def test_seeds_are_started_by_one_process(variable, tmp_path):
+    child = run(*seeded("--seeds=1..2"), cwd=tmp_path, **{variable: "2"})
+    assert child.wait() == 2
+    assert "--seeds must be used in one process" in child.err.read_text()
+
+
+def test_the_newest_run_of_each_seed_is_found(reference, tmp_path):
+    config = yaml.safe_load((reference("gpt") / f"{FOLDER}/version_0/config.yaml").read_text())
+    for number, (seed, batch_size) in enumerate([(1, 15), (2, 15), (1, 15), (3, 16)]):
+        config["seed_everything"] = seed
+        config["data"]["init_args"]["batch_size"] = batch_size
+        path = tmp_path / f"version_{number}/config.yaml"
+        path.parent.mkdir()
+        path.write_text(yaml.safe_dump(config))
+    (tmp_path / "version_9").mkdir()
+    (tmp_path / "version_9/config.yaml").write_text("{")
+    config["data"]["init_args"]["batch_size"] = 15
+    runs = SeededRuns(tmp_path, without_seed(settings_of_weights(config)), 60)
+    assert runs.newest() == {1: tmp_path / "version_2", 2: tmp_path / "version_1"}
+
+
+def test_child_runs_are_terminated_by_an_exception(tmp_path):
+    def stop(children):
+        raise KeyboardInterrupt
+
+    started = []
+
+    def begin():
+        started.append(ChildRun(["--help"], tmp_path / "logs/log"))
+        return started[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        run_children([begin, begin], watch=stop)
+    assert len(started) == 1
+    assert not started[0].is_running
+
+
+def test_the_last_line_of_a_log_is_its_message(tmp_path):
+    (tmp_path / "log").write_text("an earlier run\n")
+    (child,) = run_children([lambda: ChildRun(["x\x1b"], tmp_path / "log")])
+    assert child.process.returncode == 2
+    assert child.last_line.startswith("lightning-tfm: error: ")
+    assert "\x1b" not in child.last_line
+    assert (tmp_path / "log").read_text().startswith("an earlier run\n")

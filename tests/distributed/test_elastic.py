@@ -1,0 +1,316 @@
+"""Elastic determinism: the same results, bit for bit, for any number of processes."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from lightning_tfm.distributed.strategies import Elastic, add_to_tree
+from lightning_tfm.errors import UserError
+from lightning_tfm.tasks.checks import check_limits
+from support.equality import assert_same_files, assert_same_run
+from support.experiments import AVERAGED, MUON, NETWORKS, TASKS, fit, folder, new_folders, write_task
+from support.processes import EXPERIMENTS, TWO_PROCESSES, ranks, run, start, start_elastic, start_two
+
+CLIPPED = {"trainer.gradient_clip_val": 0.1}
+ACCUMULATED = {"trainer.accumulate_grad_batches": 2}
+VARIANTS = {
+    **{model: (model, {}) for model in NETWORKS},
+    "accumulated": ("gpt", {"trainer.accumulate_grad_batches": 3}),
+    "bfloat16": ("transformer", {"trainer.precision": "bf16-mixed"}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.run
+def test_the_run_is_the_same_for_any_number_of_processes(variant, tmp_path):
+    model, settings = VARIANTS[variant]
+    one, *others = new_folders(tmp_path, "1", "2", "4")
+    for cwd in (one, *others):
+        child = start_elastic(int(cwd.name), *fit(model, **settings), cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+    for cwd in others:
+        assert_same_run(cwd, one, model, same_processes=False)
+        for name in ("predictions.jsonl", "attention/examples.json"):
+            ours, theirs = (folder(run, model) / name for run in (cwd, one))
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.run
+def test_a_task_is_the_same_for_any_number_of_processes(task, tmp_path):
+    path = write_task(task, tmp_path)
+    one, *others = new_folders(tmp_path, "1", "2", "4")
+    for cwd in (one, *others):
+        child = start_elastic(int(cwd.name), "fit", "--config", path, "--data.batch_size=20", cwd=cwd)
+        assert child.wait() == 0, child.err.read_text()
+    for cwd in others:
+        assert_same_files(*(run / f"runs/{task}/version_0" for run in (cwd, one)), same_processes=False)
+
+
+KILLED = {
+    "in a training step": 60,
+    "before an update of the weights": 15,
+    "after an update of the weights": 15,
+    "while a checkpoint is written": 1500,  # of about 350 for each checkpoint
+    "after a checkpoint is in its place": 6,
+}
+"""Moments of kills, and the most calls before one."""
+
+
+OPTIMIZERS = {"AdamW": {}, "Muon": AVERAGED | CLIPPED | ACCUMULATED | MUON}
+"""Settings of the runs that are killed, by name of the optimizer."""
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        pytest.param(model, optimizer, marks=pytest.mark.soak if model in ("transformer", "text_gpt") else ())
+        for model in (*NETWORKS, "text_gpt")
+        for optimizer in OPTIMIZERS
+    ],
+)
+@pytest.mark.run
+def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, optimizer, tmp_path):
+    """Kill a run of two processes, with dropout, at four moments, and resume it on one, two or four."""
+    whole, killed = new_folders(tmp_path, "whole", "killed")
+    settings = OPTIMIZERS[optimizer] | {"trainer.max_steps": 120}
+    moments = list(KILLED)
+    if model in TASKS:
+        arguments = ["fit", "--config", write_task(model, tmp_path), "--data.batch_size=20"]
+        arguments += [f"--{name}={value}" for name, value in settings.items()] + ["--ckpt_path=last"]
+        moments.remove("in a training step")  # of another module
+    else:
+        arguments = fit(model, "--ckpt_path=last", **settings)
+    child = start_elastic(2, *arguments, cwd=whole)
+    assert child.wait() == 0, child.err.read_text()
+    draw = random.Random(f"{model} {settings}")
+    for kill, moment in enumerate(draw.sample(moments, 4)):
+        fault = (moment, draw.randint(1, KILLED[moment]))
+        child = start_elastic(draw.choice((1, 4)) if kill % 2 else 2, *arguments, cwd=killed, fault=fault)
+        child.process.join(300)
+        for other in child.others:  # before all processes have found each other, they wait for minutes
+            other.kill()
+        assert child.wait() == -9, child.err.read_text()
+    child = start_elastic(4, *arguments, cwd=killed)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(killed, whole, model, rows_lost=4, same_processes=False)
+
+
+@pytest.mark.run
+def test_one_shard_gives_the_bits_of_an_ordinary_run(reference, tmp_path):
+    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, num_shards=1)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.run
+def test_a_run_keeps_its_number_of_shards(tmp_path):
+    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 20))
+    assert child.wait() == -9, child.err.read_text()
+    arguments = fit("gpt", "--ckpt_path=last")
+    starts = {
+        "4": lambda: start_elastic(1, *arguments, cwd=tmp_path, num_shards=4),
+        "None": lambda: start(*arguments, cwd=tmp_path),
+    }
+    for value, begin in starts.items():
+        child = begin()
+        assert child.wait() == 2
+        message = child.err.read_text()
+        assert "num_shards must match" in message
+        assert f"(8), but is {value};" in message
+
+
+@pytest.mark.run
+def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
+    arguments = fit("gpt", "--ckpt_path=last")
+    for number, threads, message in (
+        (2, 1, ""),
+        (1, 1, ""),
+        (1, 2, "resumed with other threads (2, was 1): results may"),
+    ):
+        fault = ("before an update of the weights", 20)
+        child = start_elastic(number, *arguments, cwd=tmp_path, num_threads=threads, fault=fault)
+        assert child.wait() == -9
+        printed = child.err.read_text()
+        assert message in printed
+        assert ("resumed with other" in printed) is bool(message)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--seed_everything=2", "the same seed_everything, but rank 0 has 1 and rank 1 has 2"),
+        (
+            "--model.init_args.optimizer.init_args.lr=0.5",
+            "optimizer.init_args.lr, but rank 0 has 0.003 and rank 1 has 0.5",
+        ),
+        (
+            "--trainer.gradient_clip_val=0.5",
+            "the same trainer.gradient_clip_val, but rank 0 has 1.0 and rank 1 has 0.5",
+        ),
+        ("--data.init_args.train_size=290", "the same train data, but rank 0 has"),
+        ("--data.init_args.batch_size=20", "the same batch_size, but rank 0 has 15 and rank 1 has 20"),
+        ("--trainer.val_check_interval=6", "the same trainer.val_check_interval, but rank 0 has 12 and rank 1 has 6"),
+        ("--checkpoint.every_n_train_steps=3", "the same checkpoint.every_n_train_steps, but rank 0 has 5 and rank 1"),
+        (
+            "--trainer.callbacks+={class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: "
+            "val/loss}}",
+            'the same trainer.callbacks, but rank 0 has [] and rank 1 has ["EarlyStopping{',
+        ),
+    ],
+)
+def test_processes_with_different_settings_are_refused(option, message, tmp_path):
+    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, option)]
+    both = [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]
+    assert [child.wait() for child in both] == [2, 2]
+    printed = both[0].err.read_text()
+    assert message in printed.splitlines()[-1]
+    assert "Traceback" not in printed + both[1].err.read_text()
+
+
+@pytest.mark.parametrize("package", ["lightning_tfm", "lightning", "torch"])
+@pytest.mark.run
+def test_processes_with_different_versions_are_refused(package, tmp_path):
+    (tmp_path / "older.py").write_text(
+        "from lightning import Callback\n"
+        "from lightning_tfm.tasks import task\n"
+        "class Older(Callback):\n"
+        "    def __init__(self, package: str) -> None:\n"
+        "        version = task.version\n"
+        "        task.version = lambda name: '0.0.1' if name == package else version(name)\n"
+    )
+    option = f"--trainer.callbacks+={{class_path: older.Older, init_args: {{package: {package}}}}}"
+    arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, "--trust-package=older", option)]
+    both = [start(*ours, cwd=tmp_path, **rank) for ours, rank in zip(arguments, ranks(), strict=True)]
+    assert [child.wait() for child in both] == [2, 2]
+    for child in both:
+        printed = child.err.read_text()
+        expected = f"the same version of {package}, but rank 0 has {version(package)} and rank 1 has 0.0.1"
+        assert expected in printed.splitlines()[-1]
+        assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "{class_path: lightning_tfm.distributed.strategies.ModelParallel}"])
+@pytest.mark.run
+def test_a_process_without_the_checkpoint_of_the_others_is_refused(strategy, tmp_path):
+    """The processes of two machines resume a run, whose folder is on only one of them."""
+    folders = new_folders(tmp_path, "one", "other")
+    child = run(*fit("gpt"), cwd=folders[0], fault=("after a validation", 2))
+    assert child.wait() == -9
+    resumed = fit("gpt", *TWO_PROCESSES, f"--trainer.strategy={strategy}", "--ckpt_path=last")
+    both = [start(*resumed, cwd=cwd, **rank) for cwd, rank in zip(folders, ranks(), strict=True)]
+    assert [child.wait() for child in both] == [2, 2]
+    for child in both:
+        printed = child.err.read_text()
+        assert "the same step to resume, but rank 0 has 12 and rank 1 has None" in printed.splitlines()[-1]
+        assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 8, 16])
+def test_a_tree_adds_neighbors_first(leaves):
+    values = [torch.randn(5) for _ in range(leaves)]
+    partial = []
+    for value in values:
+        add_to_tree(partial, [value.clone()])
+    ((height, (total,)),) = partial
+    assert 2**height == leaves
+
+    def add(values):
+        half = len(values) // 2
+        return add(values[:half]) + add(values[half:]) if half else values[0]
+
+    assert total.equal(add(values))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_shards": 6}, "num_shards must be a power of two, but is 6; try 4"),
+        ({"num_shards": 0}, "num_shards must be a power of two, but is 0; try 1"),
+        ({"num_threads": 0}, "num_threads must be at least 1, but is 0; try 1"),
+    ],
+)
+def test_invalid_settings_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        Elastic(**settings)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    "begin",
+    [start_two, partial(start_two, strategy="auto"), partial(start_elastic, 2)],
+    ids=["ddp", "no strategy", "elastic"],
+)
+def test_processes_wait_for_minutes(begin, tmp_path):
+    """A process that is stopped, but not dead, does not keep the others for half an hour."""
+    (tmp_path / "limit.py").write_text(
+        "from lightning import Callback\n"
+        "class Limit(Callback):\n"
+        "    def on_train_start(self, trainer, pl_module):\n"
+        "        print('timeout', trainer.strategy._timeout, trainer.strategy.world_size)\n"
+    )
+    options = ["--trust-package=limit", "--trainer.callbacks+=limit.Limit", "--trainer.max_steps=1"]
+    child = begin(*fit("gpt", *options), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "timeout 0:10:00 2\n" in child.out.read_text()
+
+
+def test_the_number_of_processes_must_divide_the_number_of_shards():
+    strategy = Elastic(num_shards=8)
+    for world_size in (1, 2, 4, 8):
+        strategy.check_processes(world_size)
+    for world_size, mend in ((3, "try 1, 2, 4 or 8"), (16, "try 1, 2, 4 or 8, or set num_shards to 16")):
+        with pytest.raises(UserError) as error:
+            strategy.check_processes(world_size)
+        problem = f"trainer.devices times trainer.num_nodes must divide num_shards (8), but is {world_size}"
+        assert str(error.value) == f"{problem}; {mend}"
+
+
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches"])
+def test_a_limit_that_depends_on_the_number_of_processes_is_refused(name):
+    settings = dict.fromkeys(("limit_val_batches", "limit_test_batches"))
+    for limit in (None, 0, 0.0, 1.0):
+        check_limits(Elastic(2), SimpleNamespace(**settings | {name: limit}))
+    for limit in (1, 3, 0.5):
+        limited = SimpleNamespace(**settings | {name: limit})
+        for strategy in (Elastic(1), "ddp"):
+            check_limits(strategy, limited)
+        with pytest.raises(UserError, match=rf"trainer.{name} must be 1.0 or 0 with .*, but is {limit}; leave it out"):
+            check_limits(Elastic(2), limited)
+
+
+def test_the_overlay_has_the_default_number_of_shards():
+    overlay = yaml.safe_load((EXPERIMENTS / "elastic.yaml").read_text())["trainer"]["strategy"]
+    assert overlay["init_args"]["num_shards"] == Elastic().num_shards
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("number", "option", "message"),
+    [
+        (3, "--data.batch_size=15", "trainer.devices times trainer.num_nodes must divide num_shards (8), but is 3;"),
+        (2, "--data.batch_size=7", "batch_size must be at least the number of processes or shards (8), but is 7"),
+        (
+            2,
+            "--trainer.limit_val_batches=3",
+            "trainer.limit_val_batches must be 1.0 or 0 with lightning_tfm.distributed.strategies",
+        ),
+        (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or shards"),
+    ],
+)
+def test_a_mistake_ends_all_processes_with_one_line(number, option, message, tmp_path):
+    child = start_elastic(number, *fit("gpt", option), cwd=tmp_path)
+    assert child.wait() == 2
+    assert [other.exitcode for other in child.others] == [2] * (number - 1)
+    printed = child.err.read_text()
+    assert f"lightning-tfm: error: {message}" in printed.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))

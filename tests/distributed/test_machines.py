@@ -1,0 +1,500 @@
+"""Several machines, which are network namespaces joined by a virtual cable, and the loss of their processes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from lightning_tfm.callbacks import Heartbeat
+from lightning_tfm.distributed.heartbeat import STRANGERS, Endpoint, Monitor
+from lightning_tfm.errors import UserError
+from support.equality import assert_same_run
+from support.experiments import fit, folder, new_folders, tiny, wait_for_step
+from support.processes import (
+    EXPERIMENTS,
+    TWO_PROCESSES,
+    Child,
+    free_port,
+    in_process,
+    run,
+    start,
+    start_elastic,
+    start_two,
+)
+
+pytestmark = pytest.mark.run
+
+ENDLESS = {"trainer.max_steps": 100_000, "heartbeat.timeout": 5, "checkpoint.every_n_train_steps": 1}
+LIMIT = 60  # seconds in which all survivors of a loss end
+PORT = "29500"  # free in a new namespace
+
+
+@dataclass
+class Machine:
+    """Network namespace with an end of the cable, `cable`."""
+
+    name: str
+    address: str
+
+    @property
+    def network(self):
+        return Path("/run/netns") / self.name
+
+    def ip(self, *arguments):
+        subprocess.run(["ip", "-netns", self.name, *arguments], check=True)
+
+    def signal(self, signum):
+        """Signal all processes of the machine."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
+        for pid in listed.stdout.split():
+            os.kill(int(pid), signum)
+
+
+@pytest.fixture
+def machines():
+    """Return two machines, which are joined by a cable and end with the test."""
+    name = f"tfm_{uuid4().hex[:8]}"
+    both = [Machine(f"{name}_{number}", f"10.0.0.{number + 1}") for number in (0, 1)]
+    for machine in both:
+        subprocess.run(["ip", "netns", "add", machine.name], check=True)
+    try:
+        ends = [("name", "cable", "netns", machine.name) for machine in both]
+        subprocess.run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], check=True)
+        for machine in both:
+            machine.ip("address", "add", f"{machine.address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                machine.ip("link", "set", device, "up")
+        yield both
+    finally:
+        for machine in both:
+            machine.signal(signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", machine.name], check=True)
+
+
+def elastic(nodes, devices, **settings):
+    """Return the arguments of a run with elastic determinism on several nodes."""
+    options = {"trainer.num_nodes": nodes, "trainer.devices": devices, "trainer.strategy.init_args.num_shards": 4}
+    return (
+        *fit("gpt", "--trainer.accelerator=cpu", **settings),
+        "--config",
+        EXPERIMENTS / "elastic.yaml",
+        *(f"--{name}={value}" for name, value in options.items()),
+    )
+
+
+def start_nodes(machines, devices, cwd, fault=None, **settings):
+    """Start a run on machines with the variables of Lightning; return the processes by rank."""
+    shared = {"MASTER_ADDR": machines[0].address, "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "cable"}
+    return [
+        start(
+            *elastic(len(machines), devices, **settings),
+            cwd=cwd,
+            network=machine.network,
+            fault=fault if node == rank == 0 else None,
+            NODE_RANK=str(node),
+            LOCAL_RANK=str(rank),
+            **shared,
+        )
+        for node, machine in enumerate(machines)
+        for rank in range(devices)
+    ]
+
+
+def assert_ended(child, message):
+    """Assert that a process has ended within the limit, with a line."""
+    child.process.join(LIMIT)
+    assert child.process.exitcode == 1, child.err.read_text()
+    printed = child.err.read_text()
+    assert re.search(f"^lightning-tfm: error: {message}.*; resume with --ckpt_path last$", printed.splitlines()[-1])
+    assert "Traceback" not in printed
+
+
+def test_two_machines_train_as_one_process(machines, tmp_path):
+    alone, together = new_folders(tmp_path, "alone", "together")
+    child = start(*elastic(1, 1), cwd=alone)
+    for rank in (child, *start_nodes(machines, 1, together)):
+        assert rank.wait() == 0, rank.err.read_text()
+    assert_same_run(together, alone, "gpt", same_processes=False)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_cut_link_ends_both_sides(lost, machines, tmp_path):
+    both = start_nodes(machines, 1, tmp_path, **ENDLESS)
+    wait_for_step(5, both[0].process, tmp_path, "gpt")
+    machines[lost].ip("link", "set", "cable", "down")
+    for child, other in zip(both, (1, 0), strict=True):
+        assert_ended(child, f"lost rank {other} on .*: no answer for 5 s")
+
+
+def test_a_lost_machine_is_named(machines, tmp_path):
+    four = start_nodes(machines, 2, tmp_path, **ENDLESS)
+    wait_for_step(5, four[0].process, tmp_path, "gpt")
+    machines[1].signal(signal.SIGKILL)
+    for child in four[:2]:
+        assert_ended(child, "lost rank [23] on .*: the process was killed")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
+    both = start_nodes(machines, 1, tmp_path, **ENDLESS)
+    wait_for_step(5, both[0].process, tmp_path, "gpt")
+    os.kill(both[rank].process.pid, signal.SIGSTOP)
+    assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer for 5 s")
+
+
+def test_survivors_of_a_kill_during_a_checkpoint_end(tmp_path):
+    """Only the process of rank 0 writes, and it is killed while the three others wait for it."""
+    child = start_elastic(
+        4, *fit("gpt", **ENDLESS), cwd=tmp_path, num_shards=4, fault=("while a checkpoint is written", 3)
+    )
+    child.process.join(LIMIT)
+    assert child.process.exitcode == -9
+    for rank, process in enumerate(child.others, start=1):
+        assert_ended(
+            Child(process, child.out, tmp_path / f"stderr_{rank}"), "lost rank 0 on .*: the process was killed"
+        )
+
+
+def test_a_busy_process_is_not_lost(tmp_path):
+    """A process computes for longer than the limit of the heartbeats, while the other one waits for it."""
+    (tmp_path / "busy.py").write_text(
+        "import time\n"
+        "from lightning import Callback\n"
+        "class Busy(Callback):\n"
+        "    def on_validation_start(self, trainer, pl_module):\n"
+        "        end = time.monotonic() + 8 * trainer.global_rank\n"
+        "        while time.monotonic() < end:\n"
+        "            pass\n"
+    )
+    options = ["--trust-package=busy", "--trainer.callbacks+=busy.Busy", "--heartbeat.timeout=5"]
+    child = start_two(*fit("gpt", *options, **{"trainer.max_steps": 12}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert "lost" not in child.err.read_text()
+
+
+def test_processes_that_were_all_stopped_go_on(tmp_path):
+    """As by Ctrl-Z and `fg`: none takes the others for lost, however long they were stopped."""
+    child = start_two(*fit("gpt", **{"heartbeat.timeout": 5, "trainer.max_steps": 300}), cwd=tmp_path)
+    processes = [child.process, *child.others]
+    wait_for_step(5, child.process, tmp_path, "gpt")
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        for process in processes:
+            os.kill(process.pid, signum)
+        time.sleep(8 if signum == signal.SIGSTOP else 0)
+    assert child.wait() == 0, child.err.read_text()
+    assert "lost" not in child.err.read_text()
+
+
+def test_an_error_of_one_process_ends_the_others(tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from lightning import Callback\n"
+        "from lightning_tfm.errors import UserError\n"
+        "class Broken(Callback):\n"
+        "    def on_validation_start(self, trainer, pl_module):\n"
+        "        if trainer.global_rank:\n"
+        "            raise UserError('the disk of this machine must not be full')\n"
+    )
+    options = ["--trust-package=broken", "--trainer.callbacks+=broken.Broken"]
+    child = start_two(*fit("gpt", *options), cwd=tmp_path)
+    assert_ended(child, "lost rank 1 on .* by an error")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_port_in_use_ends_all_processes(answers, tmp_path):
+    """Another program has opened the port: it closes each connection, or says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        if answers:
+
+            def close():
+                with suppress(OSError):
+                    while True:
+                        other.accept()[0].close()
+
+            threading.Thread(target=close, daemon=True).start()
+        port = str(other.getsockname()[1])
+        both = [
+            start(*fit("gpt", *TWO_PROCESSES), cwd=tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **rank)
+            for rank in ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, {"NODE_RANK": "0", "LOCAL_RANK": "1"})
+        ]
+        assert [child.wait() for child in both] == [2, 2]
+    printed = both[0].err.read_text()
+    message = "lightning-tfm: error: MASTER_PORT must be a free port on the machine of rank 0, but another program uses"
+    assert printed.splitlines()[-1].startswith(f"{message} {port}")
+    assert "Traceback" not in printed + both[1].err.read_text()
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_other_machines(rank, signum, status, tmp_path):
+    """Two of four machines do not start."""
+    port = free_port()
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    both = [start(*elastic(4, 1), cwd=tmp_path, NODE_RANK=str(node), **settings) for node in (0, 1)]
+    child = both[rank]
+    while child.process.is_alive():
+        with suppress(OSError):  # until the store of rank 0 answers
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        time.sleep(0.1)
+    os.kill(child.process.pid, signum)
+    child.process.join(LIMIT)
+    try:
+        assert child.process.exitcode == status
+        assert f"interrupted by {signum.name}" in child.err.read_text()
+        assert "Traceback" not in child.err.read_text()
+    finally:
+        for each in both:
+            each.process.kill()
+            each.process.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (
+            ["--trainer.devices=640"],
+            {},
+            "trainer.devices must be at most .* on this machine, which has .* cores, but is 640",
+        ),
+        (["--trainer.num_nodes=2"], {}, "trainer.num_nodes must be 1 without a launcher of several machines, but is 2"),
+        (["--trainer.devices=0"], {}, "trainer.devices must be at least 1, but is 0; try 1"),
+        (
+            ["--trainer.accelerator=gpu"],
+            {},
+            "trainer.accelerator must be available on this machine, but is gpu; try auto",
+        ),
+        (
+            ["--trainer.devices=3"],
+            {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
+            r"trainer.devices must be the number that torchrun has started \(2\), but is 3; leave it out",
+        ),
+    ],
+)
+def test_devices_that_do_not_exist_are_refused(options, environment, message, tmp_path):
+    child = run(
+        *fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", *options), cwd=tmp_path, **environment
+    )
+    assert child.wait() == 2
+    printed = child.err.read_text()
+    assert re.match(f"lightning-tfm: error: {message}", printed.splitlines()[-1])
+    assert "Traceback" not in printed
+    assert not list(tmp_path.glob("runs/copy_gpt/*"))
+
+
+def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
+    def refuse(*args, **settings):
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "create_server", refuse)
+    assert in_process(monkeypatch, *fit("gpt", *TWO_PROCESSES)) == 2
+    assert (
+        "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
+        in capsys.readouterr().err
+    )
+
+
+def test_another_program_cannot_disturb_the_heartbeats():
+    """Strangers connect to the port of rank 0, say anything and leave; the real processes say goodbye."""
+    first = Monitor(5)
+    assert first.listener.getsockname()[0] == "127.0.0.1", "only processes of this machine can connect"
+    try:
+        strangers = [socket.create_connection(("127.0.0.1", first.endpoint.port)) for _ in range(3)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        strangers[1].sendall(b"x" * 10_000)
+        flood = [socket.create_connection(("127.0.0.1", first.endpoint.port), timeout=5) for _ in range(2 * STRANGERS)]
+        for stranger in flood[:STRANGERS]:
+            assert stranger.recv(1) == b"", "the oldest are closed"
+        strangers += flood
+        second = Monitor(5, first.endpoint, rank=1)
+        for stranger in strangers:
+            stranger.close()
+        second.stop()
+        first.thread.join(3)
+        assert first.thread.is_alive()
+        assert first.peers == []
+    finally:
+        first.stop()
+    with pytest.raises(OSError, match="no connection to rank 0"):
+        Monitor(5, first.endpoint, rank=1)
+
+
+def test_a_goodbye_is_received_although_heartbeats_are_unread():
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        endpoint = Endpoint(["127.0.0.1"], server.getsockname()[1], "token", "localhost")
+        connected = pool.submit(Monitor, 5, endpoint, 1)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as received:
+            assert received.readline().startswith(b"token 1 ")
+            connection.sendall(b"token\n")
+            monitor = connected.result()
+            try:
+                connection.sendall(200_000 * b"\n")  # many times what the monitor reads at once
+            finally:
+                stopped = pool.submit(monitor.stop)
+            assert received.read().strip() == b"done"  # and no reset
+        stopped.result()
+    assert not monitor.thread.is_alive()
+
+
+def test_a_short_limit_is_refused():
+    with pytest.raises(UserError, match=r"heartbeat.timeout must be at least 5 s, but is 1; try 20"):
+        Heartbeat(timeout=1)
+
+
+def torchrun(machine, host, nodes, cwd, *arguments):
+    """Start a command with torchrun on a machine, whose output is in the file `stderr_MACHINE`."""
+    environment = {
+        "GLOO_SOCKET_IFNAME": "cable",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "WANDB_MODE": "disabled",
+    }
+    options = {
+        "nnodes": nodes,
+        "max-restarts": 3,
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": f"{host.address}:{PORT}",
+        "rdzv-conf": f"is_host={int(machine is host)},last_call_timeout=2,keep_alive_interval=1",
+        "local-addr": machine.address,
+    }
+    command = ["ip", "netns", "exec", machine.name, sys.executable, "-m", "torch.distributed.run"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    with open(cwd / f"stderr_{machine.name}", "a") as output:
+        return subprocess.Popen(
+            [*command, "-m", "lightning_tfm", *map(str, arguments)],
+            cwd=cwd,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+        )
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_torchrun_goes_on_after_the_loss_of_a_machine(comes_back, machines, tmp_path):
+    """The run goes on from the last checkpoint: alone, or with the machine once it is back."""
+    alone, together = new_folders(tmp_path, "alone", "together")
+    first, second = machines
+    nodes = "2" if comes_back else "1:2"
+    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
+    child = start(*arguments, cwd=alone)
+    stays, lost = (torchrun(machine, first, nodes, together, *arguments, "--ckpt_path=last") for machine in machines)
+    wait_for_step(20, stays, together, "gpt")
+    second.signal(signal.SIGKILL)
+    lost.wait()
+    others = [torchrun(second, first, nodes, together, *arguments, "--ckpt_path=last")] if comes_back else []
+    for process, machine in zip((stays, *others), machines, strict=False):
+        assert process.wait(120) == 0, (together / f"stderr_{machine.name}").read_text()
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(together, alone, "gpt", rows_lost=40, same_processes=False)
+    printed = (together / f"stderr_{first.name}").read_text()
+    assert re.search("^lightning-tfm: error: lost rank . on", printed, re.MULTILINE)
+    provenance = json.loads((folder(together, "gpt") / "provenance.json").read_text())
+    assert [entry["processes"] for entry in provenance] == [2, 2 if comes_back else 1]
+
+
+def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_lost(machines, tmp_path):
+    alone, together = new_folders(tmp_path, "alone", "together")
+    child = start("sweep", tiny(alone), cwd=alone, forks=True)
+    both = []
+    for machine, name in zip(machines, ("first", "second"), strict=True):
+        (cwd,) = new_folders(together, name)
+        arguments = ("sweep", tiny(cwd), "--output", together / "runs/tiny")
+        both.append(start(*arguments, cwd=cwd, network=machine.network, forks=True))
+    started = together / "runs/tiny/trial_0001/provenance.json"
+    while not started.is_file():  # by the machine that does not train the first trial
+        assert all(other.process.is_alive() for other in both), [other.err.read_text() for other in both]
+        time.sleep(0.01)
+    assert not (together / "runs/tiny/trial_0000/summary.json").is_file()
+    lost = next(number for number, machine in enumerate(machines) if trains(machine, together / "runs/tiny/trial_0001"))
+    machines[lost].signal(signal.SIGKILL)
+    both[lost].process.join()
+    assert both[1 - lost].wait() == 0, both[1 - lost].err.read_text()
+    assert child.wait() == 0, child.err.read_text()
+    for name in ("trials.csv", "best.yaml"):
+        found = [(folder / "runs/tiny" / name).read_text() for folder in (together, alone)]
+        assert found[0] == found[1]
+
+
+def trains(machine, run):
+    """Return whether a process of a machine holds the lock of a trial."""
+    listed = subprocess.run(["ip", "netns", "pids", machine.name], check=True, capture_output=True, text=True)
+    links = [link for pid in listed.stdout.split() for link in Path(f"/proc/{pid}/fd").glob("*")]
+    return any(os.path.realpath(link) == str((run / ".claim").resolve()) for link in links)
+
+
+SRUN = """\
+#!/usr/bin/env bash
+# Start the command on both machines, each of which is a task of a job.
+[ "$1" = --kill-on-bad-exit=1 ] && shift
+for node in 0 1; do
+    SLURM_NODEID=$node SLURM_PROCID=$node SLURM_LOCALID=0 ip netns exec "${MACHINES}_$node" "$@" &
+done
+wait -n || status=$?
+wait -n || status=$?
+exit ${status:-0}
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_job_of_slurm_is_requeued_and_goes_on(signum, machines, tmp_path):
+    """SLURM itself is replaced by its environment variables, `srun` and `scontrol`; the signal is real.
+
+    SIGUSR1 announces the time limit, after which the run requeues the job, and SIGTERM a preemption, after which SLURM
+    itself requeues it.
+    """
+    alone, together, programs = new_folders(tmp_path, "alone", "together", "programs")
+    for name, program in (("srun", SRUN), ("scontrol", f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol\n')):
+        (programs / name).write_text(program)
+        (programs / name).chmod(0o755)
+    arguments = elastic(1, 1, **{"trainer.max_steps": 240, "trainer.val_check_interval": 60})
+    child = start(*arguments, cwd=alone)
+    environment = {
+        "GLOO_SOCKET_IFNAME": "cable",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_NAME": "lightning-tfm",
+        "SLURM_NNODES": "2",
+        "SLURM_NODELIST": "10.0.0.[1-2]",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "MACHINES": machines[0].name.removesuffix("_0"),
+        "WANDB_MODE": "disabled",
+    }
+    command = ["bash", str(EXPERIMENTS / "slurm.sbatch"), *map(str, arguments[1:])]
+    for status in (128 + signum, 0):
+        with open(together / "stderr", "a") as output:
+            job = subprocess.Popen(command, cwd=together, env=os.environ | environment, stdout=output, stderr=output)
+        if status:
+            wait_for_step(20, job, together, "gpt")
+            for machine in machines:
+                machine.signal(signum)
+        assert job.wait(120) == status, (together / "stderr").read_text()
+    requeued = (tmp_path / "scontrol").read_text() if (tmp_path / "scontrol").exists() else ""
+    assert requeued == ("requeue 4242\n" if signum == signal.SIGUSR1 else "")
+    printed = (together / "stderr").read_text()
+    assert printed.count(f"lightning-tfm: interrupted by {signum.name}, saved after step ") == 2, "on each machine"
+    assert printed.count("lightning-tfm: requeued job 4242\n") == (signum == signal.SIGUSR1)
+    assert "Traceback" not in printed
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(together, alone, "gpt", same_processes=False)
+    assert [path.name for path in (together / "runs/copy_gpt").iterdir()] == ["version_0"]

@@ -1,0 +1,488 @@
+"""The data that a run logs to W&B, read by the tool of W&B from the file of an offline run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import wandb
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from datamodules import Copy
+from lightning_tfm import loggers
+from lightning_tfm.callbacks.predictions import SAMPLES
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.trainer_settings import CSV, WANDB, loggers_of_run
+from support.experiments import SETTINGS, fit, folder
+from support.processes import EXPERIMENTS, in_process, run, start_two
+
+
+def offline_files(cwd):
+    """Return the files of offline runs, oldest first."""
+    return sorted((cwd / "runs/wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def records(path, type_):
+    """Return the records of a type in order."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    return [line[type_] for line in lines if line["type"] == type_]
+
+
+def history(path):
+    return [record["item"] for record in records(path, "history")]
+
+
+@pytest.fixture(scope="module")
+def cwd(tmp_path_factory):
+    """Train with the best checkpoint logged as an artifact, and return the folder."""
+    cwd = tmp_path_factory.mktemp("wandb")
+    child = run(*fit("transformer", "--trainer.logger.log_best=true"), cwd=cwd, WANDB_MODE="offline")
+    assert child.wait() == 0, child.err.read_text()
+    return cwd
+
+
+def test_a_run_starts_without_the_launch_package_unless_it_is_imported(tmp_path):
+    script = """if True:
+        import sys
+        from lightning_tfm.loggers import WandbLogger
+        WandbLogger(save_dir=".", offline=True).experiment
+        import wandb
+        assert wandb.run
+        assert "wandb.sdk.launch" not in sys.modules
+        wandb.finish()
+        applied, wandb.Run._detect_and_apply_job_inputs = [], lambda run: applied.append(run)
+        import wandb.sdk.launch
+        WandbLogger(save_dir=".", offline=True).experiment
+        assert applied == [wandb.run]
+    """
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def test_wandb_has_the_metrics_of_metrics_csv(cwd):
+    (path,) = offline_files(cwd)
+    theirs = {}
+    for item in history(path):
+        for name, value in item.items():
+            if name.split("/")[0] in ("train", "val", "test", "samples", "tokens_per_second"):
+                theirs[name, item["trainer/global_step"]] = value
+    with (folder(cwd, "transformer") / "metrics.csv").open(newline="") as file:
+        ours = {
+            (name, int(row["step"])): float(value)
+            for row in csv.DictReader(file)
+            for name, value in row.items()
+            if value and name not in ("step", "epoch")
+        }
+    assert {"train/learning_rate", "train/gradient_norm", "val/exact_match", "samples"} <= {name for name, _ in ours}
+    for key, value in ours.items():
+        assert theirs[key] == pytest.approx(value, rel=1e-5), key
+
+
+def test_samples_are_logged_in_training_and_validation(cwd):
+    (path,) = offline_files(cwd)
+    counted = {"train/loss": [], "val/exact_match": []}
+    for item in history(path):
+        for name, rows in counted.items():
+            if name in item:
+                rows.append((item["trainer/global_step"] + 1, item["samples"]))
+    assert len(counted["train/loss"]) == 60
+    assert len(counted["val/exact_match"]) == 5
+    for step, samples in counted["train/loss"] + counted["val/exact_match"]:
+        assert samples == step * SETTINGS["data.init_args.batch_size"]
+
+
+def test_wandb_has_the_whole_configuration_once_and_the_data_fingerprint(cwd):
+    (path,) = offline_files(cwd)
+    updates = [record["update"] for record in records(path, "config")]
+    left = folder(cwd, "transformer")
+    resolved = yaml.safe_load((left / "config.yaml").read_text())
+    (whole,) = (update for update in updates if "model" in update)
+    network = whole["model"]["init_args"]["network"]
+    assert network == resolved["model"]["init_args"]["network"]
+    assert network["init_args"]["d_model"] == 16
+    assert whole["data"] == resolved["data"]
+    assert whole["trainer"]["max_steps"] == 60
+    (start,) = json.loads((left / "provenance.json").read_text())
+    assert {"data_fingerprint": start["data_fingerprint"]} in updates
+    (begun,) = records(path, "run")
+    assert begun["run_id"] == start["wandb"]
+    assert begun["run_group"] == "copy_transformer"
+    assert begun["display_name"] == "copy_transformer/version_0"
+    assert begun["config"]["update"]["git_commit"] == (start["git"]["commit"] or "unknown")
+    assert begun["tags"] == ["Seq2SeqModule", "Transformer", "Copy"]
+
+
+def test_every_validation_logs_predictions_for_the_same_sources(cwd):
+    (path,) = offline_files(cwd)
+    shown = [item for item in history(path) if "val/predictions._type" in item]
+    assert [item["trainer/global_step"] for item in shown] == [11, 23, 35, 47, 59]
+    tables = []
+    for record in records(path, "artifact"):
+        for content in record["manifest"]["contents"]:
+            if content["path"] == "val/predictions.table.json":
+                tables.append(json.loads(Path(content["local_path"]).read_text()))
+    assert len(tables) == 5
+    arguments = {
+        name.removeprefix("data.init_args."): yaml.safe_load(str(value))
+        for name, value in SETTINGS.items()
+        if "data." in name
+    }
+    expected = [[pair.source, pair.target] for pair in Copy(seed=1, **arguments).pairs("val")[:SAMPLES]]
+    for table in tables:
+        assert table["columns"] == ["source", "target", "prediction", "correct"]
+        assert [row[:2] for row in table["data"]] == expected
+        assert all(right == (target == prediction) for _, target, prediction, right in table["data"])
+    assert len({json.dumps(table["data"]) for table in tables}) > 1, "predictions change during training"
+
+
+def test_wandb_has_images_and_the_best_checkpoint(cwd):
+    (path,) = offline_files(cwd)
+    (item,) = (item for item in history(path) if "test/attention._type" in item)
+    assert item["test/attention._type"] == "images/separated"
+    left = folder(cwd, "transformer")
+    assert item["test/attention.count"] == len(list((left / "attention").glob("*.png")))
+    models = [record for record in records(path, "artifact") if record["type"] == "model"]
+    (record,) = models
+    assert "best" in record["aliases"]
+    (content,) = record["manifest"]["contents"]
+    assert content["path"] == "best.ckpt"
+    assert int(content["size"]) == (left / "checkpoints/best.ckpt").stat().st_size
+
+
+def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
+    (path,) = offline_files(cwd)
+    command, sync, pattern = (cwd / "stdout").read_text().splitlines()[-1].split()
+    assert (Path(command).name, sync) == ("wandb", "sync")
+    assert list(cwd.glob(pattern)) == [path.parent]
+
+
+@pytest.mark.parametrize("connects_early", [False, True])
+def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connects_early, monkeypatch, new_wandb):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: True)
+    calls = []
+    monkeypatch.setattr(wandb, "login", lambda **settings: calls.append(settings) or True)
+    monkeypatch.setattr(wandb, "init", lambda **settings: calls.append(settings))
+    logger = loggers.WandbLogger(project="tests")
+    if connects_early:
+        logger.connect()
+    _ = logger.experiment
+    login, init = calls[:2]
+    assert login["prompt"] is False
+    assert init["mode"] == "online"
+    assert init["settings"].init_timeout >= 10, "a server that responds may be slow"
+    assert not init["settings"].silent
+    assert init["settings"].disable_git, "it would run programs that the repository names"
+
+
+def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, capsys, new_wandb):
+    def fail():
+        raise RuntimeError("no service")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(wandb, "setup", fail)
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    logger = loggers.WandbLogger(project="tests", save_dir=tmp_path)
+    logger.connect()
+    _ = logger.experiment
+    assert modes[0] == "offline"
+    assert "failed to start: no service" in capsys.readouterr().err
+
+
+def test_settings_in_the_current_folder_cannot_redirect_a_run(monkeypatch, tmp_path, capsys, new_wandb):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
+    Path("wandb").mkdir()
+    Path("wandb/settings").write_text("[default]\nproject = mine\nbase_url = http://wandb.invalid\n")
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    _ = loggers.WandbLogger(save_dir=tmp_path).experiment
+    assert modes[0] == "offline"
+    assert "'wandb/settings' must not set base_url, since your API key could be sent" in capsys.readouterr().err
+
+
+def test_training_continues_if_the_service_has_crashed(monkeypatch, tmp_path, capsys):
+    """The teardown of W&B exits with the status of its service."""
+
+    def crash(*args, **settings):
+        raise ConnectionError("the service has crashed")
+
+    logger = loggers.WandbLogger(save_dir=tmp_path)
+    logger._experiment = SimpleNamespace(log=crash)
+    monkeypatch.setattr(wandb, "teardown", lambda: sys.exit(2))
+    logger.log_metrics({"loss": 1.0}, step=1)
+    assert logger.failed
+    assert "W&B has failed and is disabled for the rest of the run: the service" in capsys.readouterr().err
+
+
+def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
+    metrics = tmp_path / "metrics.csv"
+    metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
+    rows = [(0, 4.0), (1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]
+    for path, last, expected in (
+        (metrics, None, []),
+        (metrics, 0, rows),
+        (metrics, 1, rows[1:]),
+        (tmp_path / "none.csv", 1, []),
+    ):
+        logged = []
+        logger = loggers.WandbLogger(save_dir=tmp_path)
+        summary = {} if last is None else {"trainer/global_step": last}
+        logger._experiment = SimpleNamespace(summary=summary, log=logged.append)
+        logger.log_missing(path)
+        assert not logger.failed
+        assert [
+            (item["trainer/global_step"], item.get("train/loss", item.get("val/loss"))) for item in logged
+        ] == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("offline", {}), ("disabled", {}), ("online", {"offline": True})], ids=str
+)
+def test_an_offline_run_does_not_contact_the_server(mode, settings, monkeypatch, tmp_path, new_wandb):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
+    monkeypatch.setattr(wandb, "init", lambda **settings: None)
+    logger = loggers.WandbLogger(save_dir=tmp_path, **settings)
+    logger.connect()
+    assert not logger._connection.result()[1]
+
+
+def test_only_rank_0_connects(monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    monkeypatch.setattr(wandb, "setup", lambda: pytest.fail("the service is started"))
+    logger = loggers.WandbLogger()
+    logger.connect()
+    assert logger._connection is None
+
+
+def test_fit_connects_before_it_sets_up_the_data(monkeypatch, tmp_path):
+    def stop(data, stage):
+        raise UserError("stopped")
+
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loggers.WandbLogger, "connect", lambda logger: calls.append(logger))
+    monkeypatch.setattr(Copy, "setup", stop)
+    assert in_process(monkeypatch, *fit("transformer")) == 2
+    assert len(calls) == 1
+
+
+def test_uploading_every_checkpoint_is_refused():
+    with pytest.raises(UserError, match="log_model must be false, but is true; log_best keeps"):
+        loggers.WandbLogger(log_model=True)
+
+
+@pytest.mark.run
+def test_resuming_continues_the_same_wandb_run(tmp_path):
+    for fault in (("in a training step", 20, "SIGTERM"), ("in a training step", 20, "SIGTERM"), None):
+        run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path, fault=fault, WANDB_MODE="offline")
+    paths = offline_files(tmp_path)
+    assert len(paths) == 3
+    ids = {record["run_id"] for path in paths for record in records(path, "run")}
+    assert len(ids) == 1
+    starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
+    assert {start["wandb"] for start in starts} == ids
+    steps = {item["trainer/global_step"] for path in paths for item in history(path) if "train/loss" in item}
+    assert steps == set(range(60))
+    command = (tmp_path / "stdout").read_text().splitlines()[-1].split()
+    assert sorted(tmp_path.glob(command[2])) == sorted(path.parent for path in paths)
+
+
+@pytest.mark.run
+def test_two_processes_log_one_run_with_the_same_samples(cwd, tmp_path):
+    child = start_two(*fit("transformer"), cwd=tmp_path, WANDB_MODE="offline")
+    assert child.wait() == 0, child.err.read_text()
+    (path,), (alone,) = offline_files(tmp_path), offline_files(cwd)
+    ours, theirs = ([item for item in history(file) if "samples" in item] for file in (path, alone))
+    assert [item["samples"] for item in ours] == [item["samples"] for item in theirs]
+    (sampled, expected) = (
+        [
+            [row[:2] for row in json.loads(Path(content["local_path"]).read_text())["data"]]
+            for record in records(file, "artifact")
+            for content in record["manifest"]["contents"]
+            if content["path"] == "val/predictions.table.json"
+        ]
+        for file in (path, alone)
+    )
+    assert sampled == expected
+    assert child.out.read_text().count("The run is saved in") == 1
+    assert "The run is saved in" not in (tmp_path / "stdout_1").read_text()
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [
+        "lightning_tfm.loggers.WandbLogger",
+        "true",
+        "[lightning_tfm.loggers.WandbLogger, {class_path: lightning.pytorch.loggers.CSVLogger, "
+        "init_args: {save_dir: runs, name: copy_gpt}}]",
+    ],
+)
+def test_csv_is_always_written(logger, tmp_path):
+    child = run(*fit("gpt", f"--trainer.logger={logger}"), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    (path,) = tmp_path.rglob("metrics.csv")
+    assert path == tmp_path / "runs/copy_gpt/version_0/metrics.csv"
+    assert "val/exact_match" in path.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("class_path", [CSV, WANDB])
+def test_the_home_folder_and_variables_are_expanded(class_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("PLACE", "disk")
+    logger = Namespace(class_path=class_path, init_args=Namespace(save_dir="~/$PLACE/runs", name=None))
+    assert loggers_of_run(logger, "copy_gpt")[class_path == WANDB].init_args.save_dir == "/home/me/disk/runs"
+
+
+def test_tensorboard_is_enabled_by_one_flag(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flag = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
+    child = run(*fit("gpt", flag), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    events = EventAccumulator(str(tmp_path / "runs/tensorboard/copy_gpt_version_0"))
+    events.Reload()
+    assert len(events.Scalars("train/loss")) == 60
+    assert len(events.Scalars("val/exact_match")) == 5
+    assert "epoch" not in events.Tags()["scalars"]
+    (text,) = events.Tensors("run/text_summary")[0].tensor_proto.string_val
+    assert text.startswith(b"Seq2SeqModule, GPT, Copy; commit ")
+    logged = yaml.unsafe_load((tmp_path / "runs/tensorboard/copy_gpt_version_0/hparams.yaml").read_text())
+    assert logged["tags"] == "Seq2SeqModule, GPT, Copy"
+    assert logged["git_commit"]
+    assert (folder(tmp_path, "gpt") / "metrics.csv").exists()
+
+
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    csv_logger = CSVLogger(tmp_path, "name", "version")
+    for start, stop in ((0, 5), (3, 6)):
+        logger = loggers.TensorBoardLogger(tmp_path, version="run")
+        loggers.resume_loggers([csv_logger, logger], start)
+        for step in range(start, stop):
+            logger.log_metrics({"train/loss": float(start)}, step)
+        logger.save()
+        logger.experiment.close()
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert scalars == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 3.0), (4, 3.0), (5, 3.0)]
+
+
+# Sweeps and dashboards
+
+RECORDER = """
+import json
+from lightning import Callback
+
+class Recorder(Callback):
+    def on_fit_start(self, trainer, pl_module):
+        values = {
+            "lr": pl_module.make_optimizer.keywords["lr"],
+            "d_model": pl_module.network.hyper_parameters["d_model"],
+        }
+        with open(f"rank_{trainer.global_rank}.json", "w") as file:
+            json.dump(values, file)
+"""
+
+SWEEPS = sorted((EXPERIMENTS / "sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.run
+def test_sweep_values_reach_every_process(path, tmp_path):
+    """The command line accepts the command that the W&B agent builds from a sweep, on two processes."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    sweep = yaml.safe_load(path.read_text())
+    values = {
+        name: setting["values"][0] if "values" in setting else setting["max"]
+        for name, setting in sweep["parameters"].items()
+    }
+    assert {name.rpartition(".")[2] for name in values} == {"lr", "d_model"}
+    arguments = create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
+    command = []
+    for word in create_sweep_command(sweep["command"]):
+        command += arguments["args"] if word == "${args}" else [word]
+    assert command[:3] == ["lightning-tfm", "fit", "--config"]
+    command[3] = EXPERIMENTS.parent / command[3]
+    command += ["--trainer.max_steps=2"]
+    command += [f"--data.init_args.{name}_size=60" for name in ("train", "val", "test")]
+    command += ["--data.init_args.batch_size=10", "--model.init_args.lr_schedule.warmup_steps=1"]
+    (tmp_path / "recorder.py").write_text(RECORDER)
+    command += ["--trust-package=recorder", "--trainer.callbacks+=recorder.Recorder"]
+    child = start_two(*command[1:], cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    for rank in (0, 1):
+        received = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert received == {name.rpartition(".")[2]: value for name, value in values.items()}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by pydantic in wandb-workspaces
+def test_dashboards_show_logged_metrics(cwd, monkeypatch):
+    """Build the reports, and check that a run logs all their names."""
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import dashboard
+    from wandb_workspaces.reports.v2 import interface
+
+    monkeypatch.setattr(interface, "_get_api", lambda: None)
+    monkeypatch.setattr(interface, "execute_graphql", lambda *_: {"project": {"internalId": "1"}})
+    logged = {name for path in offline_files(cwd) for item in history(path) for name in item}
+    view = dashboard.workspace("team", "lightning_tfm")
+    report = dashboard.report("team", "lightning_tfm")
+    for made in (view, report):
+        text = made._to_model().model_dump_json(by_alias=True)
+        assert json.loads(text)
+    named = {name for section in view.sections for panel in section.panels for name in _names(panel)}
+    assert {"val/exact_match", "samples", "val/predictions"} <= named
+    for name in named - {"trainer/global_step"}:
+        assert any(other == name or other.startswith(f"{name}.") for other in logged), name
+    patterns = [panel.metric_regex for section in view.sections for panel in section.panels if _is_regex(panel)]
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, name) for name in logged), pattern
+    groups = {path.stem for path in _yamls()}
+    text = report._to_model().model_dump_json()
+    assert all(group in text for group in groups)
+    assert len(groups) == 9
+
+
+def _yamls():
+    """Return the nine experiments of every model on all generated data."""
+    data, networks = ("copy", "date", "toy_translation"), ("transformer", "gpt", "attention_lstm")
+    return [EXPERIMENTS / f"{name}_{network}.yaml" for name in data for network in networks]
+
+
+def _is_regex(panel):
+    return getattr(panel, "metric_regex", None) is not None
+
+
+def _names(panel):
+    for attribute in ("x", "y", "metrics", "media_keys", "table_name"):
+        value = getattr(panel, attribute, None)
+        for name in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(name, str):
+                yield name
+
+
+def test_dashboards_require_an_account(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    command = [sys.executable, EXPERIMENTS / "dashboard.py", "--entity", "team"]
+    child = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert child.returncode == 2
+    assert child.stderr.splitlines()[-1].startswith("dashboard.py: error: W&B cannot save it: No API key")

@@ -1,0 +1,77 @@
+"""The layers of the package, that is, which room may import which, and the documentation of its methods."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+sys.path.insert(0, str(ROOT / "docs/_ext"))
+
+from layers import imported, layers, module_of, room_of  # noqa: E402
+
+FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_rooms_import_only_from_lower_layers():
+    assert layers()[-1] == ["__main__"]  # an exception names the rooms that import each other
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_yaml_combines_the_two_packages(path):
+    names = [*imported(path)]
+    if module_of(path).startswith("lightning_tfm"):
+        assert not any(name.startswith("datamodules") for name in names)
+        return
+    height = {room: number for number, rooms in enumerate(layers()) for room in rooms}
+    assert all(height[room] <= height["data"] for room in map(room_of, names) if room is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_networks_and_inference_do_not_import_lightning(path):
+    if room_of(module_of(path)) in ("inference", "layers", "networks"):
+        assert not any(name.split(".")[0] in ("lightning", "torchmetrics") for name in imported(path))
+
+
+COMMANDS = ("average", "compare", "export", "generate", "list", "report", "runs", "score")
+
+
+@pytest.mark.parametrize(
+    "statement", ["from lightning_tfm import load", *(f"import lightning_tfm.commands.{name}" for name in COMMANDS)]
+)
+def test_inference_imports_neither_lightning_nor_torchmetrics(statement):
+    code = f"import sys; {statement}; print(*{{'lightning', 'torchmetrics'}} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
+    assert run.stdout.split() == []
+
+
+def test_commands_import_scipy_signal_only_when_it_is_used():
+    code = """if True:
+        import sys
+        from lightning_tfm.__main__ import importing
+        with importing():
+            import lightning_tfm.fit.cli
+        assert "torchmetrics" in sys.modules
+        assert "scipy.signal" not in sys.modules
+        from scipy.signal import hilbert
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_method_is_documented_or_overrides_another():
+    """Check what ruff cannot, since it does not know the base classes."""
+    for path in FILES:
+        module = import_module(module_of(path))
+        classes = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
+        for cls in classes:
+            methods = {name: method for name, method in vars(cls).items() if inspect.isfunction(method)}
+            for name, method in methods.items():
+                if not (cls.__name__.startswith("_") or name.startswith("_") or method.__doc__):
+                    overridden = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
+                    assert overridden, f"{module.__name__}.{cls.__qualname__}.{name}"

@@ -1,0 +1,70 @@
+"""Comparison of the files of two runs to the bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import torch
+
+from lightning_tfm.checkpoint import read
+from support.experiments import folder
+
+
+def contents(folder):
+    """Return the bytes of all files below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def equal(ours, theirs, where=""):
+    """Assert that two nested values are bitwise equal, naming the first difference."""
+    assert type(ours) is type(theirs), where
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype, where
+        assert ours.shape == theirs.shape, where
+        assert ours.flatten().view(torch.uint8).equal(theirs.flatten().view(torch.uint8)), where
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs), where
+        for key in ours:
+            equal(ours[key], theirs[key], f"{where}/{key}")
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), where
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            equal(*pair, f"{where}/{index}")
+    else:
+        assert ours == theirs, where
+
+
+def assert_same_run(cwd, reference, model, rows_lost=0, best=True, same_processes=True):
+    """Assert that two runs have equal checkpoints, logged metrics and test metrics, see `assert_same_files`."""
+    assert_same_files(folder(cwd, model), folder(reference, model), rows_lost, best, same_processes)
+
+
+def assert_same_files(ours, theirs, rows_lost=0, best=True, same_processes=True):
+    """Assert that the folders of two runs have bitwise equal checkpoints, logged metrics and test metrics.
+
+    Args:
+        ours: one folder.
+        theirs: the other, the reference.
+        rows_lost: the most rows of the log that ours may lack.
+        best: whether there is a best checkpoint.
+        same_processes: whether both have the same number of processes, which divide the validation batches.
+    """
+    for name in ("last", "best") if best else ("last",):
+        contents = [read(path / f"checkpoints/{name}.ckpt") for path in (ours, theirs)]
+        for content in contents:
+            for state in content["callbacks"].values():
+                state.pop("train_seconds", None)  # may differ
+            content.pop("experiment")  # the settings, such as the number of workers
+            if not same_processes:
+                content["loops"]["fit_loop"].pop("epoch_loop.val_loop.batch_progress")
+        equal(*contents, name)
+    logs = [list(csv.DictReader((path / "metrics.csv").read_text().splitlines())) for path in (ours, theirs)]
+    for row in (row for log in logs for row in log):
+        row.pop("tokens_per_second")  # may differ
+    trained = [[row for row in log if row["train/loss"] or row.get("val/loss")] for log in logs]
+    missing = [row for row in trained[1] if row not in trained[0]]
+    assert len(missing) <= rows_lost
+    assert trained[0] == [row for row in trained[1] if row not in missing]
+    tests = [json.loads((path / "summary.json").read_text())["test"] for path in (ours, theirs)]
+    assert tests[0] == tests[1]

@@ -1,0 +1,130 @@
+"""Faults that are injected into a run: signals, a full disk, a crash of W&B."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+
+def patch(moment, call, fault="SIGKILL"):
+    """Patch the function of a moment so that one of its calls, counted from 1, injects a fault."""
+    owner, attribute, late = MOMENTS[moment]()
+    original = getattr(owner, attribute)
+    calls = 0
+
+    def patched(*args, **kwargs):
+        nonlocal calls
+        counts = attribute not in COUNTED or COUNTED[attribute](args)
+        calls += counts
+        fails = counts and calls == call
+        if fails and not late:
+            _inject(fault)
+        result = original(*args, **kwargs)
+        if fails and late:
+            _inject(fault)
+        return result * math.nan if fails and fault == "nan" else result
+
+    setattr(owner, attribute, patched)
+
+
+def _inject(fault):
+    if fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, fault))
+    elif fault == "the disk is full":  # for every file larger than this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    elif fault == "W&B dies":
+        for service in _services():
+            os.kill(service, signal.SIGKILL)
+        time.sleep(0.2)
+    elif fault == "W&B cannot write":
+        for service in _services():
+            resource.prlimit(service, resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _services():
+    """Return the processes of W&B that serve this one."""
+    parent = f"--pid\0{os.getpid()}\0".encode()
+    commands = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
+    services = [pid for pid, path in commands.items() if b"wandb-core" in (text := _text(path)) and parent in text]
+    assert services
+    return services
+
+
+def _text(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _optimizer():
+
+    return torch.optim.AdamW, "step"
+
+
+def _module(hook):
+    from lightning_tfm.tasks import Seq2SeqModule
+
+    return Seq2SeqModule, hook
+
+
+def _loss():
+    from lightning_tfm.tasks import seq2seq
+
+    return seq2seq, "token_nll"
+
+
+def _checkpoints():
+    from lightning_tfm.callbacks import Checkpoints
+
+    return Checkpoints, "on_validation_end"
+
+
+def _writer():
+    from lightning_tfm.checkpoint import archive
+
+    return archive._ChecksumWriter, "write"
+
+
+def _shards():
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    return HuggingFaceStorageWriter, "write_data"
+
+
+def _stream():
+    from lightning_tfm.data import LengthGroupedSampler
+
+    return LengthGroupedSampler, "_epoch"
+
+
+MOMENTS = {
+    "in the loss": lambda: (*_loss(), True),
+    "in a training step": lambda: (*_module("training_step"), False),
+    "before an update of the weights": lambda: (*_optimizer(), False),
+    "after an update of the weights": lambda: (*_optimizer(), True),
+    "while a checkpoint is written": lambda: (*_writer(), True),
+    "while shards are written": lambda: (*_shards(), False),
+    "before a checkpoint is on the disk": lambda: (os, "fsync", False),
+    "after a checkpoint is in its place": lambda: (Path, "replace", True),
+    "in a validation": lambda: (*_module("validation_step"), False),
+    "after a validation": lambda: (*_checkpoints(), True),
+    "between two passes over the data": lambda: (*_stream(), False),
+    "in the test": lambda: (*_module("test_step"), False),
+}
+"""Moments of a fault: the owner and name of a function, and whether the fault comes after the call or before.
+
+Of the calls of the system, see COUNTED, only those for a checkpoint count.
+"""
+
+COUNTED = {
+    "replace": lambda arguments: Path(arguments[1]).suffix == ".ckpt",
+    "fsync": lambda arguments: os.readlink(f"/proc/self/fd/{arguments[0]}").endswith(".ckpt.part"),
+}
+"""Predicates of the path of a checkpoint, by the name of the function that is called with it."""
