@@ -31,7 +31,6 @@ import yaml
 from filelock import FileLock
 from lightning.pytorch.cli import LightningCLI
 
-from support.corpora import TEXT
 from lightning_tfm import __main__
 from lightning_tfm.callbacks import Checkpoints
 from lightning_tfm.checkpoint import FORMAT, read, verify_checksum, write
@@ -46,9 +45,10 @@ from lightning_tfm.networks import GPT
 from lightning_tfm.runs.lock import lock_run, wait_until_unlocked
 from lightning_tfm.system.files import parse_metrics, read_metrics
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
-from support.power_loss import crashes, record, restore
+from support.corpora import TEXT
 from support.equality import assert_same_files, assert_same_run, equal
 from support.experiments import NETWORKS, fit, folder
+from support.power_loss import crashes, record, restore
 from support.processes import CONTEXT, EXPERIMENTS, in_process, in_terminal, run, start
 
 

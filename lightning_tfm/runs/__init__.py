@@ -1,0 +1,1 @@
+"""The folder of a run: its lock, and runs in child processes."""
