@@ -448,7 +448,7 @@ def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, c
     for package, names in CLASSES.items():
         if package.startswith(("torch", "lightning_tfm.optimizers")):
             continue
-        kind = package.removeprefix("lightning_tfm.").removeprefix("lightning.pytorch.").partition(".")[0]
+        kind = re.sub(r"lightning_tfm\.(distributed\.)?|lightning\.pytorch\.", "", package).partition(".")[0]
         places[kind] += [{"class_path": f"{package}.{name}", "init_args": REQUIRED.get(name, {})} for name in names]
     for index in range(3):
         trainer = {"callbacks": places["callbacks"], "logger": places["loggers"], "plugins": places["plugins"]}
