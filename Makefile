@@ -14,7 +14,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # Train the date experiment, then predict three dates.
 train: install
-	$(BIN)/lightning-tfm fit --config experiments/date_attention_lstm.yaml
+	$(BIN)/lightning-tfm fit date_attention_lstm
 	$(BIN)/lightning-tfm generate $$(ls -td runs/date_attention_lstm/version_*/ | head -n 1)checkpoints/best.ckpt \
 		'Thursday, May 3, 1979' '7/4/76' 'Fri 31, Dec 1999'
 
