@@ -35,7 +35,7 @@ from benchmarks.measure import (
 )
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
-from lightning_tfm.data import Batch, LengthGroupedSampler, ShardedBatch
+from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
 from lightning_tfm.fit.cli import TfmCLI, run
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import Network, Transformer
@@ -83,7 +83,7 @@ class Clock(Callback):
     loss = float("nan")
 
     def __init__(self) -> None:
-        self.seen: list[Batch | ShardedBatch] = []
+        self.seen: list[Batch | MicroBatches] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == WARM:
@@ -126,7 +126,7 @@ def fit(experiment: str, *settings: str, folder: str | None = None, timed: int =
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + timed + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
-    command += [f"--data.init_args.{name}=8" for name in ("val_size", "test_size")]  # one for each shard
+    command += [f"--data.init_args.{name}=8" for name in ("val_size", "test_size")]  # one for each micro-batch
     before, arguments = Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as vanishing:
         os.chdir(folder or vanishing)
@@ -480,13 +480,15 @@ def processes(full: bool) -> Iterator[Row]:
         yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
 
 
-def build_elastic(experiment: str, number: int, num_shards: int, accumulated: int, timed: int, folder: str) -> Built:
+def build_elastic(
+    experiment: str, number: int, num_micro_batches: int, accumulated: int, timed: int, folder: str
+) -> Built:
     """Build runs of an experiment with elastic determinism, or with DDP.
 
     Args:
         experiment: the name of the experiment.
         number: the number of processes.
-        num_shards: the number of shards; 0 without elastic determinism.
+        num_micro_batches: the number of micro-batches; 0 without elastic determinism.
         accumulated: the number of batches in a step, which share the rows of a batch of the experiment.
         timed: the number of timed steps.
         folder: the working directory of all processes.
@@ -496,9 +498,9 @@ def build_elastic(experiment: str, number: int, num_shards: int, accumulated: in
     settings += [f"--trainer.accumulate_grad_batches={accumulated}"]
     settings += [f"--data.init_args.batch_size={batch_size // accumulated}"]
     settings += ["--checkpoint.every_n_train_steps=1000"]  # none in the timed steps, which differ in number
-    if num_shards:
+    if num_micro_batches:
         settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
-        settings += [f"--trainer.strategy.init_args.num_shards={num_shards}"]
+        settings += [f"--trainer.strategy.init_args.num_micro_batches={num_micro_batches}"]
     elif number > 1:
         settings += ["--trainer.strategy=ddp"]
 
@@ -513,49 +515,51 @@ def build_elastic(experiment: str, number: int, num_shards: int, accumulated: in
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure what elastic determinism costs with two shards, on two processes and on one, with one thread each."""
+    """Measure what elastic determinism costs with two micro-batches, on two processes and one, with a thread each."""
     for experiment in ELASTIC:
         yield elastic_row(experiment, 2, 2)
     yield elastic_row("date_transformer", 1, 2)
 
 
 def elastic_sizes(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism with more shards than processes."""
+    """Measure the cost of elastic determinism with more micro-batches than processes."""
     for experiment in ELASTIC:
         yield elastic_row(experiment, 2, 4)
-    for num_shards in (4, 8):
-        yield elastic_row("date_transformer", 1, num_shards)
+    for num_micro_batches in (4, 8):
+        yield elastic_row("date_transformer", 1, num_micro_batches)
 
 
 def elastic_limits(full: bool) -> Iterator[Row]:
-    """Measure DDP with steps of two batches of half the size, one after the other, like two shards of a process.
+    """Measure DDP with steps of two batches of half the size, one after the other, like two micro-batches of a process.
 
-    This is the limit of four shards on two processes. It is measured where these miss their target.
+    This is the limit of four micro-batches on two processes. It is measured where these miss their target.
     """
     for experiment in ("date_attention_lstm", "copy_transformer"):
         yield elastic_row(experiment, 2, 0, accumulated=2)
 
 
-def elastic_row(experiment: str, number: int, num_shards: int, accumulated: int = 1) -> Row:
+def elastic_row(experiment: str, number: int, num_micro_batches: int, accumulated: int = 1) -> Row:
     """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
 
     Args:
         experiment: the name of the experiment, one of ELASTIC.
         number: the number of processes.
-        num_shards: the number of shards; 0 measures DDP with several batches in a step.
+        num_micro_batches: the number of micro-batches; 0 measures DDP with several batches in a step.
         accumulated: the number of batches in a step on our side, see `build_elastic`.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
-        ours, ddp = {"num_shards": num_shards, "accumulated": accumulated}, {"num_shards": 0, "accumulated": 1}
+        ours = {"num_micro_batches": num_micro_batches, "accumulated": accumulated}
+        ddp = {"num_micro_batches": 0, "accumulated": 1}
         rounds, checked = compare(
             Side(build_elastic, settings | ours, threads=1, processes=number),
             Side(build_elastic, settings | ddp, threads=1, processes=number),
             same_rows,
         )
     together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
-    if num_shards:
-        name, target = f"{experiment}, {num_shards} shards on {together} / {peer}", "≥ 0.77 x" if number > 1 else ""
+    if num_micro_batches:
+        name = f"{experiment}, {num_micro_batches} micro-batches on {together} / {peer}"
+        target = "≥ 0.77 x" if number > 1 else ""
     else:
         name, target = f"limit: {experiment}, {accumulated} accumulated batches on {together} / {peer}", ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from benchmarks import peers
 from benchmarks.measure import Block, Built, Row, Side, compare, has_bfloat16, ratio_row, timed
 from datamodules import Copy, Date
-from lightning_tfm.data import Batch, LengthGroupedSampler, Pair, ShardedBatch
+from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches, Pair
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
@@ -30,7 +30,7 @@ GPT_STEPS = 40
 """Number of steps in a block, which takes about a second."""
 
 
-def tokens_of(batch: Batch | ShardedBatch) -> int:
+def tokens_of(batch: Batch | MicroBatches) -> int:
     """Return the number of target tokens, without padding."""
     return int(batch.tokens)
 

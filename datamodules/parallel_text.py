@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from lightning_tfm.data import (
+    BatchDivision,
     Download,
     MaxTokensSampler,
     PairDataModule,
     Pairs,
-    Sharding,
     TrainingSampler,
     read_columns,
     read_text,
@@ -112,21 +112,21 @@ class ParallelText(PairDataModule):
     def pairs(self, split: str) -> Pairs:
         return self.splits[split]
 
-    def check_shards(self, num_shards: int) -> None:
+    def check_micro_batches(self, num_micro_batches: int) -> None:
         """Check the batch size as the base class does; with `batch_tokens`, `training_batches` checks it instead."""
         if self.batch_tokens is None:
-            super().check_shards(num_shards)
+            super().check_micro_batches(num_micro_batches)
 
-    def training_batches(self, sharding: Sharding) -> TrainingSampler:
+    def training_batches(self, division: BatchDivision) -> TrainingSampler:
         if self.batch_tokens is None:
-            return super().training_batches(sharding)
+            return super().training_batches(division)
         examples = self.datasets["train"]
         lengths = torch.maximum(examples.source_lengths, examples.target_lengths - 1)
-        batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, sharding)
-        if batches.fewest_rows < sharding.num_shards:
+        batches = MaxTokensSampler(lengths, self.batch_tokens, self.seed, division)
+        if batches.fewest_rows < division.num_micro_batches:
             raise UserError(
-                f"batch_tokens must allow at least one row for each of {sharding.num_shards} processes or shards, but "
-                f"{self.batch_tokens} gives a batch of {batches.fewest_rows}; raise it"
+                f"batch_tokens must allow at least one row for each of {division.num_micro_batches} processes or "
+                f"micro-batches, but {self.batch_tokens} gives a batch of {batches.fewest_rows}; raise it"
             )
         return batches
 

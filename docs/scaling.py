@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from lightning_tfm.commands.step_cost import StepCost, ddp, divide, fake_processes, replicate, step_cost
-from lightning_tfm.data import Batch, ShardedBatch
+from lightning_tfm.data import Batch, MicroBatches
 from lightning_tfm.networks import GPT
 from lightning_tfm.plots.style import PALETTE, STYLE
 from lightning_tfm.tasks import LanguageModel
@@ -100,7 +100,7 @@ def estimates() -> Iterator[Estimate]:
                     continue
                 with fake_processes(number, size) as mesh:
                     precision = MixedPrecision("bf16-mixed", "cpu")
-                    given = ShardedBatch((batch,)) if label == ELASTIC else batch
+                    given = MicroBatches((batch,)) if label == ELASTIC else batch
                     cost = step_cost(make, given, strategy, mesh, precision)
                 yield Estimate(name, label, number, cost)
 

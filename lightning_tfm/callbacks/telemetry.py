@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_tfm.data import Batch, ShardedBatch
+from lightning_tfm.data import Batch, MicroBatches
 from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.networks import Network
 
@@ -57,10 +57,10 @@ class Telemetry(Callback):
             self.started = time.perf_counter()
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch | ShardedBatch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch | MicroBatches, batch_idx: int
     ) -> None:
         if self.peak and self.flops_per_token is None:
-            first = batch[0] if isinstance(batch, ShardedBatch) else batch
+            first = batch[0] if isinstance(batch, MicroBatches) else batch
             # The module seeds dropout after this hook, so the random numbers drawn here do not change the run.
             self.flops_per_token = step_flops(cast(Network, pl_module.network), first) / int(first.tokens)
 
@@ -69,7 +69,7 @@ class Telemetry(Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: object,
-        batch: Batch | ShardedBatch,
+        batch: Batch | MicroBatches,
         batch_idx: int,
     ) -> None:
         self.tokens = self.tokens + batch.tokens

@@ -165,11 +165,11 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
                 yield "one device", step_cost(cli.make_module, batch, replicate, mesh, **settings)
             else:
                 yield f"ddp x {number:,}", step_cost(cli.make_module, batch, ddp, mesh, **settings)
-            num_shards = trainer.strategy.num_shards if is_elastic else max(Elastic().num_shards, number)
-            is_possible = is_elastic or (accepts(Elastic, num_shards) and accepts(check_rows, data, num_shards))
-            if num_shards % number == 0 and is_possible:
-                shards = largest_batch(data, number, num_shards)
-                yield f"elastic x {number:,}", step_cost(cli.make_module, shards, replicate, mesh, **settings)
+            parts = trainer.strategy.num_micro_batches if is_elastic else max(Elastic().num_micro_batches, number)
+            is_possible = is_elastic or (accepts(Elastic, parts) and accepts(check_rows, data, parts))
+            if parts % number == 0 and is_possible:
+                largest = largest_batch(data, number, parts)
+                yield f"elastic x {number:,}", step_cost(cli.make_module, largest, replicate, mesh, **settings)
             if number > 1 and not on_gpu:  # the weights of a divided network are on the CPU
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
         sizes = {"tensor": number} | (

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from lightning_tfm.data import ShardedBatch, Sharding, TaskDataModule
+from lightning_tfm.data import BatchDivision, MicroBatches, TaskDataModule
 from lightning_tfm.distributed.parallel import DATA, TENSOR, parallelize
 from lightning_tfm.distributed.strategies import add_gradients
 from lightning_tfm.distributed.tensors import local
@@ -124,39 +124,39 @@ def divide(module: TaskModule, mesh: DeviceMesh, activation_checkpointing: bool 
     return module.training_step
 
 
-def largest_batch(data: TaskDataModule, world_size: int = 1, num_shards: int | None = None) -> Any:
+def largest_batch(data: TaskDataModule, world_size: int = 1, num_micro_batches: int | None = None) -> Any:
     """Return the largest of the first SAMPLE training batches, as the process with the most elements receives it.
 
     Args:
         data: the data module, after `setup`.
         world_size: the number of processes.
-        num_shards: the number of shards with elastic determinism; None without it.
+        num_micro_batches: the number of micro-batches with elastic determinism; None without it.
 
     Returns:
-        A batch; with elastic determinism, a ShardedBatch.
+        A batch; with elastic determinism, its micro-batches.
     """
-    number = num_shards or world_size
+    number = num_micro_batches or world_size
     check_rows(data, number)
-    stream, examples = data.training_batches(Sharding()), data.datasets["train"]
+    stream, examples = data.training_batches(BatchDivision()), data.datasets["train"]
     rows = max(islice(stream, SAMPLE), key=lambda rows: num_elements(examples[rows]))
-    by_rank = (Sharding(rank, world_size, number).own for rank in range(world_size))
-    shards = (ShardedBatch(examples[rows[shard::number]] for shard in own) for own in by_rank)
-    largest = max(shards, key=num_elements)
-    return largest if num_shards else largest[0]
+    by_rank = (BatchDivision(rank, world_size, number).own for rank in range(world_size))
+    parts = (MicroBatches(examples[rows[index::number]] for index in own) for own in by_rank)
+    largest = max(parts, key=num_elements)
+    return largest if num_micro_batches else largest[0]
 
 
 def check_rows(data: TaskDataModule, number: int) -> None:
-    """Check that each training batch has a row for each of a number of processes or shards.
+    """Check that each training batch has a row for each of a number of processes or micro-batches.
 
     Args:
         data: the data module, after `setup`.
-        number: the number of processes or shards.
+        number: the number of processes or micro-batches.
 
     Raises:
         UserError: if one has not.
     """
-    data.check_shards(number)
-    data.training_batches(Sharding(0, number, number))  # checks batches of a number of tokens
+    data.check_micro_batches(number)
+    data.training_batches(BatchDivision(0, number, number))  # checks batches of a number of tokens
 
 
 def num_elements(batch: Any) -> int:
@@ -165,9 +165,9 @@ def num_elements(batch: Any) -> int:
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch, or of all its shards."""
-    shards = batch if isinstance(batch, ShardedBatch) else (batch,)
-    return [value for shard in shards for value in shard if isinstance(value, Tensor)]
+    """Return the tensors of a batch, or of all its micro-batches."""
+    batches = batch if isinstance(batch, MicroBatches) else (batch,)
+    return [value for each in batches for value in each if isinstance(value, Tensor)]
 
 
 def step_cost(
@@ -184,7 +184,7 @@ def step_cost(
 
     Args:
         make: a function that constructs the module.
-        batch: the batch of a process; with elastic determinism, a ShardedBatch.
+        batch: the batch of a process; with elastic determinism, its micro-batches.
         strategy: the strategy: `replicate`, `ddp`, `divide` or another function.
         mesh: the mesh of the devices, see `fake_processes`; None for one device.
         precision: Lightning's plugin for the precision.
@@ -271,13 +271,13 @@ def _accumulate(
         forward: a function that returns the loss of a batch.
         optimizer: the optimizer whose gradients are reset, which Lightning does after the forward pass; None to add to
             them.
-        batch: the batch, or a ShardedBatch.
+        batch: the batch, or its micro-batches.
     """
-    sharded = isinstance(batch, ShardedBatch)
-    loss = forward(batch[0] if sharded else batch)
+    is_divided = isinstance(batch, MicroBatches)
+    loss = forward(batch[0] if is_divided else batch)
     if optimizer is not None:
         optimizer.zero_grad()
-    if sharded:
+    if is_divided:
         add_gradients(weights, lambda index: (forward(batch[index]) if index else loss).backward(), len(batch))
     else:
         loss.backward()

@@ -1,6 +1,6 @@
 """Datasets, samplers and base classes of data modules."""
 
-from lightning_tfm.data.batch import Batch, Examples, ShardedBatch
+from lightning_tfm.data.batch import Batch, Examples, MicroBatches
 from lightning_tfm.data.datamodule import TaskDataModule
 from lightning_tfm.data.download import Download, download
 from lightning_tfm.data.hashing import stable_hash
@@ -8,10 +8,10 @@ from lightning_tfm.data.labels import LabeledBatch, LabeledDataModule, LabeledDa
 from lightning_tfm.data.loader import ResumableDataLoader
 from lightning_tfm.data.pairs import GeneratedDataModule, Pair, PairDataModule, PairDataset, Pairs
 from lightning_tfm.data.samplers import (
+    BatchDivision,
     EvaluationSampler,
     LengthGroupedSampler,
     MaxTokensSampler,
-    Sharding,
     TrainingSampler,
     WindowSampler,
 )
@@ -30,6 +30,7 @@ from lightning_tfm.data.text_files import (
 
 __all__ = [
     "Batch",
+    "BatchDivision",
     "Download",
     "EvaluationSampler",
     "Examples",
@@ -39,13 +40,12 @@ __all__ = [
     "LabeledDataset",
     "LengthGroupedSampler",
     "MaxTokensSampler",
+    "MicroBatches",
     "Pair",
     "PairDataModule",
     "PairDataset",
     "Pairs",
     "ResumableDataLoader",
-    "ShardedBatch",
-    "Sharding",
     "TaskDataModule",
     "TextDataModule",
     "TextDataset",

@@ -36,13 +36,13 @@ class Batch(NamedTuple):
         return (self.target_out != PAD).sum()
 
 
-class ShardedBatch(tuple[Any, ...]):
-    """Batches of the shards of a process, see `Sharding`, each padded on its own."""
+class MicroBatches(tuple[Any, ...]):
+    """Micro-batches of a process, see `BatchDivision`, each padded on its own."""
 
     @property
     def tokens(self) -> Tensor:
-        """Return the number of tokens without padding in all shards, as a scalar tensor."""
-        return torch.stack([shard.tokens for shard in self]).sum()
+        """Return the number of tokens without padding in all micro-batches, as a scalar tensor."""
+        return torch.stack([batch.tokens for batch in self]).sum()
 
 
 class Examples(Protocol):

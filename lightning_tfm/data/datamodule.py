@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_tfm.data.batch import Examples
 from lightning_tfm.data.loader import ResumableDataLoader
-from lightning_tfm.data.samplers import EvaluationSampler, LengthGroupedSampler, Sharding, TrainingSampler
+from lightning_tfm.data.samplers import BatchDivision, EvaluationSampler, LengthGroupedSampler, TrainingSampler
 from lightning_tfm.errors import UserError, ignore_signals, rank_zero_print
 from lightning_tfm.system.memory import gc_disabled
 from lightning_tfm.tokenization import Tokenizer
@@ -104,28 +104,28 @@ class TaskDataModule(LightningDataModule, ABC):
             if known := sum(source in repeated for source in sources):
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
-    def check_shards(self, num_shards: int) -> None:
-        """Check that a training batch has at least one row per shard.
+    def check_micro_batches(self, num_micro_batches: int) -> None:
+        """Check that a training batch has at least one row per micro-batch.
 
         Args:
-            num_shards: the number of shards; without elastic determinism, the number of processes.
+            num_micro_batches: the number of micro-batches; without elastic determinism, the number of processes.
 
         Raises:
             UserError: if it has fewer rows.
         """
-        if self.batch_size < num_shards:
+        if self.batch_size < num_micro_batches:
             raise UserError(
-                f"batch_size must be at least the number of processes or shards ({num_shards}), but is "
+                f"batch_size must be at least the number of processes or micro-batches ({num_micro_batches}), but is "
                 f"{self.batch_size}"
             )
 
     def _check_sizes(self) -> None:
-        """Raise UserError if a split has fewer examples than there are shards."""
+        """Raise UserError if a split has fewer examples than there are micro-batches."""
         for split, examples in self.datasets.items():
-            if len(examples) < self.sharding.num_shards:
+            if len(examples) < self.division.num_micro_batches:
                 raise UserError(
-                    f"{split} must hold at least one example for each of {self.sharding.num_shards} processes or "
-                    f"shards, but holds {len(examples)}"
+                    f"{split} must hold at least one example for each of {self.division.num_micro_batches} processes "
+                    f"or micro-batches, but holds {len(examples)}"
                 )
 
     @property
@@ -151,11 +151,11 @@ class TaskDataModule(LightningDataModule, ABC):
                     f"checkpoint; set data.init_args.{self.test_setting}"
                 )
 
-    def training_batches(self, sharding: Sharding) -> TrainingSampler:
+    def training_batches(self, division: BatchDivision) -> TrainingSampler:
         """Return the sampler of training batches for one process.
 
         Args:
-            sharding: the shards of the process.
+            division: the micro-batches of the process.
 
         Raises:
             UserError: if there are fewer training examples than rows in a batch.
@@ -165,7 +165,7 @@ class TaskDataModule(LightningDataModule, ABC):
             raise UserError(
                 f"batch_size must be at most the {len(examples)} training examples, but is {self.batch_size}"
             )
-        return LengthGroupedSampler(examples.lengths, self.batch_size, self.seed, sharding)
+        return LengthGroupedSampler(examples.lengths, self.batch_size, self.seed, division)
 
     def _loader_settings(self) -> dict[str, Any]:
         return {
@@ -178,13 +178,13 @@ class TaskDataModule(LightningDataModule, ABC):
         }
 
     @property
-    def sharding(self) -> Sharding:
-        """Return the shards of this process: those of the strategy, or one for each process."""
-        return Sharding.of(self.trainer and self.trainer.strategy)
+    def division(self) -> BatchDivision:
+        """Return the micro-batches of this process: those of the strategy, or one for each process."""
+        return BatchDivision.of(self.trainer and self.trainer.strategy)
 
     def train_dataloader(self) -> ResumableDataLoader:
         """Return the loader of all batches of the run, or of one epoch if `max_steps` is not set."""
-        stream = self.training_batches(self.sharding)
+        stream = self.training_batches(self.division)
         if self.trainer is not None and self.trainer.max_steps > 0:
             num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches
         else:
@@ -193,7 +193,7 @@ class TaskDataModule(LightningDataModule, ABC):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         examples = self.datasets[split]
-        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, self.sharding)
+        batches = EvaluationSampler(examples.lengths, self.eval_batch_size, self.division)
         return DataLoader(cast(Dataset[Any], examples), sampler=batches, **self._loader_settings())
 
     def val_dataloader(self) -> DataLoader[Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_tfm.data.batch import Examples, ShardedBatch
+from lightning_tfm.data.batch import Examples, MicroBatches
 from lightning_tfm.data.samplers import TrainingSampler
 from lightning_tfm.errors import UserError
 
@@ -17,7 +17,7 @@ class ResumableDataLoader(DataLoader[Any]):
     """Data loader of the training batches of a run, resumable at any batch.
 
     Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
-    yielded, not those that workers have prefetched. If a process has several shards, it yields a ShardedBatch.
+    yielded, not those that workers have prefetched. A process with several micro-batches gets all of them at once.
 
     Args:
         examples: the encoded data.
@@ -46,13 +46,13 @@ class ResumableDataLoader(DataLoader[Any]):
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[NamedTuple | ShardedBatch]:  # type: ignore[override]  # torch names its own class of iterators
+    def __iter__(self) -> Iterator[NamedTuple | MicroBatches]:  # type: ignore[override]  # torch names its own class of iterators
         self.sampler.start = self.position
         batches = super().__iter__()
-        by_shard = [batches] * len(self.sampler.sharding.own)  # one iterator, several at a time
-        for shards in islice(zip(*by_shard, strict=True), self.num_batches):
+        at_once = [batches] * len(self.sampler.division.own)  # one iterator, several at a time
+        for micro_batches in islice(zip(*at_once, strict=True), self.num_batches):
             self.position += 1
-            yield shards[0] if len(shards) == 1 else ShardedBatch(shards)
+            yield micro_batches[0] if len(micro_batches) == 1 else MicroBatches(micro_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the stream, and the settings and the data that it depends on."""

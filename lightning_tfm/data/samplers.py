@@ -15,32 +15,32 @@ from torch.utils.data import Sampler
 from lightning_tfm.data.hashing import stable_hash
 
 
-class Sharding(NamedTuple):
-    """Division of each training batch into shards, of which each process computes equally many.
+class BatchDivision(NamedTuple):
+    """Division of each training batch into micro-batches, of which each process computes equally many.
 
     Attributes:
         rank: the rank of this process among those that read different data.
         world_size: the number of processes that read different data.
-        num_shards: the number of shards over all processes, a multiple of the number of processes.
+        num_micro_batches: the number of micro-batches over all processes, a multiple of the number of processes.
     """
 
     rank: int = 0
     world_size: int = 1
-    num_shards: int = 1
+    num_micro_batches: int = 1
 
     @classmethod
-    def of(cls, strategy: Strategy | None) -> Sharding:
-        """Return the shards of this process in a strategy: as many as the strategy sets, or one for each process.
+    def of(cls, strategy: Strategy | None) -> BatchDivision:
+        """Return the micro-batches of this process in a strategy: as many as it sets, or one for each process.
 
         Processes of a tensor-parallel group read the same data, so they count as one.
         """
         place = getattr(strategy, "distributed_sampler_kwargs", {"num_replicas": 1, "rank": 0})
-        return cls(place["rank"], place["num_replicas"], getattr(strategy, "num_shards", place["num_replicas"]))
+        return cls(place["rank"], place["num_replicas"], getattr(strategy, "num_micro_batches", place["num_replicas"]))
 
     @property
     def own(self) -> range:
-        """Return the shards of this process, in order."""
-        size = self.num_shards // self.world_size
+        """Return the micro-batches of this process, in order."""
+        size = self.num_micro_batches // self.world_size
         return range(self.rank * size, (self.rank + 1) * size)
 
 
@@ -48,26 +48,27 @@ class TrainingSampler(Sampler[Tensor], ABC):
     """Base class of samplers of training batches: an endless stream that depends only on the seed.
 
     The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
-    shards, among which its rows are divided. An iteration yields the rows of one shard of this process after another.
+    micro-batches, among which its rows are divided. An iteration yields the rows of the micro-batches of this process
+    one after another.
 
     Args:
         seed: the seed of the order.
-        sharding: the shards of this process.
+        division: the micro-batches of this process.
 
     Attributes:
         start: the index in the stream of the first batch of the next iteration.
     """
 
-    def __init__(self, seed: int, sharding: Sharding = Sharding()) -> None:
-        self.seed, self.sharding = seed, sharding
+    def __init__(self, seed: int, division: BatchDivision = BatchDivision()) -> None:
+        self.seed, self.division = seed, division
         self.start = 0
 
     @abstractmethod
     def _epoch(self, number: int, generator: torch.Generator) -> Tensor | Sequence[Tensor]:
-        """Return the batches of an epoch, each with the rows of all shards."""
+        """Return the batches of an epoch, each with the rows of all micro-batches."""
 
     def batches(self, number: int) -> Tensor | Sequence[Tensor]:
-        """Return the batches of epoch `number` in order, each with the rows of all shards."""
+        """Return the batches of epoch `number` in order, each with the rows of all micro-batches."""
         return self._epoch(number, torch.Generator().manual_seed(stable_hash(f"{self.seed} {number}") >> 1))
 
     @property
@@ -84,8 +85,8 @@ class TrainingSampler(Sampler[Tensor], ABC):
         for number in itertools.count():
             batches = self.batches(number)
             for rows in batches[skipped:]:
-                for shard in self.sharding.own:
-                    yield rows[shard :: self.sharding.num_shards]
+                for index in self.division.own:
+                    yield rows[index :: self.division.num_micro_batches]
             skipped = max(0, skipped - len(batches))
 
 
@@ -98,13 +99,13 @@ class LengthGroupedSampler(TrainingSampler):
     Args:
         lengths: the length of each row in tokens (N).
         batch_size: number of rows in a batch, over all processes.
-        seed, sharding: see TrainingSampler.
+        seed, division: see TrainingSampler.
     """
 
     POOL = 16
 
-    def __init__(self, lengths: Tensor, batch_size: int, seed: int, sharding: Sharding = Sharding()) -> None:
-        super().__init__(seed, sharding)
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int, division: BatchDivision = BatchDivision()) -> None:
+        super().__init__(seed, division)
         self.lengths, self.batch_size = lengths, batch_size
         self.batches_per_epoch = len(lengths) // batch_size
 
@@ -133,11 +134,13 @@ class MaxTokensSampler(TrainingSampler):
     Args:
         lengths: the length of each row in tokens (N).
         batch_tokens: maximum number of tokens in a batch, including padding, over all processes.
-        seed, sharding: see TrainingSampler.
+        seed, division: see TrainingSampler.
     """
 
-    def __init__(self, lengths: Tensor, batch_tokens: int, seed: int, sharding: Sharding = Sharding()) -> None:
-        super().__init__(seed, sharding)
+    def __init__(
+        self, lengths: Tensor, batch_tokens: int, seed: int, division: BatchDivision = BatchDivision()
+    ) -> None:
+        super().__init__(seed, division)
         self.lengths, self.batch_tokens = lengths, batch_tokens
         self.cuts, begin = [], 0  # the same in each epoch, since the sorted lengths are
         ordered = lengths.sort(descending=True).values.tolist()
@@ -180,13 +183,13 @@ class WindowSampler(TrainingSampler):
         num_tokens: number of tokens in the text.
         max_length: number of tokens in a window.
         batch_size: number of windows in a batch, over all processes.
-        seed, sharding: see TrainingSampler.
+        seed, division: see TrainingSampler.
     """
 
     def __init__(
-        self, num_tokens: int, max_length: int, batch_size: int, seed: int, sharding: Sharding = Sharding()
+        self, num_tokens: int, max_length: int, batch_size: int, seed: int, division: BatchDivision = BatchDivision()
     ) -> None:
-        super().__init__(seed, sharding)
+        super().__init__(seed, division)
         self.num_tokens, self.max_length, self.batch_size = num_tokens, max_length, batch_size
         self.windows = (num_tokens - 1) // max_length - 1  # complete windows, for any offset
         self.batches_per_epoch = self.windows // batch_size
@@ -206,25 +209,26 @@ class WindowSampler(TrainingSampler):
 
 
 class EvaluationSampler(Sampler[Tensor]):
-    """Sampler of evaluation batches, which contain every row once over all shards, grouped by length.
+    """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
 
-    The batches of a shard do not depend on the number of processes. All shards have the same number of batches, none of
-    them empty, since processes wait for each other after each batch. The order of the batches is random but fixed, so
-    the first few are representative.
+    Each batch is divided into micro-batches, which do not depend on the number of processes. None of them is empty,
+    since processes wait for each other after each one. The order of the batches is random but fixed, so the first few
+    are representative.
 
     Args:
         lengths: the length of each row in tokens (N).
-        batch_size: maximum number of rows in a batch; with 1, a batch may have 2 rows.
-        sharding: the shards of this process.
+        batch_size: maximum number of rows in a micro-batch; with 1, it may have 2 rows.
+        division: the micro-batches of this process.
     """
 
-    def __init__(self, lengths: Tensor, batch_size: int, sharding: Sharding) -> None:
+    def __init__(self, lengths: Tensor, batch_size: int, division: BatchDivision) -> None:
         order = lengths.argsort(stable=True)
-        fewest_rows, most_rows = len(order) // sharding.num_shards, -(-len(order) // sharding.num_shards)  # of a shard
+        parts = division.num_micro_batches
+        fewest_rows, most_rows = len(order) // parts, -(-len(order) // parts)  # of a micro-batch
         num_batches = min(fewest_rows, -(-most_rows // batch_size))
-        by_shard = [order[shard :: sharding.num_shards].tensor_split(num_batches) for shard in sharding.own]
+        by_part = [order[index::parts].tensor_split(num_batches) for index in division.own]
         drawn = torch.randperm(num_batches, generator=torch.Generator().manual_seed(0)).tolist()
-        self.batches = [batches[number] for number in drawn for batches in by_shard]
+        self.batches = [batches[number] for number in drawn for batches in by_part]
 
     def __len__(self) -> int:
         return len(self.batches)

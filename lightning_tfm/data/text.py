@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from lightning_tfm.data.batch import Batch
 from lightning_tfm.data.datamodule import TaskDataModule
-from lightning_tfm.data.samplers import Sharding, TrainingSampler, WindowSampler
+from lightning_tfm.data.samplers import BatchDivision, TrainingSampler, WindowSampler
 from lightning_tfm.errors import UserError
 from lightning_tfm.tokenization import PAD, Tokenizer
 
@@ -99,9 +99,9 @@ class TextDataModule(TaskDataModule):
         stride = 1 if split == "train" else self.max_length
         return TextDataset(self.texts[split], self.tokenizer, self.max_length, stride, split)
 
-    def training_batches(self, sharding: Sharding) -> TrainingSampler:
+    def training_batches(self, division: BatchDivision) -> TrainingSampler:
         num_tokens = len(self.datasets["train"].ids)
-        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, sharding)
+        batches = WindowSampler(num_tokens, self.max_length, self.batch_size, self.seed, division)
         if not batches.batches_per_epoch:
             raise UserError(
                 f"batch_size must be at most the {batches.windows} windows of the training split, but is "

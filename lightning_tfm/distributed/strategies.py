@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_tfm.checkpoint import read_index
 from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
-from lightning_tfm.data import ShardedBatch, Sharding
+from lightning_tfm.data import BatchDivision, MicroBatches
 from lightning_tfm.distributed.parallel import Layout, broadcast_weights
 from lightning_tfm.errors import UserError
 
@@ -36,14 +36,14 @@ RUNS = itertools.count()
 class Elastic(DDPStrategy):
     """Data parallelism whose results are the same, bit for bit, for any number of processes.
 
-    Each batch is divided into `num_shards` shards, whatever the number of processes. A shard is a forward and backward
-    pass of its own, with its own padding and its own dropout. The gradients of the shards are added in a fixed binary
-    tree: each process adds those of its own shards, which are consecutive, and all processes together add the results,
-    with the communication of an all-reduce.
+    Each batch is divided into `num_micro_batches` parts, whatever the number of processes. A micro-batch is a forward
+    and backward pass of its own, with its own padding and its own dropout. The gradients of the micro-batches are added
+    in a fixed binary tree: each process adds those of its own micro-batches, which are consecutive, and all processes
+    together add the results, with the communication of an all-reduce.
 
     Args:
-        num_shards: number of shards, a power of two and a multiple of the number of processes. Each batch must have at
-            least one row per shard.
+        num_micro_batches: number of micro-batches, a power of two and a multiple of the number of processes. Each batch
+            must have at least one row per micro-batch.
         num_threads: number of threads of each process on a CPU, on which floating-point sums depend.
         process_group_backend: the backend of torch.distributed; by default gloo on a CPU and NCCL on GPUs.
 
@@ -52,29 +52,31 @@ class Elastic(DDPStrategy):
         would give different bits.
     """
 
-    def __init__(self, num_shards: int = 2, num_threads: int = 1, process_group_backend: str | None = None) -> None:
-        if num_shards < 1 or num_shards & (num_shards - 1):
-            lower = 1 << max(0, num_shards.bit_length() - 1)
-            raise UserError(f"num_shards must be a power of two, but is {num_shards}; try {lower}")
+    def __init__(
+        self, num_micro_batches: int = 2, num_threads: int = 1, process_group_backend: str | None = None
+    ) -> None:
+        if num_micro_batches < 1 or num_micro_batches & (num_micro_batches - 1):
+            lower = 1 << max(0, num_micro_batches.bit_length() - 1)
+            raise UserError(f"num_micro_batches must be a power of two, but is {num_micro_batches}; try {lower}")
         if num_threads < 1:
             raise UserError(f"num_threads must be at least 1, but is {num_threads}; try 1")
         super().__init__(process_group_backend=process_group_backend, timeout=TIMEOUT)
-        self.num_shards, self.num_threads = num_shards, num_threads
+        self.num_micro_batches, self.num_threads = num_micro_batches, num_threads
 
     def check_processes(self, world_size: int) -> None:
-        """Check that the shards can be divided among the processes.
+        """Check that the micro-batches can be divided among the processes.
 
         Raises:
-            UserError: if the number of shards is not a multiple of the number of processes.
+            UserError: if the number of micro-batches is not a multiple of the number of processes.
         """
-        if self.num_shards % world_size:
-            *divisors, last = (str(2**power) for power in range(self.num_shards.bit_length()))
+        if self.num_micro_batches % world_size:
+            *divisors, last = (str(2**power) for power in range(self.num_micro_batches.bit_length()))
             mend = f"try {', '.join(divisors)} or {last}" if divisors else f"try {last}"
             if not world_size & (world_size - 1):
-                mend += f", or set num_shards to {world_size}"
+                mend += f", or set num_micro_batches to {world_size}"
             raise UserError(
-                f"trainer.devices times trainer.num_nodes must divide num_shards ({self.num_shards}), but is "
-                f"{world_size}; {mend}"
+                f"trainer.devices times trainer.num_nodes must divide num_micro_batches ({self.num_micro_batches}), "
+                f"but is {world_size}; {mend}"
             )
 
     def setup_environment(self) -> None:
@@ -87,41 +89,43 @@ class Elastic(DDPStrategy):
         broadcast_weights(self.model, self.root_device)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of the first shard; `backward` computes the others, to keep one graph in memory at a time."""
-        self._shards, self._batch_idx = batch if isinstance(batch, ShardedBatch) else ShardedBatch((batch,)), batch_idx
+        """Return the loss of the first micro-batch; `backward` computes the others, to keep one graph in memory."""
+        self._micro_batches = batch if isinstance(batch, MicroBatches) else MicroBatches((batch,))
+        self._batch_idx = batch_idx
         return self._loss(0)
 
     def _loss(self, index: int) -> Tensor:
-        """Return the loss of the shard with an index in this process."""
-        sharding = Sharding(self.global_rank, self.world_size, self.num_shards)
-        cast(Any, self.lightning_module).seed_dropout(sharding.own[index])
-        return cast(Tensor, super().training_step(self._shards[index], self._batch_idx))
+        """Return the loss of the micro-batch with an index in this process."""
+        division = BatchDivision(self.global_rank, self.world_size, self.num_micro_batches)
+        cast(Any, self.lightning_module).seed_dropout(division.own[index])
+        return cast(Tensor, super().training_step(self._micro_batches[index], self._batch_idx))
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Add the sum of the gradients of all shards over all processes to the gradients of the weights."""
+        """Add the sum of the gradients of all micro-batches over all processes to the gradients of the weights."""
         module = self.lightning_module
         assert module is not None
 
         def backward(index: int) -> None:
-            # The loss of the first shard is given; the others are divided as Lightning divides the first.
+            # The loss of the first micro-batch is given; the others are divided as Lightning divides the first.
             loss = self._loss(index) / module.trainer.accumulate_grad_batches if index else closure_loss
             super(Elastic, self).backward(loss, optimizer, *args, **kwargs)
 
-        add_gradients([weight for weight in module.parameters() if weight.requires_grad], backward, len(self._shards))
+        weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
+        add_gradients(weights, backward, len(self._micro_batches))
         return closure_loss
 
 
-def add_gradients(weights: list[Tensor], backward: Callable[[int], None], num_shards: int) -> None:
-    """Add the sum of the gradients of all shards over all processes to the gradients of the weights.
+def add_gradients(weights: list[Tensor], backward: Callable[[int], None], num_micro_batches: int) -> None:
+    """Add the sum of the gradients of all micro-batches over all processes to the gradients of the weights.
 
     Args:
         weights: the weights.
-        backward: a function that computes the gradients of the shard with an index in this process.
-        num_shards: the number of shards of this process.
+        backward: a function that computes the gradients of the micro-batch with an index in this process.
+        num_micro_batches: the number of micro-batches of this process.
     """
     accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
     partial: list[tuple[int, list[Tensor]]] = []
-    for index in range(num_shards):
+    for index in range(num_micro_batches):
         for weight in weights:
             weight.grad = None
         backward(index)

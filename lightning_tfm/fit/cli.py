@@ -40,7 +40,7 @@ from lightning_tfm.config.experiments import find_experiment
 from lightning_tfm.config.parsing_errors import format_error
 from lightning_tfm.config.settings import BoundedLoader, parse_yaml, read_yaml_text
 from lightning_tfm.config.trust import TRUST_HELP, check_classes, import_policy, search_current_folder, trusted_packages
-from lightning_tfm.data import Sharding, TaskDataModule
+from lightning_tfm.data import BatchDivision, TaskDataModule
 from lightning_tfm.distributed.launch import check_processes, launched_settings, meet_processes
 from lightning_tfm.distributed.strategies import TIMEOUT
 from lightning_tfm.errors import (
@@ -415,7 +415,7 @@ class TfmCLI(LightningCLI):
             logger.connect()  # while the data are set up
         # Set up the data first, since invalid data or weights must not leave a folder behind.
         self.datamodule.setup("fit")
-        self.datamodule.training_batches(self.datamodule.sharding)
+        self.datamodule.training_batches(self.datamodule.division)
         check_evaluations(self.config[self.subcommand].trainer, self.datamodule)
         if path is None:
             self.model.load_pretrained()
@@ -581,7 +581,7 @@ def _convert_epochs(config: Namespace) -> None:
     except (TypeError, ValueError) as error:
         raise UserError(format_error(error)) from error
     data.datasets = {"train": data.examples("train")}
-    batches = len(data.training_batches(Sharding()).batches(0))  # of all processes, the same in each epoch
+    batches = len(data.training_batches(BatchDivision()).batches(0))  # of all processes, the same in each epoch
     accumulated = settings.accumulate_grad_batches
     if max_epochs not in (None, -1):
         settings.max_epochs, settings.max_steps = None, math.ceil(max_epochs * batches / accumulated)

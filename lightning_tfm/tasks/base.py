@@ -26,7 +26,7 @@ from torchmetrics import Metric
 from lightning_tfm.checkpoint import FORMAT, check_fits
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.config.settings import flatten
-from lightning_tfm.data import Sharding, TaskDataModule, stable_hash
+from lightning_tfm.data import BatchDivision, TaskDataModule, stable_hash
 from lightning_tfm.distributed.parallel import (
     broadcast_weights,
     check_activation_checkpointing,
@@ -123,7 +123,7 @@ class TaskModule(Predictor, LightningModule):
         self.metrics = nn.ModuleDict()  # by prefix, see `setup`
         self.higher_is_better: dict[str, bool] = {}
         self.token_metrics: set[str] = set()
-        self.step_sums: list[Tensor] = []  # loss and number of tokens of each shard of the step so far
+        self.step_sums: list[Tensor] = []  # loss and number of tokens of each micro-batch of the step so far
         self.gathering: tuple[list[Tensor], Work] | None = None  # of the sums and the signals of all processes
         self.signum = self.signum_of_any = 0
         self.arriving_signum: tuple[Tensor, torch.Event | None] | None = None  # of the last step
@@ -299,7 +299,7 @@ class TaskModule(Predictor, LightningModule):
             "trainer.callbacks": [
                 callback.state_key for callback in self.trainer.callbacks if isinstance(callback, EarlyStopping)
             ],
-            **(data.training_batches(data.sharding).settings if data else {}),
+            **(data.training_batches(data.division).settings if data else {}),
             "data.init_args.eval_batch_size": data.eval_batch_size if data else None,
             "tokenizer": self.tokenizer.fingerprint,
             **{f"{split} data": value for split, value in (data.fingerprint if data else {}).items()},
@@ -319,16 +319,16 @@ class TaskModule(Predictor, LightningModule):
         if vocab_size != data.vocab_size:
             raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")
         self.network.check_lengths(data.max_source_length, data.max_target_length)
-        data.check_shards(Sharding.of(trainer.strategy).num_shards)
+        data.check_micro_batches(BatchDivision.of(trainer.strategy).num_micro_batches)
         if isinstance(trainer.strategy, ModelParallel):
             check_tensor_parallel(self.network, trainer.strategy.tensor_parallel_size)
             if trainer.strategy.activation_checkpointing:
                 check_activation_checkpointing(self.network)
 
     @property
-    def sharding(self) -> Sharding:
-        """Return the shards of a batch that this process computes."""
-        return Sharding.of(self.trainer.strategy)
+    def division(self) -> BatchDivision:
+        """Return the micro-batches of a batch that this process computes."""
+        return BatchDivision.of(self.trainer.strategy)
 
     def configure_model(self) -> None:
         """Divide the network among the processes, if the strategy does."""
@@ -373,17 +373,17 @@ class TaskModule(Predictor, LightningModule):
         self.step_sums = []  # of an unfinished step, whose gradients Lightning drops
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.seed_dropout(self.sharding.rank)
+        self.seed_dropout(self.division.rank)
 
-    def seed_dropout(self, shard: int) -> None:
-        """Seed dropout with the seed of the run, the number of the batch and the shard.
+    def seed_dropout(self, micro_batch: int) -> None:
+        """Seed dropout with the seed of the run, the number of the batch and the micro-batch.
 
         Args:
-            shard: the number of the shard; without elastic determinism, the rank of the process among those that read
-                different data.
+            micro_batch: the number of the micro-batch; without elastic determinism, the rank of the process among those
+                that read different data.
         """
         number = self.trainer.fit_loop.total_batch_idx
-        seed = stable_hash(f"{self.seed} {number} {shard}") >> 1
+        seed = stable_hash(f"{self.seed} {number} {micro_batch}") >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would query every type of device
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(seed)
@@ -403,16 +403,16 @@ class TaskModule(Predictor, LightningModule):
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Gather the sums of the step from all processes during its last backward pass, which hides the latency."""
-        is_last_shard = len(self.step_sums) % len(self.sharding.own) == 0
+        is_last_part = len(self.step_sums) % len(self.division.own) == 0
         # An epoch ends with a step, which may have fewer batches.
-        if self.trainer.world_size > 1 and is_last_shard and not self.trainer.fit_loop.epoch_loop._should_accumulate():
+        if self.trainer.world_size > 1 and is_last_part and not self.trainer.fit_loop.epoch_loop._should_accumulate():
             values = torch.cat((*self.step_sums, self.step_sums[0].new_tensor([self.signum])))
             gathered = list(values.new_empty(self.trainer.world_size, len(values)))
             self.gathering = gathered, torch.distributed.all_gather(gathered, values, async_op=True)
 
     def _total_loss(self) -> tuple[Tensor, Tensor]:
-        """Return the loss and the number of tokens of the step, added in the order of batches and shards."""
-        sums = torch.stack(self.step_sums)  # (A n, 2) of A accumulated batches with n shards on this process
+        """Return the loss and the number of tokens of the step, added in the order of batches and micro-batches."""
+        sums = torch.stack(self.step_sums)  # (A n, 2) of A accumulated batches with n micro-batches on this process
         self.step_sums = []
         if self.gathering is not None:
             (parts, work), self.gathering = self.gathering, None
@@ -420,8 +420,8 @@ class TaskModule(Predictor, LightningModule):
             gathered = torch.stack(parts)  # (P, 2 A n + 1) of P processes
             self._read_signum(gathered[:, -1].max())
             # Processes that read the same data, with tensor parallelism, are consecutive and have the same sums.
-            different = gathered[:: len(gathered) // self.sharding.world_size, :-1]  # (W, 2 A n)
-            by_batch = different.unflatten(1, (-1, len(self.sharding.own), 2))  # (W, A, n, 2)
+            different = gathered[:: len(gathered) // self.division.world_size, :-1]  # (W, 2 A n)
+            by_batch = different.unflatten(1, (-1, len(self.division.own), 2))  # (W, A, n, 2)
             sums = by_batch.transpose(0, 1).flatten(0, 2)
         first, *others = sums.unbind()
         loss, tokens = sum(others, start=first)
@@ -456,7 +456,7 @@ class TaskModule(Predictor, LightningModule):
         """
         loss, tokens = self._total_loss()
         self.last_loss = loss = loss / tokens
-        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.sharding.world_size
+        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.division.world_size
         self.grad_scale = self.trainer.accumulate_grad_batches * averaged / tokens
         gradients = self._gradients()
         # A norm in half precision would be inexact, and could overflow.
@@ -497,14 +497,14 @@ class TaskModule(Predictor, LightningModule):
         clips, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         averaging = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
         scheduled = self.lr_schedule.needs_max_steps and not trainer.fast_dev_run
-        num_shards = trainer.strategy.num_shards if isinstance(trainer.strategy, Elastic) else 1
+        num_micro_batches = trainer.strategy.num_micro_batches if isinstance(trainer.strategy, Elastic) else 1
         return {
             "trainer.precision": trainer.precision,
             "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches,
             "trainer.gradient_clip_val": clips or None,
             "trainer.gradient_clip_algorithm": (algorithm.value if algorithm else "norm") if clips else None,
             **{f"model.init_args.{name}": self.hparams.get(name) for name in self.step_arguments},
-            "trainer.strategy.init_args.num_shards": num_shards if num_shards > 1 else None,
+            "trainer.strategy.init_args.num_micro_batches": num_micro_batches if num_micro_batches > 1 else None,
             "checkpoint.monitor": getattr(trainer.checkpoint_callback, "monitor", None),
             "checkpoint.mode": getattr(trainer.checkpoint_callback, "mode", None),
             "decay of WeightAveraging": getattr(averaging[0], "decay", None) if averaging else None,

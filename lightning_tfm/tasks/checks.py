@@ -91,7 +91,7 @@ def check_limits(strategy: Strategy, settings: Any) -> None:
     Raises:
         UserError: if a limit, which Lightning applies to each process, selects other rows for each number of processes.
     """
-    if not isinstance(strategy, Elastic) or strategy.num_shards == 1:
+    if not isinstance(strategy, Elastic) or strategy.num_micro_batches == 1:
         return
     for name in ("limit_val_batches", "limit_test_batches"):
         limit = getattr(settings, name)

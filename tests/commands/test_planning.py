@@ -24,7 +24,7 @@ from lightning_tfm.commands.step_cost import (
     replicate,
     step_cost,
 )
-from lightning_tfm.data import Batch, ShardedBatch
+from lightning_tfm.data import Batch, MicroBatches
 from lightning_tfm.distributed.parallel import DATA, TENSOR
 from lightning_tfm.networks import GPT, AttentionLSTM
 from lightning_tfm.tasks import LanguageModel, Seq2SeqModule
@@ -116,7 +116,7 @@ def test_state_and_traffic_are_those_of_the_strategy(number):
     layers = 4 * num_parameters(make().network.layers)
     with fake_processes(number) as mesh:
         copied, sharded = (step_cost(make, texts(), strategy, mesh) for strategy in (ddp, divide))
-        elastic = step_cost(make, ShardedBatch([texts(2), texts(2)]), mesh=mesh)
+        elastic = step_cost(make, MicroBatches([texts(2), texts(2)]), mesh=mesh)
     ring = (number - 1) / number
     for cost in (copied, elastic):
         assert (cost.weights, cost.gradients) == (size, size)
@@ -210,7 +210,7 @@ def test_fsdp2_and_tensor_parallelism_are_planned_where_they_divide_the_devices(
         assert rows == ([] if settings else ["4"])
 
 
-def test_elastic_determinism_is_planned_with_one_shard_per_device_or_those_of_the_overlay(monkeypatch, capsys):
+def test_elastic_determinism_is_planned_with_one_micro_batch_per_device_or_those_of_the_overlay(monkeypatch, capsys):
     for settings, planned_for in (([], ["8"]), (["--config", EXPERIMENTS / "elastic.yaml"], [])):
         assert in_process(monkeypatch, "plan", "copy_gpt", "--devices", "3", "8", *SMALL, *settings) == 0
         rows = [line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("elastic")]
@@ -218,7 +218,7 @@ def test_elastic_determinism_is_planned_with_one_shard_per_device_or_those_of_th
 
 
 @pytest.mark.parametrize("setting", ["batch_size=1", "batch_tokens=70"])
-def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinism(
+def test_a_batch_of_fewer_rows_than_micro_batches_is_planned_without_elastic_determinism(
     setting, tmp_path, monkeypatch, capsys
 ):
     task = write_task("translation_transformer", tmp_path)
@@ -237,11 +237,11 @@ def test_a_batch_of_fewer_rows_than_shards_is_planned_without_elastic_determinis
         (["copy_gpt", "--devices", "two"], "argument --devices: invalid int value: 'two'"),
         (
             ["copy_gpt", "--devices", "65"],
-            "at least the number of processes or shards (65), but is 16",
+            "at least the number of processes or micro-batches (65), but is 16",
         ),
         (
             ["copy_gpt", "--config", "elastic", "--data.batch_size", "1"],
-            "at least the number of processes or shards (2), but is 1",
+            "at least the number of processes or micro-batches (2), but is 1",
         ),
         (["tsv_transformer"], "train.tsv"),
         (["copy_gpt", "--model.network.d_modell", "3"], "d_modell"),
@@ -272,12 +272,12 @@ def measure_experiment(settings, results):
     torch.cuda.is_available = lambda: False  # the memory of a CPU is measured
     cli = planned([*settings, "--trainer.max_steps=3", "--trainer.limit_val_batches=0"])
     by_strategy = dict(costs(cli, [1]))
-    cost = by_strategy["elastic x 1" if hasattr(cli.trainer.strategy, "num_shards") else "one device"]
+    cost = by_strategy["elastic x 1" if hasattr(cli.trainer.strategy, "num_micro_batches") else "one device"]
     data = cli.datamodule
     stream, rows = data.training_batches, largest_batch(data).rows
 
-    def repeated(sharding):
-        batches = stream(sharding)
+    def repeated(division):
+        batches = stream(division)
         batches.batches = lambda number: [rows]
         return batches
 

@@ -24,10 +24,10 @@ from datamodules import ParallelText, Sentiment, Text, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
 from lightning_tfm.data import (
+    BatchDivision,
     LengthGroupedSampler,
     MaxTokensSampler,
     Pair,
-    Sharding,
     WindowSampler,
     stable_hash,
     text_files,
@@ -141,7 +141,7 @@ def test_batches_use_their_token_budget(corpus):
     data = parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64)
     data.setup("fit")
     dataset = data.datasets["train"]
-    stream = data.training_batches(data.sharding)
+    stream = data.training_batches(data.division)
     rows = torch.cat(list(stream.batches(0)))
     assert sorted(rows.tolist()) == list(range(300))
     sizes = []
@@ -187,7 +187,7 @@ def test_streams_do_not_depend_on_the_start_or_the_world_size(make):
         assert whole[start:] == [rows.tolist() for rows in itertools.islice(stream, 50 - start)]
         assert make().samples_seen(start) == sum(map(len, whole[:start]))
     for number in (2, 3):
-        streams = [itertools.islice(make(sharding=Sharding(rank, number, number)), 50) for rank in range(number)]
+        streams = [itertools.islice(make(division=BatchDivision(rank, number, number)), 50) for rank in range(number)]
         for batch, *shares in zip(whole, *streams, strict=True):
             assert sorted(batch) == sorted(row for share in shares for row in share.tolist())
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -279,7 +279,7 @@ def test_training_windows_are_complete_and_start_anywhere(tmp_path):
     data.setup("fit")
     ids = data.datasets["train"].ids
     begins = set()
-    for rows in itertools.islice(data.training_batches(data.sharding), 500):
+    for rows in itertools.islice(data.training_batches(data.division), 500):
         batch = data.datasets["train"][rows]
         for begin, target_in, target_out in zip(rows.tolist(), batch.target_in, batch.target_out, strict=True):
             assert target_in.equal(ids[begin : begin + 16])
@@ -955,7 +955,7 @@ BAD_DATA = {
     "more windows in a batch than there are": (
         lambda p: (
             (data := Text(text_file(p), max_length=64, batch_size=100)).setup("fit")
-            or data.training_batches(data.sharding)
+            or data.training_batches(data.division)
         ),
         "batch_size must be at most the 41 windows of the training split, but is 100",
     ),

@@ -20,7 +20,7 @@ from faker import Faker
 
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
-from lightning_tfm.data import EvaluationSampler, LengthGroupedSampler, Pair, Pairs, Sharding, stable_hash
+from lightning_tfm.data import BatchDivision, EvaluationSampler, LengthGroupedSampler, Pair, Pairs, stable_hash
 from lightning_tfm.data.rows import TextRows, TokenRows
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
@@ -223,7 +223,7 @@ def test_processes_share_the_same_global_batches(world_size):
     lengths = torch.randint(1, 20, (100,))
     whole = LengthGroupedSampler(lengths, 16, seed=3)
     samplers = [
-        LengthGroupedSampler(lengths, 16, 3, Sharding(rank, world_size, world_size)) for rank in range(world_size)
+        LengthGroupedSampler(lengths, 16, 3, BatchDivision(rank, world_size, world_size)) for rank in range(world_size)
     ]
     for start in (0, 4, 6):
         for stream in (whole, *samplers):
@@ -260,7 +260,8 @@ def test_batches_group_similar_lengths_and_are_shuffled():
 def test_evaluation_visits_each_row_once(size, world_size, batch_size):
     lengths = torch.randint(1, 20, (size,))
     samplers = [
-        EvaluationSampler(lengths, batch_size, Sharding(rank, world_size, world_size)) for rank in range(world_size)
+        EvaluationSampler(lengths, batch_size, BatchDivision(rank, world_size, world_size))
+        for rank in range(world_size)
     ]
     batches = [list(sampler) for sampler in samplers]
     assert sorted(row for share in batches for batch in share for row in batch.tolist()) == list(range(size))
@@ -270,21 +271,21 @@ def test_evaluation_visits_each_row_once(size, world_size, batch_size):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-def test_the_batches_of_a_shard_do_not_depend_on_the_number_of_processes(world_size):
+def test_the_batches_of_a_micro_batch_do_not_depend_on_the_number_of_processes(world_size):
     lengths = torch.randint(1, 20, (101,))
     for make in (
-        lambda sharding: itertools.islice(LengthGroupedSampler(lengths, 18, 3, sharding), 9 * len(sharding.own)),
-        lambda sharding: iter(EvaluationSampler(lengths, 4, sharding)),
+        lambda division: itertools.islice(LengthGroupedSampler(lengths, 18, 3, division), 9 * len(division.own)),
+        lambda division: iter(EvaluationSampler(lengths, 4, division)),
     ):
         batches = {}
         for rank in range(world_size):
-            sharding = Sharding(rank, world_size, 8)
-            for number, rows in enumerate(make(sharding)):
-                step, index = divmod(number, len(sharding.own))
-                batches[step, sharding.own[index]] = rows.tolist()
-        alone = [[rows.tolist() for rows in make(Sharding(shard, 8, 8))] for shard in range(8)]
+            division = BatchDivision(rank, world_size, 8)
+            for number, rows in enumerate(make(division)):
+                step, index = divmod(number, len(division.own))
+                batches[step, division.own[index]] = rows.tolist()
+        alone = [[rows.tolist() for rows in make(BatchDivision(index, 8, 8))] for index in range(8)]
         assert batches == {
-            (step, shard): rows for shard, stream in enumerate(alone) for step, rows in enumerate(stream)
+            (step, index): rows for index, stream in enumerate(alone) for step, rows in enumerate(stream)
         }
 
 

@@ -104,26 +104,26 @@ def test_a_killed_run_resumes_bitwise_on_another_number_of_processes(model, opti
 
 
 @pytest.mark.run
-def test_one_shard_gives_the_bits_of_an_ordinary_run(reference, tmp_path):
-    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, num_shards=1)
+def test_one_micro_batch_gives_the_bits_of_an_ordinary_run(reference, tmp_path):
+    child = start_elastic(1, *fit("gpt"), cwd=tmp_path, num_micro_batches=1)
     assert child.wait() == 0, child.err.read_text()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
 @pytest.mark.run
-def test_a_run_keeps_its_number_of_shards(tmp_path):
+def test_a_run_keeps_its_number_of_micro_batches(tmp_path):
     child = start_elastic(1, *fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 20))
     assert child.wait() == -9, child.err.read_text()
     arguments = fit("gpt", "--ckpt_path=last")
     starts = {
-        "4": lambda: start_elastic(1, *arguments, cwd=tmp_path, num_shards=4),
+        "4": lambda: start_elastic(1, *arguments, cwd=tmp_path, num_micro_batches=4),
         "None": lambda: start(*arguments, cwd=tmp_path),
     }
     for value, begin in starts.items():
         child = begin()
         assert child.wait() == 2
         message = child.err.read_text()
-        assert "num_shards must match" in message
+        assert "num_micro_batches must match" in message
         assert f"(8), but is {value};" in message
 
 
@@ -233,8 +233,8 @@ def test_a_tree_adds_neighbors_first(leaves):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_shards": 6}, "num_shards must be a power of two, but is 6; try 4"),
-        ({"num_shards": 0}, "num_shards must be a power of two, but is 0; try 1"),
+        ({"num_micro_batches": 6}, "num_micro_batches must be a power of two, but is 6; try 4"),
+        ({"num_micro_batches": 0}, "num_micro_batches must be a power of two, but is 0; try 1"),
         ({"num_threads": 0}, "num_threads must be at least 1, but is 0; try 1"),
     ],
 )
@@ -263,14 +263,14 @@ def test_processes_wait_for_minutes(begin, tmp_path):
     assert "timeout 0:10:00 2\n" in child.out.read_text()
 
 
-def test_the_number_of_processes_must_divide_the_number_of_shards():
-    strategy = Elastic(num_shards=8)
+def test_the_number_of_processes_must_divide_the_number_of_micro_batches():
+    strategy = Elastic(num_micro_batches=8)
     for world_size in (1, 2, 4, 8):
         strategy.check_processes(world_size)
-    for world_size, mend in ((3, "try 1, 2, 4 or 8"), (16, "try 1, 2, 4 or 8, or set num_shards to 16")):
+    for world_size, mend in ((3, "try 1, 2, 4 or 8"), (16, "try 1, 2, 4 or 8, or set num_micro_batches to 16")):
         with pytest.raises(UserError) as error:
             strategy.check_processes(world_size)
-        problem = f"trainer.devices times trainer.num_nodes must divide num_shards (8), but is {world_size}"
+        problem = f"trainer.devices times trainer.num_nodes must divide num_micro_batches (8), but is {world_size}"
         assert str(error.value) == f"{problem}; {mend}"
 
 
@@ -287,23 +287,31 @@ def test_a_limit_that_depends_on_the_number_of_processes_is_refused(name):
             check_limits(Elastic(2), limited)
 
 
-def test_the_overlay_has_the_default_number_of_shards():
+def test_the_overlay_has_the_default_number_of_micro_batches():
     overlay = yaml.safe_load((EXPERIMENTS / "elastic.yaml").read_text())["trainer"]["strategy"]
-    assert overlay["init_args"]["num_shards"] == Elastic().num_shards
+    assert overlay["init_args"]["num_micro_batches"] == Elastic().num_micro_batches
 
 
 @pytest.mark.run
 @pytest.mark.parametrize(
     ("number", "option", "message"),
     [
-        (3, "--data.batch_size=15", "trainer.devices times trainer.num_nodes must divide num_shards (8), but is 3;"),
-        (2, "--data.batch_size=7", "batch_size must be at least the number of processes or shards (8), but is 7"),
+        (
+            3,
+            "--data.batch_size=15",
+            "trainer.devices times trainer.num_nodes must divide num_micro_batches (8), but is 3;",
+        ),
+        (
+            2,
+            "--data.batch_size=7",
+            "batch_size must be at least the number of processes or micro-batches (8), but is 7",
+        ),
         (
             2,
             "--trainer.limit_val_batches=3",
             "trainer.limit_val_batches must be 1.0 or 0 with lightning_tfm.distributed.strategies",
         ),
-        (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or shards"),
+        (2, "--data.test_size=7", "test must hold at least one example for each of 8 processes or micro-batches"),
     ],
 )
 def test_a_mistake_ends_all_processes_with_one_line(number, option, message, tmp_path):

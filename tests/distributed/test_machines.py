@@ -88,7 +88,11 @@ def machines():
 
 def elastic(nodes, devices, **settings):
     """Return the arguments of a run with elastic determinism on several nodes."""
-    options = {"trainer.num_nodes": nodes, "trainer.devices": devices, "trainer.strategy.init_args.num_shards": 4}
+    options = {
+        "trainer.num_nodes": nodes,
+        "trainer.devices": devices,
+        "trainer.strategy.init_args.num_micro_batches": 4,
+    }
     return (
         *fit("gpt", "--trainer.accelerator=cpu", **settings),
         "--config",
@@ -160,7 +164,7 @@ def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
 def test_survivors_of_a_kill_during_a_checkpoint_end(tmp_path):
     """Only the process of rank 0 writes, and it is killed while the three others wait for it."""
     child = start_elastic(
-        4, *fit("gpt", **ENDLESS), cwd=tmp_path, num_shards=4, fault=("while a checkpoint is written", 3)
+        4, *fit("gpt", **ENDLESS), cwd=tmp_path, num_micro_batches=4, fault=("while a checkpoint is written", 3)
     )
     child.process.join(LIMIT)
     assert child.process.exitcode == -9

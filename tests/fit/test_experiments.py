@@ -28,7 +28,7 @@ from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.config.experiments import list_experiments
 from lightning_tfm.config.settings import flatten
-from lightning_tfm.data import GeneratedDataModule, Sharding
+from lightning_tfm.data import BatchDivision, GeneratedDataModule
 from lightning_tfm.errors import shell_quote
 from lightning_tfm.fit.cli import run as cli_run
 from lightning_tfm.fit.help import BASE_CLASSES
@@ -928,8 +928,8 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(tmp_path, monkeypa
         (["fit", "--trainer.max_steps=3"], "pass that with --config"),
         (["fit", "--config", COPY, "--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
         (
-            ["fit", "--config", COPY, "--config", "elastic", "--trainer.strategy.num_shards", "3"],
-            "error: num_shards must be a power of two, but is 3; try 2",
+            ["fit", "--config", COPY, "--config", "elastic", "--trainer.strategy.num_micro_batches", "3"],
+            "error: num_micro_batches must be a power of two, but is 3; try 2",
         ),
         (["fit", "--config", sys.executable], "must name a YAML file in UTF-8"),
         (["generate", EXPERIMENTS, "3 May"], "is a folder"),
@@ -1055,7 +1055,7 @@ def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps,
     settings = cli.settings()["trainer"]
     assert settings["max_epochs"] is None
     cli.datamodule.setup("fit")
-    stream = cli.datamodule.training_batches(Sharding())
+    stream = cli.datamodule.training_batches(BatchDivision())
     seen = [stream.samples_seen(settings["max_steps"] * settings["accumulate_grad_batches"] - more) for more in (0, 1)]
     one_pass = sum(len(rows) for rows in stream.batches(0))
     assert seen[0] >= 3 * one_pass

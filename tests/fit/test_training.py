@@ -729,8 +729,8 @@ def test_muon_resumes_from_its_state():
             "text_metrics must be empty unless the tokenizer is word-based",
         ),
         (
-            lambda: small_copy(batch_size=3).check_shards(4),
-            r"at least the number of processes or shards \(4\), but is 3",
+            lambda: small_copy(batch_size=3).check_micro_batches(4),
+            r"at least the number of processes or micro-batches \(4\), but is 3",
         ),
         (lambda: make_module(small_copy(), label_smoothing=1.0), "label_smoothing must be at least 0 and below 1"),
     ],

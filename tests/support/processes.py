@@ -127,11 +127,14 @@ def start_two(
 
 
 def start_elastic(
-    number: int, *arguments: object, cwd: Path, num_shards: int = 8, num_threads: int = 1, **settings: Any
+    number: int, *arguments: object, cwd: Path, num_micro_batches: int = 8, num_threads: int = 1, **settings: Any
 ) -> Child:
     """Start a run of a number of processes with elastic determinism, see `start`."""
     options = {"accelerator": "cpu", "devices": number}
-    options |= {"strategy.init_args.num_shards": num_shards, "strategy.init_args.num_threads": num_threads}
+    options |= {
+        "strategy.init_args.num_micro_batches": num_micro_batches,
+        "strategy.init_args.num_threads": num_threads,
+    }
     elastic = (f"--trainer.{name}={value}" for name, value in options.items())
     arguments = (*arguments, "--config", EXPERIMENTS / "elastic.yaml", *elastic)
     return _start_ranks(number, *arguments, cwd=cwd, **settings)
