@@ -39,8 +39,8 @@ from lightning_tfm.config.experiments import (
 )
 from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
+from lightning_tfm.runs import record
 from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
-from lightning_tfm.runs.lock import wait_until_unlocked
 from lightning_tfm.system.files import read_metrics, write_text
 from lightning_tfm.system.terminal import LiteralConsole
 
@@ -97,7 +97,7 @@ def reproduce(arguments: list[str]) -> int:
             progress.update(bar, description=title)
             folder = _folder(options.output, experiment, seed)
             for started in folder.glob("runs/*/version_*"):
-                wait_until_unlocked(started)
+                record.Run(started).wait()
             run = _finished(folder, seed)
             if run is None:
                 write_text(folder / "source.json", json.dumps({**source, "yaml": experiment.text}))

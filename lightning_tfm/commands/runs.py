@@ -14,7 +14,7 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.experiments import HEADLINES, format_duration, format_value
 from lightning_tfm.config.settings import read_json, read_yaml
 from lightning_tfm.errors import UserError, escape_controls
-from lightning_tfm.runs.lock import is_locked
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import read_metrics
 from lightning_tfm.system.terminal import LiteralConsole
 
@@ -100,7 +100,7 @@ def _read_status(run: Path, name: str) -> RunStatus:
         best = _best(run, summary.get("higher_is_better", {})) if trained else ""
         return RunStatus(name, state, best, result, summary.get("train_seconds"))
     step, seconds, directions = _last_checkpoint(run)
-    state = "running" if is_locked(run) else f"stopped at step {step:,}"
+    state = "running" if Run(run).is_locked else f"stopped at step {step:,}"
     return RunStatus(name, state, _best(run, directions), seconds=seconds)
 
 

@@ -16,7 +16,7 @@ from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weig
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
 from lightning_tfm.fit.cli import TfmCLI, run
 from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
-from lightning_tfm.runs.lock import wait_until_unlocked
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import read_metrics, relative
 from lightning_tfm.system.progress import progress_bar
 
@@ -89,7 +89,7 @@ def fit_seeds(arguments: list[str]) -> int:
     for seed in seeds:
         run = earlier.get(seed)
         if run is not None:
-            wait_until_unlocked(run)
+            Run(run).wait()
         if run is not None and (run / SUMMARY).is_file():
             print(f"seed {seed}: finished before, {escape_controls(relative(run))}")
         else:

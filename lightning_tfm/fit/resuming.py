@@ -16,7 +16,7 @@ from lightning_tfm.checkpoint import latest_valid
 from lightning_tfm.config.settings import is_below, parse_yaml, read_json, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.fit.folder import check_empty, copy_history, reopen_metrics
-from lightning_tfm.runs.lock import lock_run
+from lightning_tfm.runs.record import Run
 
 RECORDED = (
     "data.init_args.num_workers",
@@ -102,7 +102,7 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
             run is not empty.
     """
     folder = Path(logger.log_dir)
-    lock = lock_run(folder)
+    lock = Run(folder).lock()
     if resumed is None or resumed.extends:
         check_empty(folder)
     elif (folder / SUMMARY).is_file():

@@ -8,7 +8,6 @@ from lightning_tfm.inference.prediction import (
     Evaluation,
     LinePrediction,
     Output,
-    Prediction,
     Score,
     make_prediction,
     short_title,
@@ -16,6 +15,7 @@ from lightning_tfm.inference.prediction import (
 )
 from lightning_tfm.inference.predictor import BATCH_SIZE, Predictor, clean_line
 from lightning_tfm.inference.seq2seq import Seq2SeqPredictor
+from lightning_tfm.runs.record import Prediction
 
 __all__ = [
     "BATCH_SIZE",

@@ -6,35 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+from lightning_tfm.runs.record import Prediction
+
 if TYPE_CHECKING:
     from lightning_tfm.data import Pair
 
 MAX_TITLE_LENGTH = 80
 """Maximum length of a text in a title, in characters."""
-
-
-class Prediction(TypedDict, total=False):
-    """Prediction for an example, a line of predictions.jsonl.
-
-    Attributes:
-        source: the input text.
-        target: the reference.
-        prediction: the output.
-        correct: whether the output equals the reference.
-        nll: the negative log-likelihood of the reference, in nats.
-        category: the category of the example; None if the data have no categories.
-        alignment: the gold links (source index, target index); None if unknown.
-        probability: the probability of a predicted label, only in classification.
-    """
-
-    source: str
-    target: str
-    prediction: str
-    correct: bool
-    nll: float
-    category: str | None
-    alignment: tuple[tuple[int, int], ...] | None
-    probability: float
 
 
 class Output(NamedTuple):

@@ -1,4 +1,4 @@
-"""Locks of the folder of a run and of an output file, which a process holds while it writes there."""
+"""Locks of files, which a process holds while it writes to a run or an output."""
 
 from __future__ import annotations
 
@@ -11,23 +11,13 @@ from filelock import FileLock, Timeout
 from lightning_tfm.errors import UserError, rank_zero_print
 
 RETRY_SECONDS = 1.0
-"""Seconds for which `lock_file` retries, since `is_locked` holds the lock of a run for a moment."""
+"""Seconds for which `lock_file` retries, since `is_locked` holds the lock for a moment."""
 
 INTERVAL = 0.2
 """Seconds between two checks of `wait_until_unlocked`."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of locking a file on a file system without locks."""
-
-
-def lock_run(folder: Path) -> FileLock:
-    """Lock the folder of a run until the returned lock is deleted or the process ends, even by SIGKILL.
-
-    Raises:
-        UserError: see `lock_file`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    return lock_file(folder / ".lock", f"the run {str(folder)!r}")
 
 
 def lock_file(path: Path, name: str) -> FileLock:
@@ -58,15 +48,11 @@ def lock_file(path: Path, name: str) -> FileLock:
     return lock
 
 
-def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock of a run.
-
-    Args:
-        folder: the folder of the run.
-    """
-    if not (folder / ".lock").exists():
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file, such as that of a run."""
+    if not path.exists():
         return False
-    lock = FileLock(folder / ".lock", blocking=False, fallback_to_soft=False)
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -77,13 +63,9 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def wait_until_unlocked(folder: Path) -> None:
-    """Wait until no process holds the lock of a run, such as the child of a command that was killed.
-
-    Args:
-        folder: the folder of the run.
-    """
-    if is_locked(folder):
-        rank_zero_print(f"waiting for the process that writes {folder}")
-    while is_locked(folder):
+def wait_until_unlocked(path: Path) -> None:
+    """Wait until no process holds the lock of a file."""
+    if is_locked(path):
+        rank_zero_print(f"waiting for the process that writes {path.parent}")
+    while is_locked(path):
         time.sleep(INTERVAL)

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.archive import write
-from lightning_tfm.runs.lock import lock_run
+from lightning_tfm.runs.record import Run
 from support.processes import in_process
 
 
@@ -39,7 +39,7 @@ def test_each_state_of_a_run_is_listed(copies, listed):
     finished, stopped, running, damaged, new = map(copies, ("finished", "stopped", "running", "damaged", "new"))
     for run in (stopped, running, new):
         (run / "summary.json").unlink()
-    lock = lock_run(running)
+    lock = Run(running).lock()
     (damaged / "summary.json").write_text("{")
     shutil.rmtree(new / "checkpoints")
     (new / "metrics.csv").unlink()

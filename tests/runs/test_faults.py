@@ -42,7 +42,7 @@ from lightning_tfm.fit.arguments import SAVING, with_options
 from lightning_tfm.fit.cli import TfmCLI
 from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
-from lightning_tfm.runs.lock import lock_run, wait_until_unlocked
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import parse_metrics, read_metrics
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from support.corpora import TEXT
@@ -215,7 +215,7 @@ def test_an_active_run_is_locked(tmp_path):
 
 def hold_lock(folder, ready):
     """Lock a folder, fork a child that outlives this process, and wait to be killed."""
-    lock = lock_run(folder)
+    lock = Run(folder).lock()
     child = os.fork()
     if child:
         ready.send((child, lock.is_locked))
@@ -230,20 +230,20 @@ def test_a_killed_process_releases_its_lock_even_if_a_child_survives(tmp_path):
     assert is_locked
     try:
         with pytest.raises(UserError, match="is locked by another process; stop that process first"):
-            lock_run(tmp_path)
+            Run(tmp_path).lock()
         process.kill()
         process.join()
-        assert lock_run(tmp_path).is_locked
+        assert Run(tmp_path).lock().is_locked
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_lock_held_for_a_moment_is_awaited(monkeypatch, tmp_path):
     other = FileLock(tmp_path / ".lock")
-    for wait in (lock_run, wait_until_unlocked):
+    for wait in (Run(tmp_path).lock, Run(tmp_path).wait):
         other.acquire()
         monkeypatch.setattr(time, "sleep", lambda seconds: other.release())
-        wait(tmp_path)
+        wait()
         assert not other.is_locked
 
 
@@ -253,8 +253,8 @@ def test_a_file_system_without_locks_is_tolerated(reason, monkeypatch, tmp_path)
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert not lock_run(tmp_path).is_locked
-    assert not lock_run(tmp_path).is_locked
+    assert not Run(tmp_path).lock().is_locked
+    assert not Run(tmp_path).lock().is_locked
 
 
 @pytest.mark.parametrize("kind", ["a symbolic link", "a folder"])
@@ -265,7 +265,7 @@ def test_a_lock_that_is_not_a_file_is_refused(kind, tmp_path):
     else:
         path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"/\.lock' must be a file, to be locked, but is a link or a folder; delete"):
-        lock_run(tmp_path)
+        Run(tmp_path).lock()
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EMFILE])
@@ -275,7 +275,7 @@ def test_a_lock_that_cannot_be_created_raises_the_error(reason, monkeypatch, tmp
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(OSError, match=os.strerror(reason)):
-        lock_run(tmp_path)
+        Run(tmp_path).lock()
 
 
 # Files

@@ -1,0 +1,520 @@
+"""Folder of a run: the names of its files, their contents as records, and the state of the run.
+
+docs/reference/run_folder.md describes the format, which has the version `FORMAT`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
+from io import StringIO
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NotRequired,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from filelock import FileLock
+
+from lightning_tfm.config.experiments import HEADLINES
+from lightning_tfm.config.settings import read_yaml
+from lightning_tfm.errors import UserError
+from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
+from lightning_tfm.system.files import copy_file, write_text
+
+FORMAT = 1
+"""Version of the format of a run's files, which is increased when their meaning changes; stored in each `Start`."""
+
+TIME_LIMIT = "time limit"
+"""Reason to stop early after which a run can be continued."""
+
+CHECKPOINT = re.compile(r"best|last|step_(0|[1-9][0-9]*)")
+"""Names of the checkpoints that `fit` saves, without the suffix; their folder may contain other files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Results and cost of a run.
+
+    Attributes:
+        test: the test metrics by name; missing after a validation, or if the data have no test split.
+        val: the metrics of the validation split in place of those of the test.
+        higher_is_better: whether higher values of a metric, also of the validations, are better, by name; others have
+            not been declared.
+        token_metrics: the metrics that are not comparable between tokenizers, such as a loss per token.
+        signatures: the settings of sacrebleu's scores, by name.
+        train_seconds: the training time in seconds, including validation and the time before the run was resumed;
+            missing in a later test or validation.
+        samples_per_second: the training examples per second of this time.
+        checkpoint: the path of the evaluated checkpoint, only in a later test or validation.
+        steps: the number of training steps.
+        stopped_early: "time limit", or "callback", such as EarlyStopping, if there are fewer steps than `max_steps`.
+        parameters: the number of parameters.
+        seed: the seed.
+    """
+
+    test: dict[str, float] | None = None
+    val: dict[str, float] | None = None
+    higher_is_better: dict[str, bool] = field(default_factory=dict)
+    token_metrics: list[str] = field(default_factory=list)
+    signatures: dict[str, str] = field(default_factory=dict)
+    train_seconds: float | None = None
+    samples_per_second: float | None = None
+    checkpoint: str | None = None
+    steps: int
+    stopped_early: str | None = None
+    parameters: int
+    seed: int
+
+    @property
+    def split(self) -> Literal["test", "val"]:
+        """Return the name of the main test set: "test" or, without one, "val"."""
+        return "val" if self.test is None else "test"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics by full name, such as "test/exact_match"."""
+        return {f"{self.split}/{name}": value for name, value in (self.test or self.val or {}).items()}
+
+    @property
+    def headline(self) -> tuple[str, float] | None:
+        """Return the main metric, such as ("test/exact_match", 1.0): the first of HEADLINES, if there is one."""
+        names = (name.replace("val", self.split, 1) for name in HEADLINES)
+        return next(((name, self.metrics[name]) for name in names if name in self.metrics), None)
+
+
+class Git(TypedDict):
+    """State of a Git repository.
+
+    Attributes:
+        commit: the commit; null outside a repository.
+        dirty: whether files differ from the commit.
+        untracked: the names of the untracked files, if there are any.
+    """
+
+    commit: str | None
+    dirty: bool | None
+    untracked: NotRequired[list[str]]
+
+
+class Hardware(TypedDict):
+    """Machine of a process.
+
+    Attributes:
+        system: the operating system.
+        processor: the model of the processor.
+        cores: the number of cores that the process may use.
+        instruction_set: the instruction set of torch.
+        threads: the number of threads of torch.
+        gpus: the names of the GPUs.
+    """
+
+    system: str
+    processor: str
+    cores: int
+    instruction_set: str
+    threads: int
+    gpus: list[str]
+
+
+class Start(TypedDict):
+    """Start or resumption of a run.
+
+    Attributes:
+        format: the version of the format of the run's files.
+        time: the time in UTC, in ISO format.
+        step: the step at which training starts, or of the tested checkpoint.
+        command: the command line.
+        checkpoint: the tested or validated checkpoint, or the checkpoint of another run from which training starts.
+        changed_settings: the settings that differ from the checkpoint from which training starts, as [old, new].
+        git: the repository of the working directory.
+        framework: the repository of this package.
+        versions: the versions of Python and the packages.
+        hardware: the machine.
+        processes: the number of processes.
+        data_fingerprint: a hash of the texts of each split.
+        tokenizer_fingerprint: a hash of the tokenizer.
+        scored_symbols: the symbols that the symbol error rate counts, see `Tokenizer`.
+        wandb: the id of the run in W&B; null without W&B.
+    """
+
+    format: int
+    time: str
+    step: int
+    command: str
+    checkpoint: NotRequired[str]
+    changed_settings: Mapping[str, Sequence[Any]]
+    git: Git
+    framework: Git
+    versions: dict[str, str]
+    hardware: Hardware
+    processes: int
+    data_fingerprint: dict[str, str]
+    tokenizer_fingerprint: str
+    scored_symbols: str
+    wandb: str | None
+
+
+class Prediction(TypedDict):
+    """Prediction for an example.
+
+    Attributes:
+        split: the name of the test set.
+        source: the input text.
+        target: the reference.
+        prediction: the output.
+        correct: whether the output equals the reference.
+        nll: the negative log-likelihood of the reference, in nats.
+        category: the category of the example; null if the data have no categories.
+        alignment: the gold links [source index, target index]; null if unknown.
+        probability: the probability of the predicted label, only in classification.
+    """
+
+    split: NotRequired[str]
+    source: str
+    target: str
+    prediction: str
+    correct: bool
+    nll: float
+    category: str | None
+    alignment: Sequence[Sequence[int]] | None
+    probability: NotRequired[float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Folder that `fit`, `test` or `validate` writes, with a reader and a writer for each file.
+
+    Args:
+        folder: the folder.
+
+    Note:
+        Properties read a file once. Create another `Run` to read what a running process has written since.
+    """
+
+    folder: Path
+
+    CONFIG: ClassVar = "config.yaml"
+    SUMMARY: ClassVar = "summary.json"
+    PROVENANCE: ClassVar = "provenance.json"
+    METRICS: ClassVar = "metrics.csv"
+    PREDICTIONS: ClassVar = "predictions.jsonl"
+    EXAMPLES: ClassVar = "attention/examples.json"
+    LOCK: ClassVar = ".lock"
+
+    @classmethod
+    def below(cls, folder: Path) -> list[Run]:
+        """Return the runs in a folder, which may be one, sorted by path; W&B also writes files named config.yaml."""
+        configs = sorted(folder.rglob(cls.CONFIG))
+        return [cls(path.parent) for path in configs if "wandb" not in path.relative_to(folder).parts]
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Run:
+        """Return the run that has written a checkpoint."""
+        return cls(checkpoint.parents[1])
+
+    # Settings and state
+
+    @property
+    def exists(self) -> bool:
+        """Return whether the folder is that of a run."""
+        return (self.folder / self.CONFIG).is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the settings, nested as in the file.
+
+        Raises:
+            UserError: if the file does not exist or is damaged.
+        """
+        return read_yaml(self.folder / self.CONFIG, "RUN")
+
+    @property
+    def has_finished(self) -> bool:
+        """Return whether the run has a summary, which is written last."""
+        return (self.folder / self.SUMMARY).is_file()
+
+    @property
+    def state(self) -> Literal["running", "interrupted", "finished", "evaluated"]:
+        """Return the state; that of a later test or validation of a checkpoint is "evaluated".
+
+        Raises:
+            UserError: if the summary is damaged.
+        """
+        if self.summary is None:
+            return "running" if self.is_locked else "interrupted"
+        return "evaluated" if self.summary.train_seconds is None else "finished"
+
+    @property
+    def is_locked(self) -> bool:
+        """Return whether a process holds the lock."""
+        return is_locked(self.folder / self.LOCK)
+
+    def lock(self) -> FileLock:
+        """Lock the run until the returned lock is deleted or the process ends, even by SIGKILL.
+
+        Raises:
+            UserError: see `lock_file`.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return lock_file(self.folder / self.LOCK, f"the run {str(self.folder)!r}")
+
+    def wait(self) -> None:
+        """Wait until no process holds the lock, such as the child of a command that was killed."""
+        wait_until_unlocked(self.folder / self.LOCK)
+
+    # Results
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """Return the results; None if the run has not finished.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.folder / self.SUMMARY
+        return Summary(**_checked(_load_json(path), Summary, path)) if path.is_file() else None
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write the results, which marks the run as finished."""
+        content = {name: value for name, value in asdict(summary).items() if value is not None}
+        write_text(self.folder / self.SUMMARY, json.dumps(content, indent=2) + "\n")
+
+    @cached_property
+    def starts(self) -> list[Start]:
+        """Return the starts of the run, the first one first; empty if the file does not exist.
+
+        Raises:
+            UserError: if the file is damaged or has another version of the format.
+        """
+        path = self.folder / self.PROVENANCE
+        if not path.exists():
+            return []
+        starts = _load_json(path)
+        if not isinstance(starts, list) or not starts:
+            raise _damaged(path, "it has no entries")
+        versions = {start.get("format") for start in starts if isinstance(start, dict)} - {None, FORMAT}
+        if versions:
+            raise UserError(
+                f"{str(path)!r} must have version {FORMAT} of the format of a run, but has version {versions.pop()}; "
+                "use the version of lightning_tfm that wrote it"
+            )
+        return [_checked(start, Start, path) for start in starts]
+
+    def write_starts(self, starts: Sequence[Start]) -> None:
+        """Write the starts of the run."""
+        write_text(self.folder / self.PROVENANCE, json.dumps(starts, indent=2) + "\n")
+
+    def write_diff(self, number: int, diff: str) -> None:
+        """Write the uncommitted changes at a start, readable by the owner only, since they may contain secrets."""
+        write_text(self.folder / f"uncommitted_{number}.diff", diff, mode=0o600)
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """Return the predictions of the test; empty if there are none, as for a language model.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.folder / self.PREDICTIONS
+        if not path.is_file():
+            return []
+        # str.splitlines would also split at U+0085, which the data may contain.
+        *lines, _ = _read_text(path).split("\n")
+        return [_checked(_parse_json(line, path), Prediction, path) for line in lines]
+
+    def write_predictions(self, predictions: Iterable[Prediction]) -> None:
+        """Write the predictions of the test."""
+        lines = (json.dumps(prediction, ensure_ascii=False) for prediction in predictions)
+        write_text(self.folder / self.PREDICTIONS, "".join(f"{line}\n" for line in lines))
+
+    # Metrics
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the intact rows of metrics.csv, each with the values that were logged at a step, counted from 0."""
+        rows, _ = self.read_rows()
+        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+
+    def read_rows(self) -> tuple[list[dict[str, str]], int]:
+        """Return the intact rows of metrics.csv as texts, and the number of damaged ones.
+
+        Note:
+            The last line of a running or killed process may be incomplete; it is not counted.
+        """
+        path = self.folder / self.METRICS
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        header, *lines = text.split("\n")[:-1] or [""]
+        names, rows, damaged = _fields(header), [], 0
+        for line in filter(str.strip, lines):
+            try:
+                row = dict(zip(names, _fields(line), strict=True))
+                int(row["step"])
+                for value in filter(None, row.values()):
+                    float(value)
+                rows.append(row)
+            except (KeyError, ValueError):
+                damaged += 1
+        return rows, damaged
+
+    def write_rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Replace metrics.csv by rows."""
+        text = StringIO()
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.folder / self.METRICS, text.getvalue())
+
+    def best(self) -> tuple[str, float] | None:
+        """Return the validation metric that selects the checkpoint, and its best value; None if it is not known."""
+        try:
+            monitor, mode = (self.config["checkpoint"][name] for name in ("monitor", "mode"))
+            directions = self.last_checkpoint[2] if self.summary is None else self.summary.higher_is_better
+            higher_is_better = directions[monitor.removeprefix("val/")] if mode is None else mode == "max"
+        except (UserError, AttributeError, KeyError, TypeError):  # edited by the user, or before the first checkpoint
+            return None
+        values = [row[monitor] for row in self.metrics() if monitor in row]
+        values = [value for value in values if not math.isnan(value)] or values
+        return (monitor, (max if higher_is_better else min)(values)) if values else None
+
+    # Checkpoints
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Return the folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    def checkpoint(self, *names: str) -> Path | None:
+        """Return the first existing checkpoint of some names, such as "best" and "last"; None if there is none."""
+        return next(filter(Path.is_file, map(self.checkpoint_path, names)), None)
+
+    def checkpoint_path(self, name: str) -> Path:
+        """Return the path of a checkpoint: "best", "last", or "step_N" of a validation at step N."""
+        return self.checkpoint_folder / f"{name}.ckpt"
+
+    def checkpoints(self) -> list[Path]:
+        """Return the paths of the existing checkpoints."""
+        return [path for path in self.checkpoint_folder.glob("*.ckpt") if CHECKPOINT.fullmatch(path.stem)]
+
+    @cached_property
+    def last_checkpoint(self) -> tuple[int, float | None, dict[str, bool]]:
+        """Return the step and the training seconds of last.ckpt, and whether higher values of its monitor are better.
+
+        Returns:
+            The three; 0, None and {} without a readable checkpoint.
+        """
+        if (path := self.checkpoint("last")) is None:
+            return 0, None, {}
+        from lightning_tfm.checkpoint import read_index  # slow to import
+
+        try:
+            checkpoint = read_index(path)
+            seconds = float(checkpoint["callbacks"]["Summary"]["train_seconds"])
+            monitor = checkpoint["step_settings"]["checkpoint.monitor"].removeprefix("val/")
+            directions = {monitor: checkpoint["callbacks"]["Checkpoints"]["higher_is_better"]}
+            return checkpoint["global_step"], seconds, directions
+        except (AttributeError, LookupError, TypeError, ValueError):  # including UserError
+            return 0, None, {}
+
+    # Damaged files, and an extension in a new folder
+
+    def keep_damaged(self, name: str) -> Path:
+        """Copy a damaged file, which the run then replaces, and return the path of the copy."""
+        copy_file(self.folder / name, copy := self.folder / f"{name}.damaged")
+        return copy
+
+    def copy_history(self, extension: Run) -> None:
+        """Copy the metrics and the starts to the folder of an extension, which is another run in W&B."""
+        for path in (self.folder / self.METRICS, *self.folder.glob("uncommitted_*.diff")):
+            if path.is_file():
+                copy_file(path, extension.folder / path.name)
+        if self.starts:
+            extension.write_starts([{**start, "wandb": None} for start in self.starts])
+
+
+def _fields(line: str) -> list[str]:
+    """Return the fields of a line of a CSV file; empty if the line is damaged."""
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _parse_json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _load_json(path: Path) -> Any:
+    return _parse_json(_read_text(path), path)
+
+
+def _checked(content: Any, record: Any, path: Path) -> Any:
+    """Return the content of a JSON object if it has the keys and types of a record.
+
+    Raises:
+        UserError: if it has not.
+    """
+    if not isinstance(content, dict):
+        raise _damaged(path, f"it holds {content!r:.50}")
+    types, required = _keys(record)
+    if different := (required - content.keys()) or (content.keys() - types.keys()):
+        raise _damaged(path, f"{min(different)} is {'unknown' if min(different) in content else 'missing'}")
+    for name, value in content.items():
+        if not _conforms(value, types[name]):
+            raise _damaged(path, f"{name} is {value!r:.50}")
+    return content
+
+
+@cache
+def _keys(record: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of the keys of a record, and the keys that must not be missing."""
+    hints = get_type_hints(record, include_extras=True)
+    if is_dataclass(record):
+        return hints, frozenset(each.name for each in fields(record) if each.default is each.default_factory is MISSING)
+    required = frozenset(name for name, kind in hints.items() if get_origin(kind) is not NotRequired)
+    return get_type_hints(record), required
+
+
+def _conforms(value: Any, kind: Any) -> bool:
+    """Return whether a value, as JSON holds it, has a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_conforms(value, each) for each in arguments)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(_conforms(item, arguments[1]) for item in value.values())
+    if origin in (list, Sequence):
+        return isinstance(value, list) and all(_conforms(item, arguments[0]) for item in value)
+    if is_typeddict(kind):
+        types, required = _keys(kind)
+        has_keys = isinstance(value, dict) and required <= value.keys() <= types.keys()
+        return has_keys and all(_conforms(item, types[name]) for name, item in value.items())
+    return kind is Any or isinstance(value, float | int if kind is float else kind)
+
+
+def _damaged(path: Path, problem: str) -> UserError:
+    return UserError(
+        f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave it out"
+    )

@@ -1,0 +1,147 @@
+"""The folder of a run: what its readers return, and which files they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import FORMAT, Run, Summary
+
+ROOT = Path(__file__).parents[2]
+
+SUMMARY = {"test": {"loss": 0.5, "exact_match": 1}, "train_seconds": 2.5, "steps": 60, "parameters": 9, "seed": 3}
+
+GIT = {"commit": None, "dirty": None}
+
+START = {
+    "format": FORMAT,
+    "time": "2026-01-02T03:04:05+00:00",
+    "step": 0,
+    "command": "lightning-tfm fit --config copy_gpt",
+    "changed_settings": {"trainer.max_steps": [10, 20]},
+    "git": GIT | {"commit": "0123", "dirty": True, "untracked": ["notes"]},
+    "framework": GIT,
+    "versions": {"torch": "2.13.0"},
+    "hardware": {
+        "system": "Linux",
+        "processor": "CPU",
+        "cores": 2,
+        "instruction_set": "AVX2",
+        "threads": 1,
+        "gpus": [],
+    },
+    "processes": 1,
+    "data_fingerprint": {"test": "abc"},
+    "tokenizer_fingerprint": "def",
+    "scored_symbols": "",
+    "wandb": None,
+}
+
+PREDICTION = {
+    "split": "test",
+    "source": "a\u0085b",
+    "target": "b",
+    "prediction": "b",
+    "correct": True,
+    "nll": float("nan"),
+    "category": None,
+    "alignment": [[0, 0]],
+}
+
+
+def test_each_file_is_read_as_it_was_written(tmp_path):
+    run = Run(tmp_path)
+    run.write_summary(Summary(**SUMMARY))
+    run.write_starts([START])
+    run.write_predictions([PREDICTION])
+    run.write_rows([{"step": "0", "loss": "1.5"}, {"step": "9"}], ["loss", "step"])
+    assert run.summary == Summary(**SUMMARY)
+    assert run.starts == [START]
+    assert json.dumps(run.predictions) == json.dumps([PREDICTION])  # NaN differs from itself
+    assert run.metrics() == [{"step": 0, "loss": 1.5}, {"step": 9}]
+
+
+def test_a_new_folder_holds_nothing(tmp_path):
+    run = Run(tmp_path)
+    assert (run.summary, run.starts, run.predictions, run.metrics(), run.checkpoints()) == (None, [], [], [], [])
+    assert (run.best(), run.checkpoint("best", "last"), run.state) == (None, None, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "headline"),
+    [
+        ({"test": {"loss": 0.5, "exact_match": 1.0}}, ("test/exact_match", 1.0)),
+        ({"val": {"loss": 0.5}}, ("val/loss", 0.5)),
+        ({"test": {"f1": 0.5}}, None),
+    ],
+)
+def test_the_headline_is_the_first_metric_by_priority(metrics, headline):
+    assert Summary(**metrics, steps=1, parameters=1, seed=1).headline == headline
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (Run.SUMMARY, "{", "Expecting property name"),
+        (Run.SUMMARY, "[]", "holds []"),
+        (Run.SUMMARY, {**SUMMARY, "test": {"loss": "low"}}, "test is {'loss': 'low'}"),
+        (Run.SUMMARY, {**SUMMARY, "seed": None}, "seed is None"),
+        (Run.SUMMARY, {"test": {}}, "missing"),
+        (Run.SUMMARY, {**SUMMARY, "tset": {}}, "tset is unknown"),
+        (Run.PROVENANCE, "[]", "no entries"),
+        (Run.PROVENANCE, [{**START, "hardware": {}}], "hardware is {}"),
+        (Run.PROVENANCE, [{**START, "step": "0"}], "step is '0'"),
+        (Run.PREDICTIONS, "{}\n", "missing"),
+        (Run.PREDICTIONS, json.dumps({**PREDICTION, "source": 1}) + "\n", "source is 1"),
+        (Run.PREDICTIONS, b"\xff\n", "decode"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(name, content, problem, tmp_path):
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    (tmp_path / name).write_bytes(content)
+    read = {
+        Run.SUMMARY: lambda run: run.summary,
+        Run.PROVENANCE: lambda run: run.starts,
+        Run.PREDICTIONS: lambda run: run.predictions,
+    }[name]
+    with pytest.raises(UserError, match=rf"{re.escape(name)}' .* is damaged: .*{re.escape(problem)}"):
+        read(Run(tmp_path))
+
+
+def test_another_version_of_the_format_is_refused(tmp_path):
+    (tmp_path / Run.PROVENANCE).write_text(json.dumps([START | {"format": FORMAT + 1, "moved": 1}]))
+    with pytest.raises(
+        UserError, match=f"must have version {FORMAT} of the format of a run, but has version {FORMAT + 1}"
+    ):
+        Run(tmp_path).starts  # noqa: B018
+
+
+def test_damaged_rows_of_metrics_are_counted(tmp_path):
+    (tmp_path / Run.METRICS).write_bytes(b"loss,step\n1.5,0\nlow,1\n1.5\n\n2.5,2\n3.5,3")
+    rows, damaged = Run(tmp_path).read_rows()
+    assert rows == [{"loss": "1.5", "step": "0"}, {"loss": "2.5", "step": "2"}]  # the last line may be incomplete
+    assert damaged == 2
+
+
+def test_the_runs_below_a_folder_exclude_those_of_wandb(tmp_path):
+    parent = tmp_path / "wandb"  # a folder above them does not count
+    for name in ("version_1", "version_0", "wandb/run-1/files"):
+        (parent / name).mkdir(parents=True)
+        (parent / name / Run.CONFIG).touch()
+    assert Run.below(parent) == [Run(parent / "version_0"), Run(parent / "version_1")]
+    assert Run.below(parent / "version_0") == [Run(parent / "version_0")]
+
+
+def test_only_the_checkpoints_of_fit_are_listed(tmp_path):
+    run = Run(tmp_path)
+    run.checkpoint_folder.mkdir()
+    for name in ("best.ckpt", "step_12.ckpt", "step_012.ckpt", "last.ckpt.part", "other.ckpt"):
+        (run.checkpoint_folder / name).touch()
+    assert {path.name for path in run.checkpoints()} == {"best.ckpt", "step_12.ckpt"}
+    assert run.checkpoint("last", "best") == run.checkpoint_path("best")
+    assert Run.of(run.checkpoint_path("best")) == run
