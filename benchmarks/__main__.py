@@ -20,8 +20,8 @@ from rich.table import Table
 
 from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
 from benchmarks.measure import ROUNDS, THREADS, Row, pinned
-from lightning_tfm.callbacks import provenance
 from lightning_tfm.plots.style import PALETTE, STYLE
+from lightning_tfm.system import versions
 from lightning_tfm.system.files import write_text
 
 FOLDER = Path(__file__).parent
@@ -233,7 +233,7 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
 
 def machine() -> str:
     """Describe the machine: the processor, its instruction set, the number of cores, and the GPUs if any."""
-    hardware = provenance.hardware()
+    hardware = versions.hardware()
     processor, instructions = hardware["processor"], hardware["instruction set"]
     if instructions.startswith("AVX"):
         processor += f" with {instructions}"
@@ -243,8 +243,8 @@ def machine() -> str:
 def state() -> str:
     """Return the short hash of the current commit, followed by + if files other than PUBLISHED differ from it."""
     published = [f":(exclude){name}" for name in PUBLISHED]
-    changed = provenance.run_git(FOLDER, "status", "--porcelain", ":/", *published)
-    return provenance.run_git(FOLDER, "rev-parse", "--short=7", "HEAD").strip() + ("+" if changed else "")
+    changed = versions.run_git(FOLDER, "status", "--porcelain", ":/", *published)
+    return versions.run_git(FOLDER, "rev-parse", "--short=7", "HEAD").strip() + ("+" if changed else "")
 
 
 def main() -> None:

@@ -38,10 +38,10 @@ from benchmarks.measure import (
 )
 from benchmarks.steps import GPT_SIZE, build_dates, date_step, nano_step, tutorial_dates
 from datamodules import Date, Text, parallel_text, sentiment, text
-from lightning_tfm.callbacks import provenance
 from lightning_tfm.data import TaskDataModule, resolve_path
 from lightning_tfm.data.download import MIRROR, Download
 from lightning_tfm.errors import UserError
+from lightning_tfm.system import versions
 from lightning_tfm.tokenization import PAD
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -532,11 +532,11 @@ def record() -> None:
     torch.set_num_threads(THREADS)
     RECORDED.mkdir(exist_ok=True)
     made = {
-        "commit": provenance.run_git(Path(__file__).parent, "rev-parse", "--short=7", "HEAD").strip(),
+        "commit": versions.run_git(Path(__file__).parent, "rev-parse", "--short=7", "HEAD").strip(),
         "seed": 1,
         "threads": THREADS,
     }
-    made |= {"processor": provenance.hardware()["processor"], "torch": torch.__version__}
+    made |= {"processor": versions.hardware()["processor"], "torch": torch.__version__}
     with pinned(), (RECORDED / "date_tutorial.jsonl").open("w", encoding="utf-8") as file:
         for line in train_tutorial(0.976, seed=1):
             print(json.dumps(made | {key: round(value, 4) for key, value in line.items()}), file=file, flush=True)

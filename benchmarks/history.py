@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.__main__ import COLUMNS, FOLDER, cells, table_lines
 from benchmarks.measure import Row
-from lightning_tfm.callbacks import provenance
 from lightning_tfm.system.files import write_text
+from lightning_tfm.system.versions import run_git
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:
@@ -18,8 +18,8 @@ def versions(folder: Path) -> list[dict[str, Any]]:
     Args:
         folder: the folder of results.json, in a git repository with its whole history.
     """
-    commits = provenance.run_git(folder, "log", "--reverse", "--format=%H", "--", "results.json").split()
-    texts = [provenance.run_git(folder, "show", f"{commit}:./results.json") for commit in commits]
+    commits = run_git(folder, "log", "--reverse", "--format=%H", "--", "results.json").split()
+    texts = [run_git(folder, "show", f"{commit}:./results.json") for commit in commits]
     return [json.loads(text) for text in (*texts, (folder / "results.json").read_text(encoding="utf-8"))]
 
 

@@ -28,15 +28,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError, escape_controls, rank_zero_print
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import (
     atomic_write,
-    copy_file,
     delete_folder,
     naming_file,
-    parse_metrics,
-    read_metrics,
     relative,
-    write_text,
 )
 
 T = TypeVar("T")
@@ -163,23 +160,23 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self._try(super().log_hyperparams, params)
 
     @rank_zero_only
-    def log_missing(self, metrics: Path) -> None:
-        """Log the rows of a `metrics.csv` that a killed process did not upload, from the last step of an online run on.
+    def log_missing(self, run: Run) -> None:
+        """Log the metrics of a run that a killed process did not upload, from the last step of an online run on.
 
         Note:
             Only the server knows the last step, so nothing is logged again to an offline run. The last step is, since
             its validation may be missing.
         """
-        self._try(self._log_missing, metrics)
+        self._try(self._log_missing, run)
 
-    def _log_missing(self, metrics: Path) -> None:
-        if isinstance(self.experiment, _DummyExperiment) or not metrics.is_file():
+    def _log_missing(self, run: Run) -> None:
+        if isinstance(self.experiment, _DummyExperiment):
             return
         last = self.experiment.summary.get("trainer/global_step")
-        for row in read_metrics(metrics):
+        for row in run.metrics():
             step = int(row.pop("step"))
             if last is not None and step >= last:
-                self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
+                self.log_metrics(row, step)
 
     @property
     def run_id(self) -> str | None:
@@ -303,7 +300,7 @@ def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
     first, *others = loggers
     for other in others:
         if isinstance(other, WandbLogger):
-            other.log_missing(Path(cast(CSVLogger, first).log_dir) / "metrics.csv")
+            other.log_missing(Run(Path(cast(CSVLogger, first).log_dir)))
         elif isinstance(other, TensorBoardLogger):
             other._kwargs["purge_step"] = step  # TensorBoard hides later steps of the killed process
 
@@ -389,8 +386,13 @@ class MetricsWriter(ExperimentWriter):
         """Keep the rows of a resumed run, which Lightning would delete."""
 
     @property
+    def run(self) -> Run:
+        """Return the run, whose metrics are written."""
+        return Run(Path(self.log_dir))
+
+    @property
     def path(self) -> Path:
-        """Return the path of `metrics.csv`."""
+        """Return the path of the metrics."""
         return Path(self.metrics_file_path)
 
     def log_hparams(self, params: dict[str, Any]) -> None:
@@ -404,8 +406,9 @@ class MetricsWriter(ExperimentWriter):
             return
         columns = sorted(set(self.metrics_keys).union(*self.metrics))
         if columns != self.metrics_keys:
-            earlier = read_metrics(self.path) if self.path.exists() else []
-            self._replace([*earlier, *self.metrics], columns)
+            earlier, _ = self.run.read_rows()
+            self.run.write_rows([*earlier, *self.metrics], columns)
+            self.metrics_keys = columns
         else:
             with naming_file(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
@@ -421,22 +424,14 @@ class MetricsWriter(ExperimentWriter):
         """Delete the rows from a step on, which a resumed run repeats; a file with damaged rows is copied before."""
         if not self.path.exists():
             return
-        rows, damaged = parse_metrics(self.path)
+        rows, damaged = self.run.read_rows()
         if damaged:
-            copy = self.path.with_name(f"{self.path.name}.damaged")
-            copy_file(self.path, copy)
+            copy = self.run.keep_damaged(Run.METRICS)
             noun = "row" if damaged == 1 else "rows"
             rank_zero_print(f"skipping {damaged} damaged {noun} of {relative(self.path)}, copied to {copy.name}")
         kept = [{name: value for name, value in row.items() if value} for row in rows if int(row["step"]) < step]
-        self._replace(kept, sorted(set().union(*kept)))
-
-    def _replace(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
-        text = StringIO()
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(self.path, text.getvalue())
-        self.metrics_keys = columns
+        self.metrics_keys = sorted(set().union(*kept))
+        self.run.write_rows(kept, self.metrics_keys)
 
 
 def flush(trainer: Trainer) -> None:

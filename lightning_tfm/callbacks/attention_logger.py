@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +17,8 @@ from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.inference import AttentionExample
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
-from lightning_tfm.system.files import atomic_write, write_text
+from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import atomic_write
 from lightning_tfm.tasks.alignment import AlignmentScore
 from lightning_tfm.tasks.base import TaskModule
 
@@ -35,7 +35,7 @@ class AttentionLogger(Callback):
 
     After the test, the run's folder contains `attention/*.png`: a plot of each layer for a few examples, of the model's
     own output, with the gold alignment outlined if the output is right, and the positional encodings if the network has
-    any. The examples are saved as `attention/examples.json`.
+    any.
     """
 
     def __init__(self) -> None:
@@ -91,27 +91,27 @@ class AttentionLogger(Callback):
         from lightning_tfm.plots.pictures import missing_glyphs_named, on_one_canvas  # slow to import
 
         with missing_glyphs_named():
-            pictures = self._draw(trainer, module, examples, folder / "attention")
+            pictures = self._draw(trainer, module, examples, Run(folder))
         for logger in media_loggers(trainer) if pictures else ():  # a network may have no attention and no positions
             captions = [path.stem for path in pictures]
             logger.log_image(
                 f"{evaluated_prefix(trainer)}/attention", on_one_canvas(pictures), trainer.global_step, caption=captions
             )
 
-    def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], folder: Path) -> list[Path]:
-        """Save plots of attention weights and positional encodings in a folder; return their paths."""
+    def _draw(self, trainer: Trainer, module: TaskModule, examples: list[AttentionExample], run: Run) -> list[Path]:
+        """Save plots of attention weights and positional encodings of a run; return their paths."""
         from lightning_tfm.plots.pictures import draw_attention, draw_positions
 
         pictures = []
-        write_text(folder / "examples.json", json.dumps([example.content for example in examples], ensure_ascii=False))
+        run.write_examples([example.content for example in examples])
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = folder / f"example_{row:04}_{short_name(layer.layer)}.png"
+                path = run.attention_folder / f"example_{row:04}_{short_name(layer.layer)}.png"
                 _save(draw_attention(layer, f"example {row}: {title}"), path)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if isinstance(layer, Positions) and (encodings := layer.table()) is not None:
-                _save(draw_positions(encodings, name.replace("_", " ")), path := folder / f"{name}.png")
+                _save(draw_positions(encodings, name.replace("_", " ")), path := run.attention_folder / f"{name}.png")
                 pictures.append(path)
         return pictures
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import sys
 import threading
@@ -28,11 +27,9 @@ from lightning_tfm.errors import (
     rank_zero_print,
 )
 from lightning_tfm.loggers import flush, run_folder
+from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.tasks.base import TaskModule
-
-CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
-"""File names of the checkpoints that `Checkpoints` saves; the folder may contain other files."""
 
 
 class Checkpoints(Checkpoint):
@@ -83,18 +80,18 @@ class Checkpoints(Checkpoint):
     @property
     def best_model_path(self) -> str:
         """Return the path of the best checkpoint, or "" if there is none; the Trainer requires this name."""
-        return str(self.dirpath / "best.ckpt") if self.dirpath and self.best_score < math.inf else ""
+        return str(self.dirpath / Run.BEST) if self.dirpath and self.best_score < math.inf else ""
 
     @property
     def last_model_path(self) -> str:
         """Return the path of the last checkpoint, or "" if nothing is saved."""
-        return str(self.dirpath / "last.ckpt") if self.dirpath else ""
+        return str(self.dirpath / Run.LAST) if self.dirpath else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not self.enabled or trainer.fast_dev_run:
             return
-        self.dirpath = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
-        best = self.extended / "checkpoints/best.ckpt" if self.extended else None
+        self.dirpath = Run(run_folder(trainer) or Path(trainer.default_root_dir)).checkpoint_folder
+        best = Run(self.extended).checkpoint_folder / Run.BEST if self.extended else None
         if best and stage == "fit" and is_whole(best):
             if trainer.is_global_zero:
                 copy_checkpoint(best, self.dirpath / best.name)
@@ -120,7 +117,7 @@ class Checkpoints(Checkpoint):
                 if isinstance(callback, ended):
                     checkpoint["callbacks"].pop(callback.state_key, None)
         # A run resumed in a new folder has no best checkpoint there yet, and a damaged one is ignored.
-        best = self.dirpath / "best.ckpt" if self.dirpath else None
+        best = self.dirpath / Run.BEST if self.dirpath else None
         if best and is_whole(best):
             self.best_score = state["best_score"]
 

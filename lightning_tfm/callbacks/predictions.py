@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,9 +14,9 @@ from lightning_tfm.callbacks.summary import evaluated_prefix
 from lightning_tfm.config.experiments import PER_CATEGORY
 from lightning_tfm.data import Batch
 from lightning_tfm.distributed.parallel import data_group
-from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import media_loggers, run_folder
-from lightning_tfm.system.files import atomic_write, write_text
+from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.system.files import atomic_write
 from lightning_tfm.tasks.base import TaskModule, test_prefix
 from lightning_tfm.tasks.metrics import all_gather_list
 
@@ -28,7 +27,7 @@ SAMPLES = 16
 class Predictions(Callback):
     """Callback that logs predictions of each validation to loggers that support tables, and saves those of the test.
 
-    The test writes `predictions.jsonl` to its folder, one `Prediction` per line, and the figures of
+    The test writes each `Prediction` to its folder, and the figures of
     `TaskModule.figures` as PNG files. A validation of a checkpoint writes the same files. If pairs have categories, the
     exact match of each category is logged as `test/exact_match/CATEGORY`, and the mean loss per target, in nats, as
     `test/nll/CATEGORY`.
@@ -128,8 +127,7 @@ class Predictions(Callback):
             )
         folder = run_folder(trainer)
         if self.lines and folder and trainer.is_global_zero:
-            lines = (json.dumps({"split": name} | line, ensure_ascii=False) for name, _, line in self.lines)
-            write_text(folder / "predictions.jsonl", "".join(f"{line}\n" for line in lines))
+            Run(folder).write_predictions({"split": name, **line} for name, _, line in self.lines)
 
     def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save and log the figures of the task."""

@@ -11,25 +11,22 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_tfm.loggers import run_folder
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import write_text
 
 
 class SaveConfig(SaveConfigCallback):
-    """Callback that saves config.yaml in the folder of a run or of a later test, and the settings in each checkpoint.
-
-    Note:
-        Without a logger, there is no folder, and config.yaml is not saved.
-    """
+    """Callback that saves the settings in the folder of a run or of a later test, and in each checkpoint."""
 
     experiment: dict[str, str] | None = None
 
     @cached_property
     def text(self) -> str:
-        """Return the content of config.yaml."""
+        """Return the settings as YAML."""
         return str(self.parser.dump(self.config, skip_unset=False))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write config.yaml atomically, since a resumed run may be killed at any time, and log all settings."""
+        """Write the settings atomically, since a resumed run may be killed at any time, and log all settings."""
         folder = run_folder(trainer)
         if folder is None or self.already_saved:
             return
@@ -38,7 +35,7 @@ class SaveConfig(SaveConfigCallback):
         if not Path(self.config.ckpt_path or "").is_file():  # keep checkpoint files, but not the run to resume
             self.config.ckpt_path = None
         if trainer.is_global_zero:
-            write_text(folder / self.config_filename, self.text)
+            write_text(folder / Run.CONFIG, self.text)
             for logger in trainer.loggers:
                 logger.log_hyperparams(yaml.safe_load(self.text))  # nested as in the file
 

@@ -1,8 +1,7 @@
-"""Results and cost of a run, written to summary.json."""
+"""Results and cost of a run, written to its folder."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any, cast
 
@@ -11,14 +10,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.checkpoints import time_is_up
 from lightning_tfm.loggers import flush, run_folder
-from lightning_tfm.system.files import write_text
+from lightning_tfm.runs import record
+from lightning_tfm.runs.record import TIME_LIMIT, Run
 from lightning_tfm.tasks.base import TaskModule, test_prefix
-
-SUMMARY = "summary.json"
-"""Name of the file that is written last and thus marks a finished run."""
-
-TIME_LIMIT = "time limit"
-"""Reason to stop early after which a run can be continued."""
 
 
 def results(trainer: Trainer) -> dict[str, dict[str, float]]:
@@ -47,24 +41,7 @@ def evaluated_prefix(trainer: Trainer) -> str:
 
 
 class Summary(Callback):
-    """Callback that prints the model and data sizes before training, and writes `summary.json` after the test.
-
-    The file, in the run's folder, contains:
-
-    - `test`: the test metrics by name; `val` after a validation, or if the data have no test split.
-    - `higher_is_better`: whether higher values of a metric, also of the validations, are better, by name; others have
-      not been declared.
-    - `token_metrics`: the metrics that are not comparable between tokenizers, such as a loss per token.
-    - `signatures`: the settings of sacrebleu's scores, if there are any.
-    - `train_seconds`: the training time, including validation and the time before the run was resumed.
-    - `samples_per_second`: the throughput over this time.
-    - `checkpoint`: only in a later test or validation, the checkpoint; replaces the two values about training.
-    - `steps`: the number of training steps.
-    - `stopped_early`: "time limit" or "callback", such as EarlyStopping, if there are fewer steps than `max_steps`;
-      otherwise missing.
-    - `parameters`: the number of parameters.
-    - `seed`: the seed.
-    """
+    """Callback that prints the model and data sizes before training, and writes a `record.Summary` after the test."""
 
     def __init__(self) -> None:
         self.started: float | None = None  # while training
@@ -122,25 +99,23 @@ class Summary(Callback):
             for name, value in module.higher_is_better.items()
             if name.startswith((f"{prefix}/", "val/"))  # some metrics exist in validations only
         }
-        scores = module.signatures
-        facts: dict[str, Any] = {"checkpoint": str(trainer.ckpt_path), "steps": self.steps}
-        if self.earlier_seconds:  # this process has trained
-            facts = {
-                "train_seconds": round(self.earlier_seconds, 2),
-                "samples_per_second": round(self.samples / self.earlier_seconds, 1),
-                "steps": trainer.global_step,
-            }
-            if trainer.global_step < trainer.max_steps:
-                facts["stopped_early"] = TIME_LIMIT if time_is_up(trainer) else "callback"
-        summary = {
+        has_trained = bool(self.earlier_seconds)
+        stopped_early = None
+        if has_trained and trainer.global_step < trainer.max_steps:
+            stopped_early = TIME_LIMIT if time_is_up(trainer) else "callback"
+        summary = record.Summary(
             **evaluated,
-            "higher_is_better": directions,
-            "token_metrics": [name for name in names if f"{prefix}/{name}" in module.token_metrics],
-            **({"signatures": scores} if scores else {}),
-            **facts,
-            "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
-            "seed": trainer.datamodule.seed,
-        }
+            higher_is_better=directions,
+            token_metrics=[name for name in names if f"{prefix}/{name}" in module.token_metrics],
+            signatures=module.signatures,
+            train_seconds=round(self.earlier_seconds, 2) if has_trained else None,
+            samples_per_second=round(self.samples / self.earlier_seconds, 1) if has_trained else None,
+            checkpoint=None if has_trained else str(trainer.ckpt_path),
+            steps=trainer.global_step if has_trained else self.steps,
+            stopped_early=stopped_early,
+            parameters=sum(parameter.numel() for parameter in pl_module.parameters()),
+            seed=trainer.datamodule.seed,
+        )
         if trainer.is_global_zero:
             flush(trainer)  # a finished run has all its metrics
-            write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+            Run(folder).write_summary(summary)

@@ -66,7 +66,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir():
-        inside = next((path / name for name in ("best.ckpt", "checkpoints/best.ckpt") if (path / name).is_file()), None)
+        inside = next(iter(sorted([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")])), None)
         hint = (
             f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
         )

@@ -24,7 +24,6 @@ from rich import box
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from lightning_tfm.callbacks.provenance import framework, hardware, versions
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.experiments import (
     CLAIMS,
@@ -41,8 +40,9 @@ from lightning_tfm.config.settings import read_json
 from lightning_tfm.errors import UserError, handle_signals, interrupt
 from lightning_tfm.runs import record
 from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
-from lightning_tfm.system.files import read_metrics, write_text
+from lightning_tfm.system.files import write_text
 from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.system.versions import framework, hardware, versions
 
 SEEDS = "21..23"
 """Default seeds for testing claims, which were not used for settings or claims."""
@@ -53,10 +53,10 @@ COSTS = ("training", "samples/s", "parameters")
 
 @dataclass(frozen=True)
 class Run:
-    """Run of an experiment with one seed: the content of its summary.json, or the reason for its failure."""
+    """Run of an experiment with one seed: its summary, or the reason for its failure."""
 
     seed: int
-    summary: dict[str, Any] | None
+    summary: record.Summary | None
     failure: str | None = None
 
 
@@ -149,10 +149,10 @@ def _parse(arguments: list[str]) -> Namespace:
 
 def _source() -> dict[str, Any]:
     """Return the commit, a hash of uncommitted changes, the versions and the hardware, which determine the results."""
-    state = framework()
+    state, diff = framework()
     return {
         "commit": state["commit"],
-        "uncommitted changes": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
+        "uncommitted changes": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None,
         "versions": versions(),
         "hardware": hardware(),
     }
@@ -186,8 +186,8 @@ def _check(folder: Path, experiment: Experiment, source: dict[str, Any]) -> None
 
 
 def _finished(folder: Path, seed: int) -> Run | None:
-    summaries = list(folder.glob("runs/*/version_*/summary.json"))
-    return Run(seed, read_json(summaries[0], train_seconds=float)) if summaries else None
+    summaries = [run.summary for run in map(record.Run, folder.glob("runs/*/version_*")) if run.has_finished]
+    return Run(seed, summaries[0]) if summaries else None
 
 
 def _arguments(experiment: Experiment, seed: int, folder: Path, trust_packages: Sequence[str]) -> list[str]:
@@ -222,12 +222,12 @@ def _loggers(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
 
 def _logged(folder: Path) -> str:
     """Describe the run in a folder by its last logged step and main metric."""
-    last: dict[str, str] = {}
-    for path in folder.glob("runs/*/version_*/metrics.csv"):
-        for row in read_metrics(path):
-            last |= {name: value for name, value in row.items() if name and value}
-    shown = [f"step {last['step']}"] if "step" in last else []
-    shown += [f"{name} {float(last[name]):.4g}" for name in HEADLINES if name in last][:1]
+    last: dict[str, float] = {}
+    for path in folder.glob("runs/*/version_*"):
+        for row in record.Run(path).metrics():
+            last |= row
+    shown = [f"step {last['step']:.0f}"] if "step" in last else []
+    shown += [f"{name} {last[name]:.4g}" for name in HEADLINES if name in last][:1]
     return ", ".join(shown)
 
 
@@ -235,12 +235,12 @@ def _describe(experiment: Experiment, run: Run) -> str:
     if run.summary is None:
         return f"FAILED: {run.failure}"
     reached = ", ".join(f"{claim.metric} {_number(_value(run, claim.metric))}" for claim in experiment.claims)
-    return f"{reached} in {run.summary['train_seconds']:.0f} s"
+    return f"{reached} in {run.summary.train_seconds:.0f} s"
 
 
 def _value(run: Run, metric: str) -> float | None:
     """Return a metric from the summary of a run; None if the run failed, or the value is missing or not finite."""
-    value = None if run.summary is None else run.summary.get(metric.partition("/")[0], {}).get(metric.partition("/")[2])
+    value = None if run.summary is None else run.summary.metrics.get(metric)
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -293,9 +293,9 @@ def _cells(experiments: list[Experiment], runs: dict[str, list[Run]]) -> list[tu
         for index, row in enumerate(compared(experiment, runs[experiment.name])):
             cost = ("", "", "")
             if index == 0 and summaries:
-                seconds = statistics.fmean(summary["train_seconds"] for summary in summaries)
-                speed = statistics.fmean(summary["samples_per_second"] for summary in summaries)
-                cost = (f"{seconds:.0f} s", f"{speed:,.0f}", f"{summaries[0]['parameters']:,}")
+                seconds = statistics.fmean(summary.train_seconds or 0.0 for summary in summaries)
+                speed = statistics.fmean(summary.samples_per_second or 0.0 for summary in summaries)
+                cost = (f"{seconds:.0f} s", f"{speed:,.0f}", f"{summaries[0].parameters:,}")
             interval = "" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
             lines.append(
                 (

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_tfm.callbacks.summary import SUMMARY
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import HEADLINES, format_value
-from lightning_tfm.config.settings import read_json, read_yaml, settings_of_weights, without_seed
+from lightning_tfm.config.experiments import format_value
+from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
 from lightning_tfm.fit.cli import TfmCLI, run
 from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import read_metrics, relative
+from lightning_tfm.system.files import relative
 from lightning_tfm.system.progress import progress_bar
 
 EXAMPLE = "1..5"
@@ -53,7 +52,7 @@ class SeededRuns:
 
     def newest(self) -> dict[int, Path]:
         """Return the folder of the newest run of each seed."""
-        configs = [path for path in self.folder.glob("version_*/config.yaml") if path.is_file()]
+        configs = [path for path in self.folder.glob(f"version_*/{Run.CONFIG}") if path.is_file()]
         found = {}
         for config in sorted(configs, key=lambda config: config.stat().st_mtime):
             if config not in self._seeds:
@@ -90,10 +89,10 @@ def fit_seeds(arguments: list[str]) -> int:
         run = earlier.get(seed)
         if run is not None:
             Run(run).wait()
-        if run is not None and (run / SUMMARY).is_file():
+        if run is not None and Run(run).has_finished:
             print(f"seed {seed}: finished before, {escape_controls(relative(run))}")
         else:
-            resumed[seed] = run if run is not None and any(run.glob("checkpoints/*.ckpt")) else None
+            resumed[seed] = run if run is not None and Run(run).checkpoints() else None
     handle_signals(interrupt)
     try:
         failed = _train(runs, settings, resumed, options.jobs)
@@ -205,18 +204,15 @@ def _cores() -> int:
 
 def _step(run: Path | None) -> int:
     """Return the last logged step of a run; 0 if there is none."""
-    if run is None or not (run / "metrics.csv").is_file():
-        return 0
-    return max((int(row["step"]) for row in read_metrics(run / "metrics.csv")), default=0)
+    return max((int(row["step"]) for row in Run(run).metrics()), default=0) if run else 0
 
 
 def _result(run: Path) -> str:
     """Describe a finished run."""
-    summary = read_json(run / SUMMARY)
-    split = "test" if "test" in summary else "val"
-    names = [name.removeprefix("val/") for name in HEADLINES]
-    shown = [f"{split}/{name} {format_value(summary[split][name])}" for name in names if name in summary[split]][:1]
-    return ", ".join([*shown, f"{summary['train_seconds']:.0f} s", relative(run)])
+    summary = Run(run).summary
+    assert summary is not None
+    headline = [f"{name} {format_value(value)}" for name, value in (summary.headline,)] if summary.headline else []
+    return ", ".join([*headline, f"{summary.train_seconds:.0f} s", relative(run)])
 
 
 def _failure(child: ChildRun) -> str:

@@ -33,7 +33,6 @@ from lightning_tfm import networks, tasks
 from lightning_tfm.callbacks import Checkpoints, Heartbeat, ProgressBar, Provenance
 from lightning_tfm.callbacks.checkpoints import check_interval
 from lightning_tfm.callbacks.heartbeat import is_of_communication
-from lightning_tfm.callbacks.provenance import head_commit
 from lightning_tfm.callbacks.save_config import SaveConfig
 from lightning_tfm.checkpoint import bounded_by, read_index
 from lightning_tfm.config.experiments import find_experiment
@@ -77,6 +76,7 @@ from lightning_tfm.loggers import describe_run, discard_tensorboard, resume_logg
 from lightning_tfm.optimizers import LRSchedule
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
+from lightning_tfm.system.versions import head_commit
 from lightning_tfm.tasks import TaskModule
 from lightning_tfm.tasks.checks import check_callbacks, check_epochs, check_limits, check_pair, check_strategy
 

@@ -1,20 +1,18 @@
-"""Folder of a run: creation, metrics.csv, and the copy of its history for an extension."""
+"""Folder of a run: creation, and the metrics of a resumed run."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.callbacks.summary import SUMMARY
-from lightning_tfm.config.settings import read_starts
 from lightning_tfm.errors import UserError
 from lightning_tfm.loggers import MetricsWriter
-from lightning_tfm.system.files import copy_file, delete_folder, make_folder, read_metrics, write_text
+from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import delete_folder, make_folder
 
 
 class RunFolder:
@@ -46,7 +44,7 @@ class RunFolder:
     @property
     def resumable(self) -> Path | None:
         """Return the path if the folder contains a checkpoint to resume from; None otherwise."""
-        return self.path if self.path is not None and any(self.path.glob("checkpoints/*")) else None
+        return self.path if self.path is not None and any(Run(self.path).checkpoint_folder.glob("*")) else None
 
     def holds(self, file: Any) -> bool:
         """Return whether a file, or None, lies in the folder."""
@@ -54,26 +52,19 @@ class RunFolder:
 
     def discard_if_empty(self) -> bool:
         """Delete the folder if this process has created it and has written no results; return whether it did."""
-        if self.path is None or not self.is_new or not is_empty(self.path):
+        if self.path is None or not self.is_new or not Run(self.path).is_empty:
             return False
         delete_folder(self.path)
         return True
 
 
-def is_empty(run: Path) -> bool:
-    """Return whether a folder has no checkpoint, no logged metrics and no results."""
-    metrics = run / "metrics.csv"
-    logged = metrics.is_file() and bool(read_metrics(metrics))
-    return not logged and not (run / SUMMARY).exists() and not any(run.glob("checkpoints/*"))
-
-
 def check_empty(folder: Path) -> None:
-    """Check that the folder for a new run or test is empty, see `is_empty`.
+    """Check that the folder for a new run or test is empty, see `Run.is_empty`.
 
     Raises:
         UserError: if it contains a run.
     """
-    if not is_empty(folder):
+    if not Run(folder).is_empty:
         raise UserError(
             f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "
             "the run with --ckpt_path"
@@ -89,20 +80,3 @@ def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
     """
     if step is not None:
         cast(MetricsWriter, logger.experiment).keep(step)
-
-
-def copy_history(run: Path, folder: Path) -> None:
-    """Copy the metrics and the provenance of a finished run to the folder of its extension.
-
-    Args:
-        run: the folder of the finished run.
-        folder: the new folder.
-
-    Note:
-        The extension is a separate run in W&B.
-    """
-    for path in (run / "metrics.csv", *run.glob("uncommitted_*.diff")):
-        if path.is_file():
-            copy_file(path, folder / path.name)
-    if starts := [start | {"wandb": None} for start in read_starts(run)]:
-        write_text(folder / "provenance.json", json.dumps(starts, indent=2) + "\n")

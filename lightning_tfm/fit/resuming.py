@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.callbacks.checkpoints import CHECKPOINT_NAME
-from lightning_tfm.callbacks.summary import SUMMARY, TIME_LIMIT
 from lightning_tfm.checkpoint import latest_valid
-from lightning_tfm.config.settings import is_below, parse_yaml, read_json, settings_of_weights
+from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.fit.folder import check_empty, copy_history, reopen_metrics
-from lightning_tfm.runs.record import Run
+from lightning_tfm.fit.folder import check_empty, reopen_metrics
+from lightning_tfm.runs.record import TIME_LIMIT, Run
 
 RECORDED = (
     "data.init_args.num_workers",
@@ -47,7 +45,7 @@ class Resumption(NamedTuple):
     @property
     def run(self) -> Path:
         """Return the folder of the run that wrote the checkpoint."""
-        return self.checkpoint.parents[1]
+        return Run.of(self.checkpoint).folder
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -59,7 +57,7 @@ def newest_checkpoint(folder: Path) -> Path:
     Raises:
         UserError: if there is no undamaged checkpoint.
     """
-    path = _newest_undamaged(folder.glob("*/checkpoints/*"))
+    path = _newest_undamaged(map(Run, folder.glob("*")))
     if path is None:
         raise UserError(_no_checkpoint(folder))
     return path
@@ -102,10 +100,11 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
             run is not empty.
     """
     folder = Path(logger.log_dir)
-    lock = Run(folder).lock()
+    run = Run(folder)
+    lock = run.lock()
     if resumed is None or resumed.extends:
         check_empty(folder)
-    elif (folder / SUMMARY).is_file():
+    elif run.has_finished:
         raise UserError(f"the run {str(folder)!r} must be unfinished, but another process has just finished it")
     elif resumed.checkpoint.stat().st_mtime_ns != resumed.modified:
         raise UserError(
@@ -113,82 +112,78 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
             "saved a later one; run the command again"
         )
     if resumed is not None and resumed.extends:
-        copy_history(resumed.run, folder)
+        Run(resumed.run).copy_history(run)
     reopen_metrics(logger, step)
     return lock
 
 
 def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
     """Return the newest unfinished run of an experiment, or the newest finished run, if it can be extended."""
-    runs = {path.parents[1] for path in folder.glob("*/checkpoints/*") if CHECKPOINT_NAME.fullmatch(path.name)}
+    runs = [run for run in map(Run, folder.glob("*")) if run.checkpoints()]
     if not runs:
         rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
         return None
-    unfinished = {run for run in runs if not (run / SUMMARY).is_file()}
-    path = None
-    for candidates in (unfinished, filter(_has_summary, runs - unfinished)):
-        path = path or _newest_undamaged(path for run in candidates for path in run.glob("checkpoints/*"))
+    path = _newest_undamaged(run for run in runs if not run.has_finished)
+    path = path or _newest_undamaged(run for run in runs if run.has_finished and _has_summary(run))
     if path is None:
         raise UserError(_no_checkpoint(folder))
-    if _has_finished(path.parents[1], max_steps):
+    if _has_finished(run := Run.of(path), max_steps):
         raise UserError(
             f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; "
-            f"{_extension(max_steps, path.parents[1])}start a new run without --ckpt_path"
-        )
-    return _resumption(path)
-
-
-def _extension(max_steps: int | None, run: Path) -> str:
-    """Return the advice to extend a finished run, or why it cannot be extended."""
-    summary = read_json(run / SUMMARY, steps=int)
-    if summary.get("stopped_early") and (max_steps is None or summary["steps"] < max_steps):
-        return f"it has stopped early: to train on in a new folder, name {str(run / 'checkpoints/last.ckpt')!r}, or "
-    if max_steps is None:
-        return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
-    return f"raise trainer.max_steps ({max_steps}) to extend {str(run)!r}, or "
-
-
-def _named_run(run: Path, max_steps: int | None) -> Resumption:
-    """Return the checkpoint from which the run in a folder is resumed."""
-    run = run if len(run.parts) >= 3 else Path(os.path.abspath(run))  # its parents name the experiment
-    if _has_finished(run, max_steps):
-        raise UserError(
-            f"--ckpt_path must name an unfinished run, but {str(run)!r} has finished; "
             f"{_extension(max_steps, run)}start a new run without --ckpt_path"
         )
-    path = _newest_undamaged(run.glob("checkpoints/*"))
-    if path is None:
-        raise UserError(f"--ckpt_path must name a run with an undamaged checkpoint, but {str(run)!r} has none")
     return _resumption(path)
 
 
-def _has_finished(run: Path, max_steps: int | None) -> bool:
+def _extension(max_steps: int | None, run: Run) -> str:
+    """Return the advice to extend a finished run, or why it cannot be extended."""
+    summary = run.summary
+    assert summary is not None
+    if summary.stopped_early and (max_steps is None or summary.steps < max_steps):
+        return f"it has stopped early: to train on in a new folder, name {str(run.checkpoint_folder / Run.LAST)!r}, or "
+    if max_steps is None:
+        return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
+    return f"raise trainer.max_steps ({max_steps}) to extend {str(run.folder)!r}, or "
+
+
+def _named_run(folder: Path, max_steps: int | None) -> Resumption:
+    """Return the checkpoint from which the run in a folder is resumed."""
+    run = Run(folder if len(folder.parts) >= 3 else Path(os.path.abspath(folder)))  # its parents name the experiment
+    if _has_finished(run, max_steps):
+        raise UserError(
+            f"--ckpt_path must name an unfinished run, but {str(run.folder)!r} has finished; "
+            f"{_extension(max_steps, run)}start a new run without --ckpt_path"
+        )
+    path = _newest_undamaged([run])
+    if path is None:
+        raise UserError(f"--ckpt_path must name a run with an undamaged checkpoint, but {str(run.folder)!r} has none")
+    return _resumption(path)
+
+
+def _has_finished(run: Run, max_steps: int | None) -> bool:
     """Return whether a run cannot be continued.
 
     It has `max_steps` steps, or has finished if `max_steps` is None, or a callback other than a time limit stopped it.
     """
-    path = run / SUMMARY
-    if not path.is_file():
+    summary = run.summary
+    if summary is None or (summary.stopped_early == TIME_LIMIT and max_steps is None):
         return False
-    summary = read_json(path, steps=int)
-    if stopped := summary.get("stopped_early"):
-        return bool(stopped != TIME_LIMIT or (max_steps is not None and summary["steps"] >= max_steps))
-    return bool(max_steps is None or summary["steps"] >= max_steps)
+    has_all_steps = max_steps is None or summary.steps >= max_steps
+    return has_all_steps or summary.stopped_early not in (None, TIME_LIMIT)
 
 
-def _has_summary(run: Path) -> bool:
+def _has_summary(run: Run) -> bool:
     """Return whether the summary of a finished run can be read."""
     try:
-        read_json(run / SUMMARY, steps=int)
+        return run.summary is not None
     except UserError as error:
         rank_zero_print(f"skipping a finished run: {error}")
         return False
-    return True
 
 
-def _newest_undamaged(paths: Iterable[Path]) -> Path | None:
-    """Return the newest undamaged checkpoint of the given files, and print newer damaged ones."""
-    path, damaged = latest_valid(path for path in paths if CHECKPOINT_NAME.fullmatch(path.name))
+def _newest_undamaged(runs: Iterable[Run]) -> Path | None:
+    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones."""
+    path, damaged = latest_valid(path for run in runs for path in run.checkpoints())
     for other in damaged:
         rank_zero_print(f"skipping {other}: it is damaged or incomplete")
     return path
@@ -199,7 +194,7 @@ def _no_checkpoint(folder: Path) -> str:
 
 
 def _resumption(path: Path) -> Resumption:
-    return Resumption(path, path.stat().st_mtime_ns, extends=(path.parents[1] / SUMMARY).is_file())
+    return Resumption(path, path.stat().st_mtime_ns, extends=Run.of(path).has_finished)
 
 
 def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

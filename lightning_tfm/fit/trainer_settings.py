@@ -9,10 +9,10 @@ from typing import Any
 from jsonargparse import Namespace
 
 from lightning_tfm.callbacks import AttentionLogger, Predictions, Provenance, Summary, Telemetry
-from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.data import TaskDataModule
 from lightning_tfm.data.text_files import expand_path
 from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import Run
 
 CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.WandbLogger"
 """Class paths of the default loggers."""
@@ -146,7 +146,7 @@ def continue_run(loggers: list[Namespace], run: Path) -> None:
     settings = first.init_args
     settings.save_dir, settings.name, settings.version = str(run.parents[1]), run.parent.name, run.name
     for other in others:
-        if other.class_path == WANDB and (id := wandb_run(run)):
+        if other.class_path == WANDB and (id := Run(run).wandb_id):
             other.init_args.id = id
 
 

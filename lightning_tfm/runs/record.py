@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
 from io import StringIO
@@ -35,6 +36,7 @@ from lightning_tfm.config.settings import read_yaml
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
 from lightning_tfm.system.files import copy_file, write_text
+from lightning_tfm.system.versions import Git, Hardware
 
 FORMAT = 1
 """Version of the format of a run's files, which is increased when their meaning changes; stored in each `Start`."""
@@ -42,8 +44,8 @@ FORMAT = 1
 TIME_LIMIT = "time limit"
 """Reason to stop early after which a run can be continued."""
 
-CHECKPOINT = re.compile(r"best|last|step_(0|[1-9][0-9]*)")
-"""Names of the checkpoints that `fit` saves, without the suffix; their folder may contain other files."""
+CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
+"""File names of the checkpoints that `fit` saves; their folder may contain other files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,40 +99,6 @@ class Summary:
         return next(((name, self.metrics[name]) for name in names if name in self.metrics), None)
 
 
-class Git(TypedDict):
-    """State of a Git repository.
-
-    Attributes:
-        commit: the commit; null outside a repository.
-        dirty: whether files differ from the commit.
-        untracked: the names of the untracked files, if there are any.
-    """
-
-    commit: str | None
-    dirty: bool | None
-    untracked: NotRequired[list[str]]
-
-
-class Hardware(TypedDict):
-    """Machine of a process.
-
-    Attributes:
-        system: the operating system.
-        processor: the model of the processor.
-        cores: the number of cores that the process may use.
-        instruction_set: the instruction set of torch.
-        threads: the number of threads of torch.
-        gpus: the names of the GPUs.
-    """
-
-    system: str
-    processor: str
-    cores: int
-    instruction_set: str
-    threads: int
-    gpus: list[str]
-
-
 class Start(TypedDict):
     """Start or resumption of a run.
 
@@ -139,7 +107,7 @@ class Start(TypedDict):
         time: the time in UTC, in ISO format.
         step: the step at which training starts, or of the tested checkpoint.
         command: the command line.
-        checkpoint: the tested or validated checkpoint, or the checkpoint of another run from which training starts.
+        checkpoint: the tested or validated checkpoint, or that of another run from which training starts; null if none.
         changed_settings: the settings that differ from the checkpoint from which training starts, as [old, new].
         git: the repository of the working directory.
         framework: the repository of this package.
@@ -156,7 +124,7 @@ class Start(TypedDict):
     time: str
     step: int
     command: str
-    checkpoint: NotRequired[str]
+    checkpoint: str | None
     changed_settings: Mapping[str, Sequence[Any]]
     git: Git
     framework: Git
@@ -213,7 +181,8 @@ class Run:
     PROVENANCE: ClassVar = "provenance.json"
     METRICS: ClassVar = "metrics.csv"
     PREDICTIONS: ClassVar = "predictions.jsonl"
-    EXAMPLES: ClassVar = "attention/examples.json"
+    BEST: ClassVar = "best.ckpt"
+    LAST: ClassVar = "last.ckpt"
     LOCK: ClassVar = ".lock"
 
     @classmethod
@@ -242,6 +211,11 @@ class Run:
             UserError: if the file does not exist or is damaged.
         """
         return read_yaml(self.folder / self.CONFIG, "RUN")
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is no checkpoint, no logged metric and no result."""
+        return not self.has_finished and not any(self.checkpoint_folder.glob("*")) and not self.metrics()
 
     @property
     def has_finished(self) -> bool:
@@ -315,6 +289,13 @@ class Run:
             )
         return [_checked(start, Start, path) for start in starts]
 
+    @property
+    def wandb_id(self) -> str | None:
+        """Return the id of the run in W&B; None if it was not logged to W&B, or the starts are damaged."""
+        with suppress(UserError):
+            return next((start["wandb"] for start in reversed(self.starts) if start["wandb"]), None)
+        return None
+
     def write_starts(self, starts: Sequence[Start]) -> None:
         """Write the starts of the run."""
         write_text(self.folder / self.PROVENANCE, json.dumps(starts, indent=2) + "\n")
@@ -341,6 +322,25 @@ class Run:
         """Write the predictions of the test."""
         lines = (json.dumps(prediction, ensure_ascii=False) for prediction in predictions)
         write_text(self.folder / self.PREDICTIONS, "".join(f"{line}\n" for line in lines))
+
+    @property
+    def attention_folder(self) -> Path:
+        """Return the folder of the plots of attention weights and positional encodings."""
+        return self.folder / "attention"
+
+    @property
+    def examples(self) -> list[dict[str, Any]]:
+        """Return the examples whose attention was plotted after the test, see `Predictor.attention`.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.attention_folder / "examples.json"
+        return [_checked(content, dict[str, Any], path) for content in _load_json(path)] if path.is_file() else []
+
+    def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
+        """Write the examples whose attention was plotted after the test."""
+        write_text(self.attention_folder / "examples.json", json.dumps(examples, ensure_ascii=False))
 
     # Metrics
 
@@ -398,16 +398,12 @@ class Run:
         return self.folder / "checkpoints"
 
     def checkpoint(self, *names: str) -> Path | None:
-        """Return the first existing checkpoint of some names, such as "best" and "last"; None if there is none."""
-        return next(filter(Path.is_file, map(self.checkpoint_path, names)), None)
-
-    def checkpoint_path(self, name: str) -> Path:
-        """Return the path of a checkpoint: "best", "last", or "step_N" of a validation at step N."""
-        return self.checkpoint_folder / f"{name}.ckpt"
+        """Return the first existing checkpoint of some file names, such as `BEST` and `LAST`; None if there is none."""
+        return next(filter(Path.is_file, (self.checkpoint_folder / name for name in names)), None)
 
     def checkpoints(self) -> list[Path]:
         """Return the paths of the existing checkpoints."""
-        return [path for path in self.checkpoint_folder.glob("*.ckpt") if CHECKPOINT.fullmatch(path.stem)]
+        return [path for path in self.checkpoint_folder.glob("*") if CHECKPOINT_NAME.fullmatch(path.name)]
 
     @cached_property
     def last_checkpoint(self) -> tuple[int, float | None, dict[str, bool]]:
@@ -416,7 +412,7 @@ class Run:
         Returns:
             The three; 0, None and {} without a readable checkpoint.
         """
-        if (path := self.checkpoint("last")) is None:
+        if (path := self.checkpoint(self.LAST)) is None:
             return 0, None, {}
         from lightning_tfm.checkpoint import read_index  # slow to import
 

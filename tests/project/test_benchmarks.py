@@ -26,7 +26,7 @@ from benchmarks import convergence, decoding, framework, gpu, growth, history, l
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.framework import EXPERIMENTS
 from datamodules import Date, Text, sentiment
-from lightning_tfm.callbacks import provenance
+from lightning_tfm.system import versions
 from lightning_tfm.data import LabeledBatch
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout
@@ -719,7 +719,7 @@ def test_the_history_shows_each_measurement_of_the_current_rows_once(tmp_path):
         {"machine": machine, "rows": [first | {"note": "explained later"}]},
         {"rows": [second, missing]},
     ]
-    git = partial(provenance.run_git, tmp_path, "-c", "user.name=a", "-c", "user.email=b")
+    git = partial(versions.run_git, tmp_path, "-c", "user.name=a", "-c", "user.email=b")
     git("init", "--quiet")
     for content in contents:
         (tmp_path / "results.json").write_text(json.dumps(content))
