@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from argparse import Namespace
 from pathlib import Path
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.reporting import collect_run, render, run_names
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import write_text
 
 POINTS = 1_200
@@ -31,27 +31,26 @@ def report(arguments: list[str]) -> int:
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("RUN must name each run once, but one is given twice; remove it")
-    names = run_names(folders)
-    points = POINTS // len(folders)
-    runs = [
-        collect_run(folder, name, points, options.trust_package, options.input)
-        for folder, name in zip(folders, names, strict=True)
+    pages = [
+        collect_run(folder, name, POINTS // len(folders), options.trust_package, options.input)
+        for folder, name in zip(folders, run_names(folders), strict=True)
     ]
-    rows = [(run["name"], row) for run in runs for row in run["inputs"]]
+    rows = [(page.name, row) for page in pages for row in page.inputs]
     if rows and all(row["note"] for _, row in rows):
         raise UserError(f"--input must be a text for which a run has an output: {rows[0][1]['note']}")
     for name, row in rows:
         if row["note"]:
             rank_zero_print(f"no output of {name} for {row['input']!r}: {row['note']}")
-    text, halved = render(runs), 0
+    text, halved = render(pages), 0
     while len(text.encode()) > MAX_PAGE_SIZE:
-        if not any(run["predictions"] or run["attention"] for run in runs):
+        if not any(page.predictions or page.attention for page in pages):
             raise UserError(
-                f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(runs)} runs is not; try fewer runs"
+                f"the page must be below {MAX_PAGE_SIZE:,} bytes, but that of {len(pages)} runs is not; try fewer runs"
             )
-        for run, kind in itertools.product(runs, ("predictions", "attention")):
-            run[kind] = run[kind][: len(run[kind]) // 2]
-        text, halved = render(runs), halved + 1
+        for page in pages:
+            del page.predictions[len(page.predictions) // 2 :]
+            del page.attention[len(page.attention) // 2 :]
+        text, halved = render(pages), halved + 1
     if halved:
         rank_zero_print(
             f"the page is limited to {MAX_PAGE_SIZE:,} bytes: it shows 1/{2**halved} of the predictions and attention "
@@ -86,9 +85,9 @@ def make_parser() -> CommandParser:
 def _parse(arguments: list[str]) -> Namespace:
     options = make_parser().parse_args(arguments)
     for run in options.runs:
-        if not (Path(run) / "config.yaml").is_file():
+        if not Run(Path(run)).exists:
             raise UserError(
-                f"RUN must be the folder of a run, which holds its config.yaml, but {run!r} does not; "
+                f"RUN must be the folder of a run, which holds its {Run.CONFIG}, but {run!r} does not; "
                 "try runs/NAME/version_0"
             )
     is_folder = options.output.endswith("/") or Path(options.output).is_dir()

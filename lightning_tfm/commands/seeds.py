@@ -210,7 +210,6 @@ def _step(run: Path | None) -> int:
 def _result(run: Path) -> str:
     """Describe a finished run."""
     summary = Run(run).summary
-    assert summary is not None
     headline = [f"{name} {format_value(value)}" for name, value in (summary.headline,)] if summary.headline else []
     return ", ".join([*headline, f"{summary.train_seconds:.0f} s", relative(run)])
 

@@ -1,6 +1,6 @@
 """Comparison of groups of runs with several seeds: statistics, tables and a figure."""
 
-from lightning_tfm.comparison.groups import find_groups, group_runs, read_run
+from lightning_tfm.comparison.groups import Group, find_groups, group_runs, is_readable
 from lightning_tfm.comparison.results import Comparison, compare
 
-__all__ = ["Comparison", "compare", "find_groups", "group_runs", "read_run"]
+__all__ = ["Comparison", "Group", "compare", "find_groups", "group_runs", "is_readable"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import Prediction, Run
 
 CORRECT = ("exact_match", "accuracy")
 """Metrics that are the share of correct predictions."""
@@ -25,125 +23,97 @@ RANDOM_STATE = 12345
 """Seed of the trials, sacrebleu's default."""
 
 
-class SignTest(NamedTuple):
-    """Exact sign test of two models (McNemar 1947), on the examples that only one of them has right.
+class PairedTest(NamedTuple):
+    """Paired test of two models on the same examples.
 
     Attributes:
-        shared: the number of examples on which both were tested.
-        ours: the number of examples that only the first has right.
-        theirs: the number of examples that only the second has right.
-        p: the two-sided p value; 1 if both have the same examples right.
+        examples: the number of examples on which both were tested.
+        first: the number of examples that only the first model has right, or its score.
+        second: the same for the second model.
+        p: the two-sided p value.
     """
 
-    shared: int
-    ours: int
-    theirs: int
+    examples: int
+    first: float
+    second: float
     p: float
 
 
-def sign_test(ours: Mapping[Hashable, bool], theirs: Mapping[Hashable, bool]) -> SignTest:
-    """Compare whether two models are right on their shared examples.
-
-    Args:
-        ours: whether the first model is right on each example.
-        theirs: the same for the second model.
-    """
-    from scipy.stats import binomtest  # slow to import
-
-    shared = ours.keys() & theirs.keys()
-    only_ours = sum(ours[key] and not theirs[key] for key in shared)
-    only_theirs = sum(theirs[key] and not ours[key] for key in shared)
-    differing = only_ours + only_theirs
-    p = float(binomtest(only_ours, differing).pvalue) if differing else 1.0
-    return SignTest(len(shared), only_ours, only_theirs, p)
-
-
-def outcomes(lines: Sequence[Mapping[str, Any]], test_set: str) -> dict[Hashable, bool]:
-    """Return whether each prediction of a test set is right, by source and number of its earlier occurrences.
-
-    Args:
-        lines: the lines of predictions.jsonl.
-        test_set: the name of the test set.
-    """
-    return {key: bool(line["correct"]) for key, line in _by_example(lines, test_set).items()}
-
-
-def _by_example(lines: Sequence[Mapping[str, Any]], test_set: str) -> dict[Hashable, Mapping[str, Any]]:
-    seen: Counter[str] = Counter()
-    found: dict[Hashable, Mapping[str, Any]] = {}
-    for line in lines:
-        if line["split"] == test_set:
-            found[line["source"], seen[line["source"]]] = line
-            seen[line["source"]] += 1
-    return found
-
-
 class ExampleTest(NamedTuple):
-    """Paired test of two trained models over the examples of a test set.
-
-    Attributes:
-        group: the name of the group.
-        seed: the seed of both models.
-        examples: the number of examples.
-        ours: the number of examples that only the model of the group has right, or its score.
-        theirs: the same for the baseline.
-        p: the two-sided p value.
-    """
+    """Paired test of a model of a group and the baseline's model of the same seed, see `PairedTest`."""
 
     group: str
     seed: int
     examples: int
-    ours: float
-    theirs: float
+    score: float
+    baseline: float
     p: float
 
 
-def compare_examples(name: str, seed: int, ours: Path, theirs: Path, metric: str, test_set: str) -> ExampleTest | None:
-    """Test two models with the same seed on the examples of predictions.jsonl.
+def by_example(run: Run, test_set: str) -> dict[Hashable, Prediction]:
+    """Return the predictions for a test set, by source and number of its earlier occurrences."""
+    counts: Counter[str] = Counter()
+    predictions: dict[Hashable, Prediction] = {}
+    for line in run.predictions:
+        if line.get("split") == test_set:
+            predictions[line["source"], counts[line["source"]]] = line
+            counts[line["source"]] += 1
+    return predictions
+
+
+def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> PairedTest | None:
+    """Test two models on the examples that both were tested on.
 
     Exact match and accuracy are compared by `sign_test`, BLEU and chrF by `randomization_test`.
 
     Args:
-        name: the name of the group.
-        seed: the seed of both models.
-        ours: the run of the group.
-        theirs: the run of the baseline.
-        metric: the full name of the metric.
+        run: the run of the first model.
+        other: the run of the second model.
+        metric: the name of the metric, of which the last part counts.
         test_set: the name of the test set.
 
     Returns:
-        The test; None if the metric has none, or if a run has no predictions.
+        The test; None if the metric has none, or if no example is shared, as without predictions.
     """
     kind = metric.rpartition("/")[2]
     if kind not in CORRECT + CORPUS:
         return None
-    found = [_by_example(_predictions(run / "predictions.jsonl"), test_set) for run in (ours, theirs)]
-    shared = [key for key in found[0] if key in found[1]]
-    if not shared:
+    first, second = (by_example(each, test_set) for each in (run, other))
+    pairs = [(line, second[key]) for key, line in first.items() if key in second]
+    if not pairs:
         return None
     if kind in CORRECT:
-        of_ours, of_theirs = ({key: bool(lines[key]["correct"]) for key in shared} for lines in found)
-        test = sign_test(of_ours, of_theirs)
-        return ExampleTest(name, seed, test.shared, test.ours, test.theirs, test.p)
-    outputs = [[lines[key]["prediction"] for key in shared] for lines in found]
-    references = [found[0][key]["target"] for key in shared]
-    (score, other), p = randomization_test(outputs[0], outputs[1], references, kind)
-    return ExampleTest(name, seed, len(shared), score, other, p)
+        return sign_test([(line["correct"], paired["correct"]) for line, paired in pairs])
+    outputs, others = ([pair[side]["prediction"] for pair in pairs] for side in (0, 1))
+    return randomization_test(outputs, others, [line["target"] for line, _ in pairs], kind)
+
+
+def sign_test(correct: Sequence[tuple[bool, bool]]) -> PairedTest:
+    """Compare two models by the examples that only one of them has right (exact sign test, McNemar 1947).
+
+    Args:
+        correct: whether each model is right on each example.
+
+    Returns:
+        The test; p is 1 if both models have the same examples right.
+    """
+    from scipy.stats import binomtest  # slow to import
+
+    first, second = (sum(pair == only for pair in correct) for only in ((True, False), (False, True)))
+    p = float(binomtest(first, first + second).pvalue) if first + second else 1.0
+    return PairedTest(len(correct), first, second, p)
 
 
 def randomization_test(
-    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], metric: str
-) -> tuple[tuple[float, float], float]:
+    outputs: Sequence[str], other: Sequence[str], references: Sequence[str], metric: str
+) -> PairedTest:
     """Compare the outputs of two models by paired approximate randomization as in sacrebleu (Riezler & Maxwell 2005).
 
     Args:
-        ours: the outputs of the first model.
-        theirs: the outputs of the second model.
+        outputs: the outputs of the first model.
+        other: the outputs of the second model.
         references: a reference for each output.
         metric: "bleu" or "chrf".
-
-    Returns:
-        The two scores, and the two-sided p value.
 
     Note:
         sacrebleu counts only trials with a larger difference than the observed one. Here, an equal one counts, too:
@@ -152,31 +122,11 @@ def randomization_test(
     from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
     scorer = BLEU(force=True) if metric == "bleu" else CHRF()
-    first, second = (np.array(scorer._extract_corpus_statistics(side, [references])) for side in (theirs, ours))
-    swaps = np.random.default_rng(RANDOM_STATE).integers(2, size=(TRIALS, len(ours)), dtype=bool)
-    shuffled = swaps @ first + ~swaps @ second, ~swaps @ first + swaps @ second
-    pairs = [(first.sum(0), second.sum(0)), *zip(*shuffled, strict=True)]
-    (baseline, own), *trials = (
-        [scorer._compute_score_from_stats(total.tolist()).score for total in pair] for pair in pairs
-    )
-    as_large = sum(abs(one - other) >= abs(own - baseline) for one, other in trials)
-    return (own, baseline), (as_large + 1) / (TRIALS + 1)
-
-
-def _predictions(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of predictions.jsonl; empty if it does not exist, as for a language model.
-
-    Raises:
-        UserError: if the file is damaged.
-    """
-    if not path.is_file():
-        return []
-    try:
-        # str.splitlines would also split at U+0085, which the data may contain.
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
-        found = [json.loads(line) for line in lines]
-        return [{name: line[name] for name in ("split", "source", "target", "prediction", "correct")} for line in found]
-    except (LookupError, RecursionError, TypeError, ValueError):
-        raise UserError(
-            f"{str(path)!r} must hold the predictions that fit has written, but is damaged; delete it to leave it out"
-        ) from None
+    first, second = (np.array(scorer._extract_corpus_statistics(side, [references])) for side in (outputs, other))
+    swaps = np.random.default_rng(RANDOM_STATE).integers(2, size=(TRIALS, len(outputs)), dtype=bool)
+    shuffled = swaps @ second + ~swaps @ first, ~swaps @ second + swaps @ first
+    totals = [(first.sum(0), second.sum(0)), *zip(*shuffled, strict=True)]
+    scores = [[scorer._compute_score_from_stats(total.tolist()).score for total in pair] for pair in totals]
+    observed, *trials = (abs(score - other_score) for score, other_score in scores)
+    p = (sum(trial >= observed for trial in trials) + 1) / (TRIALS + 1)
+    return PairedTest(len(outputs), scores[0][0], scores[0][1], p)

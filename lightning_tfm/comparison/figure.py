@@ -31,22 +31,23 @@ def draw_comparison(comparison: Comparison) -> Figure:
         The figure. Diamonds are means, lines are intervals, and dots are the values of the seeds, or the differences of
         matched seeds.
     """
-    groups = [result.group.name for result in comparison.results]
+    groups = [group.name for group in comparison.groups]
     panels = 2 if comparison.differences else 1
     with rc_context(style_for(comparison.metric, *groups)):
         figure = Figure(figsize=(4.2 * panels, 1.0 + 0.6 * len(groups)), layout="constrained")
         axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
-        for row, result in enumerate(comparison.results):
-            _draw_row(axes[0], row, result.group.values, result.mean, result.interval)
+        for row, group in enumerate(comparison.groups):
+            _draw_row(axes[0], row, group.values, group.mean, group.interval)
         axes[0].set_yticks(range(len(groups)), [textwrap.fill(name, LABEL_WIDTH) for name in groups])
         axes[0].set_ylim(len(groups) - 0.5, -0.5)
         direction = "lower" if comparison.lower_is_better else "higher"
         axes[0].set_xlabel(f"{comparison.metric} ({direction} is better)")
         if comparison.differences:
             axes[1].axvline(0, color="0.6", linewidth=0.8)
-            for row, found in enumerate(comparison.differences, start=1):
-                pairs = differences(found.group.values, found.baseline.values) if found.matched else []
-                _draw_row(axes[1], row, pairs, found.value, found.interval)
+            for row, difference in enumerate(comparison.differences, start=1):
+                values = difference.group.values, difference.baseline.values
+                pairs = differences(*values) if difference.matched else []
+                _draw_row(axes[1], row, pairs, difference.value, difference.interval)
             axes[1].set_xlabel(f"difference from {groups[0]}, with {COVERAGE:.0%} interval")
             axes[1].tick_params(left=False)
         for panel in axes:

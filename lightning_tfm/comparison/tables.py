@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from lightning_tfm.comparison.groups import check_environment
 from lightning_tfm.comparison.results import Comparison
-from lightning_tfm.comparison.statistics import COVERAGE, Interval
+from lightning_tfm.comparison.statistics import COVERAGE
 from lightning_tfm.system.terminal import LiteralConsole
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Table of texts.
 
     Attributes:
@@ -29,54 +28,48 @@ class Table:
 
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Return the tables of the results, of the differences and of the tests over examples, if there are any."""
-    shown = [_results(comparison)]
-    if comparison.differences:
-        shown.append(_differences(comparison))
-    if comparison.examples:
-        shown.append(_examples(comparison))
-    return shown
+    """Return the tables of the means, of the differences and of the tests over examples, if there are any."""
+    every = (_means(comparison), _differences(comparison), _examples(comparison))
+    return [table for table in every if table.rows]
 
 
-def _results(comparison: Comparison) -> Table:
+def _means(comparison: Comparison) -> Table:
     digits = comparison.decimals
-    order = "lower" if comparison.lower_is_better else "higher"
     rows = [
         (
-            result.group.name,
-            str(len(result.group.seeds)),
-            f"{result.mean:.{digits}f}",
-            _interval(result.interval, lambda value: f"{value:.{digits}f}"),
-            " to ".join(f"{value:.{digits}f}" for value in (min(result.group.values), max(result.group.values))),
+            group.name,
+            str(len(group.seeds)),
+            f"{group.mean:.{digits}f}",
+            _range(group.interval, f".{digits}f"),
+            _range((min(group.values), max(group.values)), f".{digits}f"),
         )
-        for result in comparison.results
+        for group in comparison.groups
     ]
+    order = "lower" if comparison.lower_is_better else "higher"
     header = ("group", "seeds", "mean", f"{COVERAGE:.0%} interval", "lowest to highest")
-    return Table(f"{comparison.metric} ({order} is better)", header, tuple(rows))
+    return Table(f"{comparison.metric} ({order} is better)", header, rows)
 
 
 def _differences(comparison: Comparison) -> Table:
-    several = len(comparison.differences) > 1
-    rows = []
-    for found in comparison.differences:
-        p_values = (found.p, found.corrected_p) if several else (found.p,)
-        rows.append(
-            (
-                found.group.name,
-                _signed(found.value, comparison.decimals),
-                _interval(found.interval, lambda value: _signed(value, comparison.decimals)),
-                *("none" if p is None else _p(p) for p in p_values),
-                f"{found.improvement:.2f}",
-                "matched" if found.matched else "not matched",
-            )
+    several, form = len(comparison.differences) > 1, f"+.{comparison.decimals}f"
+    rows = [
+        (
+            each.group.name,
+            _range([each.value], form),
+            _range(each.interval, form),
+            *("none" if p is None else _p(p) for p in (each.p, each.corrected_p)[: 1 + several]),
+            f"{each.improvement:.2f}",
+            "matched" if each.matched else "not matched",
         )
-    p_names = ("p", "p (Holm)") if several else ("p",)
+        for each in comparison.differences
+    ]
+    p_names = ("p", "p (Holm)")[: 1 + several]
     header = ("group", "difference", f"{COVERAGE:.0%} interval", *p_names, "P(better)", "seeds")
-    return Table(f"Difference from {comparison.results[0].group.name}", header, tuple(rows))
+    return Table(f"Difference from {comparison.groups[0].name}", header, rows)
 
 
 def _examples(comparison: Comparison) -> Table:
@@ -84,24 +77,23 @@ def _examples(comparison: Comparison) -> Table:
     names = [test.group for test in comparison.examples]
     rows = [
         (
-            name if name not in names[:row] else "",
+            test.group if test.group not in names[:row] else "",
             str(test.seed),
             f"{test.examples:,}",
-            f"{test.ours:,.{digits}f}",
-            f"{test.theirs:,.{digits}f}",
+            f"{test.score:,.{digits}f}",
+            f"{test.baseline:,.{digits}f}",
             _p(test.p),
         )
-        for row, (name, test) in enumerate(zip(names, comparison.examples, strict=True))
+        for row, test in enumerate(comparison.examples)
     ]
-    p = "p (Holm)" if len(rows) > 1 else "p"
     columns = ("score", "baseline") if comparison.scores_examples else ("only it right", "only baseline")
-    title = f"Models of equal seeds on the {comparison.test_set} set, against {comparison.results[0].group.name}"
-    return Table(title, ("group", "seed", "examples", *columns, p), tuple(rows))
+    title = f"Models of equal seeds on the {comparison.test_set} set, against {comparison.groups[0].name}"
+    return Table(title, ("group", "seed", "examples", *columns, "p (Holm)" if len(rows) > 1 else "p"), rows)
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return what the comparison says in sentences: the verdicts, then the notes."""
-    notes = [f"Note: {note}." for note in comparison.notes]
+    notes = [f"Note: {note}." for note in (*comparison.notes, *check_environment(comparison.groups))]
     if comparison.examples:
         notes.insert(0, "The tests over examples compare two trained models each, not their settings.")
     return [*verdicts(comparison), *notes]
@@ -109,18 +101,14 @@ def sentences(comparison: Comparison) -> list[str]:
 
 def verdicts(comparison: Comparison) -> list[str]:
     """Return the verdict on each difference, after a warning if there are too few seeds."""
-    warnings = list(dict.fromkeys(found.too_few for found in comparison.differences if found.too_few))
-    return warnings + [found.verdict for found in comparison.differences]
+    warnings = dict.fromkeys(each.warning for each in comparison.differences if each.warning)
+    return [*warnings, *(each.verdict for each in comparison.differences)]
 
 
-def _interval(interval: Interval | None, shown: Callable[[float], str]) -> str:
-    return "none" if interval is None else f"{shown(interval.low)} to {shown(interval.high)}"
-
-
-def _signed(value: float, digits: int) -> str:
-    """Return a difference with its sign; 0 has none."""
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else f"{0:.{digits}f}"
+def _range(bounds: Sequence[float] | None, form: str) -> str:
+    """Return numbers, such as the bounds of an interval, in a format; 0 has no sign."""
+    texts = [f"{value:{form}}" for value in bounds or ()]
+    return " to ".join(text if float(text) else text.lstrip("+-") for text in texts) or "none"
 
 
 def _p(p: float) -> str:
@@ -136,15 +124,15 @@ def to_terminal(comparison: Comparison, console: Console) -> None:
     """
     whole = not console.is_terminal
     for table in tables(comparison):
-        shown = RichTable(
+        printed = RichTable(
             title=table.title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
         )
-        for number, name in enumerate(table.header):
-            width = max(len(row[number]) for row in (table.header, *table.rows))
-            shown.add_column(name, overflow="fold", min_width=width if whole or number else None)
+        for number, cells in enumerate(zip(table.header, *table.rows, strict=True)):
+            width = max(map(len, cells))
+            printed.add_column(cells[0], overflow="fold", min_width=width if whole or number else None)
         for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown, soft_wrap=whole)
+            printed.add_row(*row)
+        console.print(printed, soft_wrap=whole)
     for sentence in sentences(comparison):
         style = "bold yellow" if sentence.startswith("Too few seeds") else ""
         console.print(sentence, style=style, soft_wrap=whole)
@@ -160,33 +148,32 @@ def to_text(comparison: Comparison) -> str:
 def to_markdown(comparison: Comparison) -> str:
     """Return a comparison in Markdown."""
     parts = []
-    for table in tables(comparison):
-        lines = [table.header, tuple("---" for _ in table.header), *table.rows]
-        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-        parts.append(f"**{table.title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells))
+    for title, header, rows in tables(comparison):
+        lines = [header, ("---",) * len(header), *rows]
+        cells = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
+        parts.append(f"**{title}**\n\n" + "".join(f"| {line} |\n" for line in cells))
     parts.append("".join(f"- {sentence}\n" for sentence in sentences(comparison)))
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def to_latex(comparison: Comparison) -> str:
     """Return a comparison as LaTeX tables, which need the package booktabs; the sentences are comments."""
     parts = []
-    for table in tables(comparison):
-        rows = [" & ".join(map(_latex, row)) + r" \\" for row in (table.header, *table.rows)]
-        body = [rows[0], r"\midrule", *rows[1:]]
-        columns = "l" + "r" * (len(table.header) - 1)
-        lines = [f"% {table.title}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *body, r"\bottomrule"]
-        parts.append("\n".join([*lines, r"\end{tabular}"]) + "\n")
+    for title, header, rows in tables(comparison):
+        first, *others = (" & ".join(map(_latex, row)) + r" \\" for row in (header, *rows))
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"
+        lines = [f"% {title}", begin, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"]
+        parts.append("".join(f"{line}\n" for line in lines))
     parts.append("".join(f"% {sentence}\n" for sentence in sentences(comparison)))
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def _latex(text: str) -> str:
     """Escape a text for LaTeX."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    special: dict[str, str | int | None] = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    special |= {"^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    escaped = "".join(special.get(character, character) for character in text)
-    return escaped.replace(" to ", " to~").replace("-0.", "$-$0.")
+    return text.translate(str.maketrans(special)).replace(" to ", " to~").replace("-0.", "$-$0.")
 
 
 def to_json(comparison: Comparison) -> str:
@@ -196,28 +183,28 @@ def to_json(comparison: Comparison) -> str:
         "lower_is_better": comparison.lower_is_better,
         "groups": [
             {
-                "name": result.group.name,
-                "values": dict(zip(result.group.seeds, result.group.values, strict=True)),
-                "runs": {run.seed: str(run.folder) for run in result.group.runs},
-                "mean": result.mean,
-                "interval": result.interval,
+                "name": group.name,
+                "values": dict(zip(group.seeds, group.values, strict=True)),
+                "runs": {seed: str(run.folder) for seed, run in zip(group.seeds, group.runs, strict=True)},
+                "mean": group.mean,
+                "interval": group.interval,
             }
-            for result in comparison.results
+            for group in comparison.groups
         ],
         "differences": [
             {
-                "group": found.group.name,
-                "baseline": found.baseline.name,
-                "matched": found.matched,
-                "difference": found.value,
-                "interval": found.interval,
-                "p": found.p,
-                "p_holm": found.corrected_p,
-                "probability_of_improvement": found.improvement,
-                "smallest_possible_p": found.smallest_p,
-                "seeds_needed": found.needed,
+                "group": each.group.name,
+                "baseline": each.baseline.name,
+                "matched": each.matched,
+                "difference": each.value,
+                "interval": each.interval,
+                "p": each.p,
+                "p_holm": each.corrected_p,
+                "probability_of_improvement": each.improvement,
+                "smallest_possible_p": each.smallest_p,
+                "seeds_needed": each.needed,
             }
-            for found in comparison.differences
+            for each in comparison.differences
         ],
         "examples": [test._asdict() for test in comparison.examples],
         "sentences": sentences(comparison),

@@ -138,7 +138,6 @@ def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
 def _extension(max_steps: int | None, run: Run) -> str:
     """Return the advice to extend a finished run, or why it cannot be extended."""
     summary = run.summary
-    assert summary is not None
     if summary.stopped_early and (max_steps is None or summary.steps < max_steps):
         return f"it has stopped early: to train on in a new folder, name {str(run.checkpoint_folder / Run.LAST)!r}, or "
     if max_steps is None:
@@ -165,20 +164,20 @@ def _has_finished(run: Run, max_steps: int | None) -> bool:
 
     It has `max_steps` steps, or has finished if `max_steps` is None, or a callback other than a time limit stopped it.
     """
-    summary = run.summary
-    if summary is None or (summary.stopped_early == TIME_LIMIT and max_steps is None):
+    if not run.has_finished or (run.summary.stopped_early == TIME_LIMIT and max_steps is None):
         return False
-    has_all_steps = max_steps is None or summary.steps >= max_steps
-    return has_all_steps or summary.stopped_early not in (None, TIME_LIMIT)
+    has_all_steps = max_steps is None or run.summary.steps >= max_steps
+    return has_all_steps or run.summary.stopped_early not in (None, TIME_LIMIT)
 
 
 def _has_summary(run: Run) -> bool:
     """Return whether the summary of a finished run can be read."""
     try:
-        return run.summary is not None
+        _ = run.summary
     except UserError as error:
         rank_zero_print(f"skipping a finished run: {error}")
         return False
+    return True
 
 
 def _newest_undamaged(runs: Iterable[Run]) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_tfm.config.experiments import HEADLINES
 from lightning_tfm.plots.style import PALETTE
-from lightning_tfm.reporting.collect import Json
+from lightning_tfm.reporting.collect import Json, RunPage
 
 SCHEME: Literal["blues"] = "blues"
 """Vega color scheme for values from 0 to 1, the same as `lightning_tfm.plots.style.HEAT`."""
@@ -25,11 +25,11 @@ LENGTH = re.compile(r"0*(\d+) (\w+)")
 """Category of all pairs of a length, such as "14 symbols"."""
 
 
-def draw_charts(runs: Sequence[Json]) -> list[Json]:
+def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
     """Return the charts for runs of one task, each with its data as a table.
 
     Args:
-        runs: the runs, as returned by `collect_run`.
+        runs: the runs.
     """
     found = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
     return [chart for chart in found if chart is not None]
@@ -49,7 +49,7 @@ def _choice(names: list[str], label: str) -> Any:
     return altair.param(name=label, value=names[0], bind=altair.binding_select(options=names, name=label))
 
 
-def _distinguish(runs: Sequence[Json], *, bars: bool = False) -> Json:
+def _distinguish(runs: Sequence[RunPage], *, bars: bool = False) -> Json:
     """Return the encodings that distinguish runs, with a legend if there are several runs.
 
     Args:
@@ -68,7 +68,7 @@ def _distinguish(runs: Sequence[Json], *, bars: bool = False) -> Json:
 
     def encode(channel: Any, values: list[Any]) -> Any:
         """Return an encoding with a value for each run."""
-        scale = altair.Scale(type="ordinal", domain=[run["name"] for run in runs], range=values)
+        scale = altair.Scale(type="ordinal", domain=[run.name for run in runs], range=values)
         return channel("run:N", scale=scale, legend=legend if len(runs) > 1 else None, title=None)
 
     colors = [PALETTE[number % len(PALETTE)] for number in range(len(runs))]
@@ -92,23 +92,23 @@ def _height(rows: int, step: int) -> int:
     return max(48, rows * step)
 
 
-def _by_interest(runs: Sequence[Json], names: set[str]) -> list[str]:
+def _by_interest(runs: Sequence[RunPage], names: set[str]) -> list[str]:
     """Sort metrics for a menu, starting with those that all runs have."""
 
     def key(name: str) -> tuple[int, int, str]:
-        missing = sum(name not in run["curves"] for run in runs)
+        missing = sum(name not in run.curves for run in runs)
         return missing, HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), name
 
     return sorted(names, key=key)
 
 
-def _curves(runs: Sequence[Json]) -> Json | None:
+def _curves(runs: Sequence[RunPage]) -> Json | None:
     import altair
 
-    points = [
-        {"run": run["name"], "metric": name, "step": step, "value": value}
+    points: list[Json] = [
+        {"run": run.name, "metric": name, "step": step, "value": value}
         for run in runs
-        for name, curve in run["curves"].items()
+        for name, curve in run.curves.items()
         if "/alignment/" not in name
         for step, value in curve
     ]
@@ -127,20 +127,20 @@ def _curves(runs: Sequence[Json]) -> Json | None:
     )
     layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
     shown = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
-    ends = [[name, *(run["curves"][name][-1][1] if name in run["curves"] else "" for run in runs)] for name in names]
-    chart = make_chart("curves", "Learning curves", shown, ["last value of", *(run["name"] for run in runs)], ends)
+    ends = [[name, *(run.curves[name][-1][1] if name in run.curves else "" for run in runs)] for name in names]
+    chart = make_chart("curves", "Learning curves", shown, ["last value of", *(run.name for run in runs)], ends)
     chart["notes"] = [
-        f"{run['name']}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
+        f"{run.name}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
         for run in runs
-        for name, number in run["non_finite"].items()
+        for name, number in run.non_finite.items()
     ]
     return chart
 
 
-def _categories(runs: Sequence[Json]) -> Json | None:
+def _categories(runs: Sequence[RunPage]) -> Json | None:
     import altair
 
-    categories = [category | {"run": run["name"]} for run in runs for category in run["categories"]]
+    categories = [category | {"run": run.name} for run in runs for category in run.categories]
     if not categories:
         return None
     splits = Counter((category["run"], category["split"]) for category in categories)
@@ -151,7 +151,7 @@ def _categories(runs: Sequence[Json]) -> Json | None:
         .mark_bar()
         .encode(
             y=altair.Y("category:N", title=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
-            yOffset=altair.YOffset("run:N", sort=[run["name"] for run in runs]),
+            yOffset=altair.YOffset("run:N", sort=[run.name for run in runs]),
             x=altair.X("exact match:Q", scale=altair.Scale(domain=[0, 1])),
             **_distinguish(runs, bars=True),
             tooltip=["run:N", "category:N", altair.Tooltip("exact match:Q", format=".4f"), "loss:N", "pairs:Q"],
@@ -175,7 +175,7 @@ def _spread(lengths: Sequence[int]) -> list[int]:
     return ticks
 
 
-def _lengths(runs: Sequence[Json]) -> Json | None:
+def _lengths(runs: Sequence[RunPage]) -> Json | None:
     """Return the exact match by length over all splits, if all categories are lengths."""
     import altair
 
@@ -183,10 +183,10 @@ def _lengths(runs: Sequence[Json]) -> Json | None:
     pairs: Counter[tuple[str, int]] = Counter()
     units = set()
     for run in runs:
-        for category in run["categories"]:
+        for category in run.categories:
             if (match := LENGTH.fullmatch(category["category"])) is None:
                 return None
-            key = run["name"], int(match[1])
+            key = run.name, int(match[1])
             correct[key] += category["exact match"] * category["pairs"]
             pairs[key] += category["pairs"]
             units.add(match[2])
@@ -209,10 +209,10 @@ def _lengths(runs: Sequence[Json]) -> Json | None:
     return make_chart("lengths", "Exact match by length", shown, ["run", unit, "exact match", "pairs"], rows)
 
 
-def _confusion(runs: Sequence[Json]) -> Json | None:
+def _confusion(runs: Sequence[RunPage]) -> Json | None:
     import altair
 
-    counts = [count | {"run": run["name"]} for run in runs for count in run["confusion"]]
+    counts = [count | {"run": run.name} for run in runs for count in run.confusion]
     if not counts:
         return None
     chosen = _choice(list(dict.fromkeys(count["run"] for count in counts)), "run")
@@ -248,18 +248,16 @@ def _confusion(runs: Sequence[Json]) -> Json | None:
     )
 
 
-def _heads(runs: Sequence[Json]) -> Json | None:
+def _heads(runs: Sequence[RunPage]) -> Json | None:
     import altair
 
-    scores = []
+    scores: list[Json] = []
     for run in runs:
-        for name, curve in run["curves"].items():
+        for name, curve in run.curves.items():
             if "/alignment/" in name:
                 layer, head, score = name.split("/alignment/")[1].rsplit("/", 2)
                 number = head.removeprefix("head_")
-                scores.append(
-                    {"run": run["name"], "layer": layer, "head": number, "score": score, "value": curve[-1][1]}
-                )
+                scores.append({"run": run.name, "layer": layer, "head": number, "score": score, "value": curve[-1][1]})
     if not scores:
         return None
     run, score = (_choice(list(dict.fromkeys(row[name] for row in scores)), name) for name in ("run", "score"))

@@ -6,23 +6,22 @@ import base64
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_tfm.comparison import read_run
-from lightning_tfm.comparison.examples import outcomes
-from lightning_tfm.config.experiments import HEADLINES, format_duration, is_per_category
-from lightning_tfm.config.settings import flatten, read_json, read_starts, read_yaml
+from lightning_tfm.config.experiments import format_duration, is_per_category
+from lightning_tfm.config.settings import flatten
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference import Predictor, short_title, worst_first
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.loading import load
-from lightning_tfm.system.files import parse_metrics, relative
+from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.system.files import relative
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""
@@ -33,13 +32,52 @@ EXAMPLES = 6
 MAX_LABELS = 20
 """Maximum number of labels for which a confusion matrix is shown."""
 
-EXAMPLES_FILE = "attention/examples.json"
-"""Path of the file with the examples whose attention was plotted after the test, relative to the run's folder."""
-
-FIELDS = ("split", "source", "target", "prediction", "correct", "nll", "category", "alignment")
-"""Fields of each line of predictions.jsonl."""
-
 Json = dict[str, Any]
+
+
+@dataclass
+class RunPage:
+    """Content of the page for a run; what a run lacks is empty.
+
+    Attributes:
+        name: the name of the run on the page.
+        run: the run.
+        checkpoint: the checkpoint of the run, or that of a later test; None if there is none.
+        task: the task and the data, such as "Seq2SeqModule on Date".
+        data: the hash of the main test set, which distinguishes files of equal names.
+        facts: the results and the provenance in words, by name.
+        curves: points (step, value) of each metric.
+        non_finite: the number of values of each metric that are not finite.
+        categories: the results of each category.
+        confusion: the cells of the confusion matrix.
+        predictions: the predictions that are shown.
+        inputs: the texts of the user with their outputs.
+        attention: the examples whose attention is shown.
+    """
+
+    name: str
+    run: Run
+    checkpoint: Path | None = None
+    task: str = ""
+    data: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    non_finite: Mapping[str, int] = field(default_factory=dict)
+    categories: list[Json] = field(default_factory=list)
+    confusion: list[Json] = field(default_factory=list)
+    predictions: list[Json] = field(default_factory=list)
+    inputs: list[Json] = field(default_factory=list)
+    attention: list[Json] = field(default_factory=list)
+
+    @property
+    def split(self) -> str:
+        """Return the name of the main test set."""
+        return self.run.summary.split if self.run.has_finished else "test"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return all settings as JSON, by dotted name."""
+        return {name: json.dumps(value, ensure_ascii=False) for name, value in flatten(self.run.config).items()}
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -54,8 +92,8 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 def collect_run(
     folder: Path, name: str, points: int, trust_packages: Sequence[str], inputs: Sequence[str] = ()
-) -> Json:
-    """Return the content of the page for a run; content whose file is missing is empty.
+) -> RunPage:
+    """Return the content of the page for a run.
 
     Args:
         folder: the folder of the run.
@@ -67,168 +105,83 @@ def collect_run(
     Raises:
         UserError: if a file of the run is damaged.
     """
-    settings = read_yaml(folder / "config.yaml", "RUN")
-    predictions = _predictions(folder / "predictions.jsonl")
-    summary = _summary(folder / "summary.json")
-    shows_attention = inputs or predictions or (folder / EXAMPLES_FILE).is_file()
-    checkpoint = _checkpoint(folder, summary)
-    module = _load(checkpoint, trust_packages) if checkpoint and shows_attention else None
-    curves, non_finite = _curves(folder / "metrics.csv", points)
-    split = "val" if "val" in summary else "test"
-    examples = [_own_example(module, text) for text in inputs]
-    own = [example for example in examples if "note" not in example]
-    return {
-        "name": name,
-        "folder": folder,
-        "record": read_run(folder, []),
-        "task": _task(settings),
-        "data": _fingerprint(folder) if _files(settings) else "",
-        "split": split,
-        "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
-        "headline": _headline(summary),
-        "facts": _facts(folder, summary),
-        "config": (folder / "config.yaml").read_text(encoding="utf-8"),
-        "settings": {name: json.dumps(value, ensure_ascii=False) for name, value in flatten(settings).items()},
-        "curves": curves,
-        "non_finite": non_finite,
-        "categories": _per_category(predictions),
-        "tested": len(predictions),
-        "wrong": sum(not line["correct"] for line in predictions),
-        "outcomes": outcomes(predictions, split),
-        "confusion": _confusion(predictions),
-        "predictions": [_plain(line) for line in _shown(predictions, PREDICTIONS)],
-        "inputs": [
-            {"input": text, "output": example.get("output"), "note": example.get("note")}
-            for text, example in zip(inputs, examples, strict=True)
-        ],
-        "attention": []
-        if module is None
-        else list(_attention(module, own, predictions, _examples(folder / EXAMPLES_FILE))),
-    }
+    run = Run(folder)
+    checkpoint = _checkpoint(run)
+    curves, non_finite = _curves(run, points)
+    page = RunPage(name, run, checkpoint, facts=_facts(run), curves=curves, non_finite=non_finite)
+    model, data = (run.config.get(key) or {} for key in ("model", "data"))
+    page.task = " on ".join(str(each.get("class_path", "unknown")).rpartition(".")[2] for each in (model, data))
+    arguments = data.get("init_args") or {}
+    files: Any = next((arguments[key] for key in ("test", "val", "path") if arguments.get(key)), [])
+    if files:
+        names = [Path(str(file)).name for file in (files if isinstance(files, list) else [files])]
+        page.task += f" ({', '.join(names)})"
+        fingerprints = run.starts[-1]["data_fingerprint"] if run.starts else {}
+        page.data = fingerprints.get("test", fingerprints.get("val", ""))
+    page.categories, page.confusion = _per_category(run.predictions), _confusion(run.predictions)
+    page.predictions = [_shown(line) for line in _sample(run.predictions, PREDICTIONS)]
+    has_attention = inputs or run.predictions or run.examples
+    predictor = _load(checkpoint, trust_packages) if checkpoint and has_attention else None
+    examples = [_own_example(predictor, text) for text in inputs]
+    page.inputs = [
+        {"input": text, "output": example.get("output"), "note": example.get("note")}
+        for text, example in zip(inputs, examples, strict=True)
+    ]
+    if predictor is not None:
+        own = [example for example in examples if "note" not in example]
+        page.attention = list(_attention(predictor, own, run))
+    return page
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise UserError, with the name of the file, if the file does not have the format written by fit."""
-    try:
-        yield
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        raise UserError(
-            f"RUN must hold the files that fit has written, but {str(path)!r} is damaged; delete it to leave it out"
-        ) from None
-
-
-def _task(settings: Json) -> str:
-    """Return the module and the data of a run, such as "Seq2SeqModule on Date" or "Seq2SeqModule on Tsv (test.tsv)"."""
-    module, data = (settings.get(key) or {} for key in ("model", "data"))
-    named = " on ".join(str(component.get("class_path", "unknown")).rpartition(".")[2] for component in (module, data))
-    files = [Path(str(file)).name for file in _files(settings)]
-    return f"{named} ({', '.join(files)})" if files else named
-
-
-def _files(settings: Json) -> list[Any]:
-    """Return the paths of the data on which a run is tested; empty if the data are generated or downloaded."""
-    arguments = (settings.get("data") or {}).get("init_args") or {}
-    tested: Any = next((arguments[name] for name in ("test", "val", "path") if arguments.get(name)), [])
-    return tested if isinstance(tested, list) else [tested]
-
-
-def _fingerprint(folder: Path) -> str:
-    """Return the fingerprint of the main test set, which distinguishes files of equal names; empty if unknown."""
-    starts = read_starts(folder)
-    with _reading(folder / "provenance.json"):
-        data = starts[-1]["data_fingerprint"] if starts else {}
-        return str(data.get("test", data.get("val", "")))
-
-
-def _summary(path: Path) -> Json:
-    return read_json(path, steps=int, parameters=int, seed=int) if path.is_file() else {}
-
-
-def _headline(summary: Json) -> tuple[str, float] | None:
-    """Return the name and the value of the main metric of the test; None without a test."""
-    metrics = summary.get("test") or summary.get("val") or {}
-    names = [name.removeprefix("val/") for name in HEADLINES]
-    return next(((name, metrics[name]) for name in names if name in metrics), None)
-
-
-def _facts(folder: Path, summary: Json) -> dict[str, str]:
+def _facts(run: Run) -> dict[str, str]:
     facts: dict[str, str] = {}
-    if summary:
-        with _reading(folder / "summary.json"):
-            metrics = {
-                f"{split}/{name}": value for split in ("test", "val") for name, value in summary.get(split, {}).items()
-            }
-            facts |= {name: f"{value:.4f}" for name, value in metrics.items() if not is_per_category(name)}
-            if "train_seconds" in summary:
-                facts |= {
-                    "training": format_duration(summary["train_seconds"]),
-                    "samples per second": f"{summary['samples_per_second']:,.0f}",
-                }
-            if tested := summary.get("checkpoint"):
-                facts["tested checkpoint"] = str(tested)
+    if run.has_finished:
+        summary = run.summary
+        facts = {name: f"{value:.4f}" for name, value in summary.metrics.items() if not is_per_category(name)}
+        if summary.train_seconds is not None:
             facts |= {
-                "steps": f"{summary['steps']:,}",
-                "parameters": f"{summary['parameters']:,}",
-                "seed": str(summary["seed"]),
+                "training": format_duration(summary.train_seconds),
+                "samples per second": f"{summary.samples_per_second:,.0f}",
             }
-    if starts := read_starts(folder):
-        with _reading(folder / "provenance.json"):
-            first, last = starts[0], starts[-1]
-            dirty = " and changes" if last["git"].get("dirty") else ""
-            built = f" at {commit[:10]}" if (commit := (last.get("framework") or {}).get("commit")) else ""
-            facts |= {
-                "started": datetime.fromisoformat(first["time"]).strftime("%Y-%m-%d %H:%M UTC"),
-                "commit": (last["git"]["commit"] or "unknown")[:10] + dirty,
-                "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
-                "lightning_tfm": last["versions"]["lightning_tfm"] + built,
-                "torch": last["versions"]["torch"],
-            }
+        if summary.checkpoint:
+            facts["tested checkpoint"] = summary.checkpoint
+        facts |= {"steps": f"{summary.steps:,}", "parameters": f"{summary.parameters:,}", "seed": str(summary.seed)}
+    if run.starts:
+        first, last = run.starts[0], run.starts[-1]
+        commit = last["framework"]["commit"]
+        facts |= {
+            "started": datetime.fromisoformat(first["time"]).strftime("%Y-%m-%d %H:%M UTC"),
+            "commit": (last["git"]["commit"] or "unknown")[:10] + (" and changes" if last["git"]["dirty"] else ""),
+            "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
+            "lightning_tfm": last["versions"]["lightning_tfm"] + (f" at {commit[:10]}" if commit else ""),
+            "torch": last["versions"]["torch"],
+        }
     return facts
 
 
-def _curves(path: Path, number: int) -> tuple[dict[str, list[tuple[int, float]]], Counter[str]]:
+def _curves(run: Run, number: int) -> tuple[dict[str, list[tuple[int, float]]], Counter[str]]:
     """Return about `number` finite points (step, value) of each metric, and the number of points that are not finite.
 
     The last finite point is always included.
     """
     curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
     non_finite: Counter[str] = Counter()
-    if path.is_file():
-        with _reading(path):
-            rows, damaged = parse_metrics(path)
-            if damaged:
-                rank_zero_print(f"skipping {damaged} damaged rows of {relative(path)}")
-            for row in rows:
-                for name, value in row.items():
-                    if name in ("step", "epoch") or name.startswith(("test/", "val/final/")):
-                        continue
-                    if value and math.isfinite(float(value)):
-                        curves[name].append((int(row["step"]) + 1, float(value)))  # Lightning counts from 0
-                    elif value:
-                        non_finite[name] += 1
+    rows, damaged = run.read_rows()
+    if damaged:
+        rank_zero_print(f"skipping {damaged} damaged rows of {relative(run.folder / Run.METRICS)}")
+    for row in rows:
+        for name, value in row.items():
+            if not value or name in ("step", "epoch") or name.startswith(("test/", "val/final/")):
+                continue
+            if math.isfinite(float(value)):
+                curves[name].append((int(row["step"]) + 1, float(value)))  # Lightning counts from 0
+            else:
+                non_finite[name] += 1
     thinned = {name: points[:: -max(1, len(points) // number)][::-1] for name, points in curves.items()}
     return thinned, non_finite
 
 
-def _predictions(path: Path) -> list[Json]:
-    if not path.is_file():
-        return []
-    with _reading(path):
-        # str.splitlines would also split at U+0085, which the data may contain.
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
-        return [{name: line[name] for name in FIELDS} | line for line in map(json.loads, lines)]
-
-
-def _examples(path: Path) -> list[Json]:
-    """Read the examples whose attention was plotted after the test."""
-    if not path.is_file():
-        return []
-    with _reading(path):
-        return [dict(content) for content in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _shown(predictions: list[Json], number: int) -> list[Json]:
+def _sample(predictions: Sequence[Prediction], number: int) -> list[Prediction]:
     """Return up to `number` predictions by decreasing loss: half with the largest losses, half spread over the rest."""
     by_loss = sorted(predictions, key=worst_first)
     worst, rest = by_loss[: number // 2], by_loss[number // 2 :]
@@ -236,30 +189,30 @@ def _shown(predictions: list[Json], number: int) -> list[Json]:
     return worst + [rest[index * len(rest) // others] for index in range(others)]
 
 
-def _plain(line: Json) -> Json:
-    plain = {name: line[name] for name in ("split", "source", "target", "prediction", "correct", "nll", "category")}
-    plain |= {"probability": line["probability"]} if "probability" in line else {}
-    return plain if math.isfinite(plain["nll"]) else plain | {"nll": None}  # JSON has no NaN
+def _shown(line: Prediction) -> Json:
+    """Return a prediction as the page shows it."""
+    nll = line["nll"] if math.isfinite(line["nll"]) else None  # JSON has no NaN
+    return {name: value for name, value in line.items() if name != "alignment"} | {"nll": nll}
 
 
-def _per_category(predictions: list[Json]) -> list[Json]:
-    by_category: dict[tuple[str, str], list[Json]] = defaultdict(list)
+def _per_category(predictions: Sequence[Prediction]) -> list[Json]:
+    by_category: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
     for line in predictions:
         if line["category"] is not None:
             by_category[line["split"], line["category"]].append(line)
     return [
         {
-            "split": name,
+            "split": split,
             "category": category,
             "exact match": sum(line["correct"] for line in lines) / len(lines),
             "loss": f"{sum(line['nll'] for line in lines) / len(lines):.4f}",  # as text, since it may not be finite
             "pairs": len(lines),
         }
-        for (name, category), lines in sorted(by_category.items(), key=lambda item: (item[0][0] != "test", item[0]))
+        for (split, category), lines in sorted(by_category.items(), key=lambda item: (item[0][0] != "test", item[0]))
     ]
 
 
-def _confusion(predictions: list[Json]) -> list[Json]:
+def _confusion(predictions: Sequence[Prediction]) -> list[Json]:
     """Return the cells of the confusion matrix; empty unless the predictions are at most MAX_LABELS distinct labels."""
     counts = Counter((line["target"], line["prediction"]) for line in predictions if "probability" in line)
     labels = sorted({label for pair in counts for label in pair})
@@ -273,12 +226,14 @@ def _confusion(predictions: list[Json]) -> list[Json]:
     ]
 
 
-def _checkpoint(folder: Path, summary: Json) -> Path | None:
+def _checkpoint(run: Run) -> Path | None:
     """Return the checkpoint of a run, or that of a later test; None if there is none."""
-    checkpoints = [folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
-    if tested := summary.get("checkpoint"):  # by a later test, in the folder where its command ran
-        checkpoints += [Path(tested), folder.parent.joinpath(*Path(tested).parts[-3:])]
-    return next(filter(Path.is_file, checkpoints), None)
+    checkpoint = run.checkpoint(Run.BEST, Run.LAST)
+    if checkpoint is None and run.has_finished and (tested := run.summary.checkpoint):
+        # Relative to the folder where the command ran, or beside the folder of the test.
+        paths = Path(tested), run.folder.parent.joinpath(*Path(tested).parts[-3:])
+        checkpoint = next(filter(Path.is_file, paths), None)
+    return checkpoint
 
 
 def _load(checkpoint: Path, trust_packages: Sequence[str]) -> Predictor | None:
@@ -301,35 +256,33 @@ def _own_example(predictor: Predictor | None, text: str) -> Json:
     return predictor.example(text, prediction.text) | {"output": f"{prediction.text}{probability}"}
 
 
-def _attention(predictor: Predictor, own: list[Json], predictions: list[Json], examples: list[Json]) -> Iterator[Json]:
+def _attention(predictor: Predictor, own: Sequence[Json], run: Run) -> Iterator[Json]:
     """Yield the attention weights of all layers for a few examples.
 
     Args:
         predictor: the model.
         own: the texts of the user.
-        predictions: the test predictions.
-        examples: the examples whose attention was plotted after the test; used if there are no predictions.
+        run: the run, whose predictions are shown or, without any, the examples that were plotted after the test.
     """
-    for content in own:
-        title = f"your input: {short_title(content['source'])} \N{RIGHTWARDS ARROW} {short_title(content['output'])}"
-        yield from _drawn(predictor, content, {"title": title})
-    for line in _shown(predictions, 2 * EXAMPLES):
+    described = [(content, {"title": f"your input: {_title(content['source'], content['output'])}"}) for content in own]
+    for line in _sample(run.predictions, 2 * EXAMPLES):
         mark = "\N{CHECK MARK}" if line["correct"] else "\N{BALLOT X}"
-        title = f"{mark} {short_title(line['source'])} \N{RIGHTWARDS ARROW} {short_title(line['prediction'])}"
-        yield from _drawn(predictor, line, _plain(line) | {"title": title})
-    for content in [] if predictions else examples:
-        yield from _drawn(predictor, content, {"title": short_title(str(content.get("text", "")))})
+        title = f"{mark} {_title(line['source'], line['prediction'])}"
+        described.append((dict(line), _shown(line) | {"title": title}))
+    for content in [] if run.predictions else run.examples:
+        described.append((content, {"title": short_title(str(content.get("text", "")))}))
+    for content, description in described:
+        try:
+            layers = sorted(predictor.attention(content), key=lambda layer: not layer.gold)
+        except UserError as error:  # such as a prediction by another vocabulary, which must not prevent the page
+            rank_zero_print(f"cannot show the attention of an example: {error}")
+            continue
+        if layers:
+            yield description | {"layers": [_layer(layer.cropped()) for layer in layers]}
 
 
-def _drawn(predictor: Predictor, content: Json, described: Json) -> Iterator[Json]:
-    """Yield an example with its layers, those with a gold alignment first; nothing, with a message, if it has none."""
-    try:
-        layers = sorted(predictor.attention(content), key=lambda layer: not layer.gold)
-    except UserError as error:  # such as a prediction by another vocabulary, which must not prevent the page
-        rank_zero_print(f"cannot show the attention of an example: {error}")
-        return
-    if layers:
-        yield described | {"layers": [_layer(layer.cropped()) for layer in layers]}
+def _title(source: str, output: str) -> str:
+    return f"{short_title(source)} \N{RIGHTWARDS ARROW} {short_title(output)}"
 
 
 def _layer(layer: AttentionMap) -> Json:

@@ -9,55 +9,57 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.reporting.charts import draw_charts
-from lightning_tfm.reporting.collect import Json
+from lightning_tfm.reporting.collect import Json, RunPage
 from lightning_tfm.reporting.verdict import compare_seeds, result, verdict
-
-OMITTED = (
-    "settings",
-    "curves",
-    "non_finite",
-    "categories",
-    "outcomes",
-    "confusion",
-    "headline",
-    "checkpoint",
-    "folder",
-    "record",
-    "data",
-)
-"""Content of a run that is rendered in charts and tables, or not shown."""
+from lightning_tfm.runs.record import Run
 
 
-def render(runs: list[Json]) -> str:
-    """Return the HTML page of runs, as returned by `collect_run`."""
+def render(pages: Sequence[RunPage]) -> str:
+    """Return the HTML page of runs."""
 
-    def key(run: Json) -> tuple[str, str]:
-        return run["task"], run["data"]
+    def key(page: RunPage) -> tuple[str, str]:
+        return page.task, page.data
 
     groups: list[Json] = []
-    for number, ((task, _), members) in enumerate(groupby(sorted(runs, key=key), key=key)):
+    for number, ((task, _), members) in enumerate(groupby(sorted(pages, key=key), key=key)):
         group = list(members)
         charts = draw_charts(group)
         for chart in charts if number else ():
             chart["id"] += f"-{number}"  # ids must be unique on the page
-        results = [{"name": run["name"], "text": result(run)} for run in group]
         seeds = compare_seeds(group)
-        found = seeds["verdict"] if seeds else verdict(group)
-        groups.append({"task": task, "verdict": found, "seeds": seeds, "results": results, "charts": charts})
-    different = [
-        name
-        for name in sorted({name for run in runs for name in run["settings"]})
-        if len({run["settings"].get(name) for run in runs}) > 1
-    ]
+        results = [{"name": page.name, "text": result(page)} for page in group]
+        text = seeds["verdict"] if seeds else verdict(group)
+        groups.append({"task": task, "verdict": text, "seeds": seeds, "results": results, "charts": charts})
+    settings = [page.settings for page in pages]
+    names = sorted({name for each in settings for name in each})
+    values = {name: [each.get(name) for each in settings] for name in names}
     data = {
-        "runs": [{name: value for name, value in run.items() if name not in OMITTED} for run in runs],
+        "runs": [_content(page) for page in pages],
         "differences": [
-            {"setting": name, "values": [run["settings"].get(name, "") for run in runs]} for name in different
+            {"setting": name, "values": [value or "" for value in row]}
+            for name, row in values.items()
+            if len(set(row)) > 1
         ],
     }
-    title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
+    title = pages[0].name if len(pages) == 1 else f"{len(pages)} runs"
     charts = [chart for group in groups for chart in group["charts"]]
     return render_template("page.html", charts, data, title=title, groups=groups)
+
+
+def _content(page: RunPage) -> Json:
+    """Return what the scripts of the page show of a run."""
+    predictions = page.run.predictions
+    return {
+        "name": page.name,
+        "split": page.split,
+        "facts": page.facts,
+        "config": (page.run.folder / Run.CONFIG).read_text(encoding="utf-8"),
+        "tested": len(predictions),
+        "wrong": sum(not line["correct"] for line in predictions),
+        "predictions": page.predictions,
+        "inputs": page.inputs,
+        "attention": page.attention,
+    }
 
 
 def render_template(name: str, charts: Sequence[Json], data: Json | None = None, **content: Any) -> str:

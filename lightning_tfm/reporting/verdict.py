@@ -5,31 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_tfm.comparison import compare, group_runs
-from lightning_tfm.comparison.examples import sign_test
-from lightning_tfm.comparison.groups import Group
-from lightning_tfm.comparison.results import format_p, select
+from lightning_tfm.comparison import Group, compare, group_runs, is_readable
+from lightning_tfm.comparison.examples import by_example, sign_test
+from lightning_tfm.comparison.results import format_p
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
 from lightning_tfm.config.experiments import format_value
 from lightning_tfm.errors import UserError
-from lightning_tfm.reporting.collect import Json
+from lightning_tfm.reporting.collect import Json, RunPage
 
 
-def result(run: Json) -> str:
+def result(page: RunPage) -> str:
     """Return the result of a run, such as "exact match 1.0000 on 1,000 test examples"."""
-    if run["headline"] is None:
+    if not page.run.has_finished or (headline := page.run.summary.headline) is None:
         return "no test yet"
-    name, value = run["headline"]
-    number = len(run["outcomes"])
-    tested = f" on {number:,} {run['split']} examples" if number else f" on the {run['split']} split"
-    return f"{_readable(name)} {format_value(value)}{tested}"
+    split, _, name = headline[0].partition("/")
+    number = len(by_example(page.run, split))
+    tested = f" on {number:,} {split} examples" if number else f" on the {split} split"
+    return f"{_readable(name)} {format_value(headline[1])}{tested}"
 
 
-def verdict(runs: Sequence[Json]) -> str:
+def verdict(pages: Sequence[RunPage]) -> str:
     """Describe which of several runs of one task is best, and on how many examples the best two differ.
 
     Args:
-        runs: the runs, as returned by `collect_run`.
+        pages: the runs.
 
     Returns:
         Sentences; empty if fewer than two checkpoints have a finite result, or if the runs differ in their seeds only.
@@ -39,66 +38,68 @@ def verdict(runs: Sequence[Json]) -> str:
         Of a run and later tests of its checkpoint, only the first is compared. If more than two runs are equal, their
         examples are not compared.
     """
-    by_checkpoint: dict[str, Json] = {}
-    for run in runs:
-        if run["record"] and run["headline"] and math.isfinite(run["headline"][1]):
-            by_checkpoint.setdefault(run["checkpoint"] or run["name"], run)
-    by_name = {run["name"]: run for run in by_checkpoint.values()}
-    records = [run["record"] for run in by_name.values()]
-    if len(records) < 2 or all(record.settings == records[0].settings for record in records):
+    by_checkpoint: dict[object, RunPage] = {}
+    for page in pages:
+        if is_readable(page.run, []) and page.run.summary.headline and math.isfinite(page.run.summary.headline[1]):
+            by_checkpoint.setdefault(page.checkpoint.resolve() if page.checkpoint else page.name, page)
+    by_name = {page.name: page for page in by_checkpoint.values()}
+    settings = [page.run.settings for page in by_name.values()]
+    if len(settings) < 2 or all(each == settings[0] for each in settings):
         return ""
     try:
-        found = select([Group(name, (run["record"],)) for name, run in by_name.items()])
+        comparison = compare([Group(name, (page.run,)) for name, page in by_name.items()])
     except UserError as error:
         return f"The runs are not compared: {error}."
-    metric = _readable(found.metric.partition("/")[2])
-    values = {group.name: group.values[0] for group in found.groups}
-    best, second, *_ = sorted(values, key=lambda name: values[name] * (1 if found.lower_is_better else -1))
-    value, other = values[best], values[second]
-    *equal, last = [name for name in values if values[name] == value]
+    metric, lower = _readable(comparison.metric.partition("/")[2]), comparison.lower_is_better
+    ranked = sorted(comparison.groups, key=lambda group: group.mean if lower else -group.mean)
+    best, second = ranked[:2]
+    *equal, last = (group.name for group in comparison.groups if group.mean == best.mean)
     if equal:
-        text = f"{', '.join(equal)} and {last} are equal in {metric}: {format_value(value)}."
+        text = f"{', '.join(equal)} and {last} are equal in {metric}: {format_value(best.mean)}."
     else:
         text = (
-            f"{best} has the best {metric}: {format_value(value)}, {abs(value - other):.4f} "
-            f"{'below' if found.lower_is_better else 'above'} {second}."
+            f"{best.name} has the best {metric}: {format_value(best.mean)}, {abs(best.mean - second.mean):.4f} "
+            f"{'below' if lower else 'above'} {second.name}."
         )
-    notes = [f"Note: {note}." for note in found.notes]
-    paired = "" if len(equal) > 1 else _paired(by_name[best], by_name[second])
-    return " ".join(filter(None, [text, paired, *notes]))
+    paired = "" if len(equal) > 1 else _paired(by_name[best.name], by_name[second.name])
+    return " ".join(filter(None, [text, paired, *(f"Note: {note}." for note in comparison.notes)]))
 
 
-def _paired(best: Json, second: Json) -> str:
+def _paired(best: RunPage, second: RunPage) -> str:
     """Describe how two runs differ on the examples on which both were tested, with a sign test."""
-    test = sign_test(best["outcomes"], second["outcomes"])
-    if not test.ours + test.theirs:
+    examples, others = (by_example(page.run, page.split) for page in (best, second))
+    test = sign_test([(line["correct"], others[key]["correct"]) for key, line in examples.items() if key in others])
+    if not test.first + test.second:
         return ""
     return (
-        f"Of {test.shared:,} shared examples, {test.ours:,} are correct only in {best['name']} and {test.theirs:,} "
-        f"only in {second['name']} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
+        f"Of {test.examples:,} shared examples, {test.first:,} are correct only in {best.name} and {test.second:,} "
+        f"only in {second.name} (sign test: {format_p(test.p)}). This compares two trained models; comparing their "
         "settings needs several seeds."
     )
 
 
-def compare_seeds(runs: Sequence[Json]) -> Json | None:
+def compare_seeds(pages: Sequence[RunPage]) -> Json | None:
     """Compare groups of runs of one task with several seeds.
 
     Args:
-        runs: the runs, as returned by `collect_run`.
+        pages: the runs.
 
     Returns:
         The verdict, the sentences and the tables of the comparison; None unless there are several groups, one of them
         with several seeds.
     """
-    groups = group_runs([run["folder"] for run in runs])
+    groups = group_runs(("", page.run) for page in pages if is_readable(page.run, []))
     if len(groups) < 2 or max(len(set(group.seeds)) for group in groups) < 2:
         return None
     try:
         comparison = compare(groups)
     except UserError as error:  # the page shows the runs nevertheless
         return {"verdict": f"The runs are not compared: {error}.", "tables": [], "sentences": []}
-    found = {"verdict": " ".join(verdicts(comparison)), "sentences": sentences(comparison)}
-    return found | {"tables": tables(comparison)}
+    return {
+        "verdict": " ".join(verdicts(comparison)),
+        "sentences": sentences(comparison),
+        "tables": tables(comparison),
+    }
 
 
 def _readable(metric: str) -> str:

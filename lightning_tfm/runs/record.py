@@ -32,7 +32,7 @@ from typing import (
 from filelock import FileLock
 
 from lightning_tfm.config.experiments import HEADLINES
-from lightning_tfm.config.settings import read_yaml
+from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
 from lightning_tfm.system.files import copy_file, write_text
@@ -212,6 +212,15 @@ class Run:
         """
         return read_yaml(self.folder / self.CONFIG, "RUN")
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that change the weights, by dotted name, except for the seed.
+
+        Raises:
+            UserError: if the file does not exist or is damaged.
+        """
+        return without_seed(settings_of_weights(self.config))
+
     @property
     def is_empty(self) -> bool:
         """Return whether there is no checkpoint, no logged metric and no result."""
@@ -229,7 +238,7 @@ class Run:
         Raises:
             UserError: if the summary is damaged.
         """
-        if self.summary is None:
+        if not self.has_finished:
             return "running" if self.is_locked else "interrupted"
         return "evaluated" if self.summary.train_seconds is None else "finished"
 
@@ -254,14 +263,16 @@ class Run:
     # Results
 
     @cached_property
-    def summary(self) -> Summary | None:
-        """Return the results; None if the run has not finished.
+    def summary(self) -> Summary:
+        """Return the results of a run that has finished.
 
         Raises:
-            UserError: if the file is damaged.
+            UserError: if it has not, or the file is damaged.
         """
+        if not self.has_finished:
+            raise UserError(f"the run {str(self.folder)!r} must have finished, but has not; resume it with --ckpt_path")
         path = self.folder / self.SUMMARY
-        return Summary(**_checked(_load_json(path), Summary, path)) if path.is_file() else None
+        return Summary(**_checked(_load_json(path), Summary, path))
 
     def write_summary(self, summary: Summary) -> None:
         """Write the results, which marks the run as finished."""
@@ -336,7 +347,10 @@ class Run:
             UserError: if the file is damaged.
         """
         path = self.attention_folder / "examples.json"
-        return [_checked(content, dict[str, Any], path) for content in _load_json(path)] if path.is_file() else []
+        examples = _load_json(path) if path.is_file() else []
+        if not _conforms(examples, list[dict[str, Any]]):
+            raise _damaged(path, f"it holds {examples!r:.50}")
+        return list(examples)
 
     def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
         """Write the examples whose attention was plotted after the test."""
@@ -382,7 +396,7 @@ class Run:
         """Return the validation metric that selects the checkpoint, and its best value; None if it is not known."""
         try:
             monitor, mode = (self.config["checkpoint"][name] for name in ("monitor", "mode"))
-            directions = self.last_checkpoint[2] if self.summary is None else self.summary.higher_is_better
+            directions = self.summary.higher_is_better if self.has_finished else self.last_checkpoint[2]
             higher_is_better = directions[monitor.removeprefix("val/")] if mode is None else mode == "max"
         except (UserError, AttributeError, KeyError, TypeError):  # edited by the user, or before the first checkpoint
             return None
