@@ -24,7 +24,7 @@ from lightning_tfm.commands.report import report
 from lightning_tfm.data import Pair
 from lightning_tfm.plots.pictures import draw_attention
 from lightning_tfm.plots.style import PALETTE, STYLE
-from lightning_tfm.system.files import read_metrics
+from lightning_tfm.runs.record import Run
 
 IMAGES = Path(__file__).parent / "images"
 LSTM, TRANSFORMER, CLASSIFIER = (
@@ -59,7 +59,7 @@ def curves(runs: list[Path]) -> None:
         figure = Figure(figsize=(7, 3.4), layout="constrained")
         axes = figure.subplots()
         for color, run in zip(PALETTE, runs, strict=False):
-            rows = list(read_metrics(run / "metrics.csv"))
+            rows = Run(run).metrics()
             for metric, style in (("train/loss", "-"), ("val/loss", "o")):
                 points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if row.get(metric)]
                 label = run.parent.name if style == "-" else None

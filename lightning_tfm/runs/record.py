@@ -11,25 +11,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from functools import cache, cached_property
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NotRequired,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, ClassVar, Literal, NotRequired, TypeVar
 
 from filelock import FileLock
+from typing_extensions import TypedDict
 
 from lightning_tfm.config.experiments import HEADLINES
 from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
@@ -37,6 +26,8 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
 from lightning_tfm.system.files import copy_file, write_text
 from lightning_tfm.system.versions import Git, Hardware
+
+T = TypeVar("T")
 
 FORMAT = 1
 """Version of the format of a run's files, which is increased when their meaning changes; stored in each `Start`."""
@@ -99,7 +90,13 @@ class Summary:
         return next(((name, self.metrics[name]) for name in names if name in self.metrics), None)
 
 
-class Start(TypedDict):
+class Format(TypedDict):
+    """Part of a `Start` that all versions of the format have."""
+
+    format: int
+
+
+class Start(Format):
     """Start or resumption of a run.
 
     Attributes:
@@ -120,7 +117,6 @@ class Start(TypedDict):
         wandb: the id of the run in W&B; null without W&B.
     """
 
-    format: int
     time: str
     step: int
     command: str
@@ -272,7 +268,7 @@ class Run:
         if not self.has_finished:
             raise UserError(f"the run {str(self.folder)!r} must have finished, but has not; resume it with --ckpt_path")
         path = self.folder / self.SUMMARY
-        return Summary(**_checked(_load_json(path), Summary, path))
+        return _read_json(path, Summary)
 
     def write_summary(self, summary: Summary) -> None:
         """Write the results, which marks the run as finished."""
@@ -289,16 +285,13 @@ class Run:
         path = self.folder / self.PROVENANCE
         if not path.exists():
             return []
-        starts = _load_json(path)
-        if not isinstance(starts, list) or not starts:
-            raise _damaged(path, "it has no entries")
-        versions = {start.get("format") for start in starts if isinstance(start, dict)} - {None, FORMAT}
-        if versions:
-            raise UserError(
-                f"{str(path)!r} must have version {FORMAT} of the format of a run, but has version {versions.pop()}; "
-                "use the version of lightning_tfm that wrote it"
-            )
-        return [_checked(start, Start, path) for start in starts]
+        for start in _read_json(path, list[Format]):
+            if start["format"] != FORMAT:
+                raise UserError(
+                    f"{str(path)!r} must have version {FORMAT} of the format of a run, but has version "
+                    f"{start['format']}; use the version of lightning_tfm that wrote it"
+                )
+        return _read_json(path, list[Start])
 
     @property
     def wandb_id(self) -> str | None:
@@ -326,8 +319,8 @@ class Run:
         if not path.is_file():
             return []
         # str.splitlines would also split at U+0085, which the data may contain.
-        *lines, _ = _read_text(path).split("\n")
-        return [_checked(_parse_json(line, path), Prediction, path) for line in lines]
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return _read_json(path, list[Prediction], b"[%b]" % b",".join(lines))
 
     def write_predictions(self, predictions: Iterable[Prediction]) -> None:
         """Write the predictions of the test."""
@@ -347,10 +340,7 @@ class Run:
             UserError: if the file is damaged.
         """
         path = self.attention_folder / "examples.json"
-        examples = _load_json(path) if path.is_file() else []
-        if not _conforms(examples, list[dict[str, Any]]):
-            raise _damaged(path, f"it holds {examples!r:.50}")
-        return list(examples)
+        return _read_json(path, list[dict[str, Any]]) if path.is_file() else []
 
     def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
         """Write the examples whose attention was plotted after the test."""
@@ -463,68 +453,20 @@ def _fields(line: str) -> list[str]:
         return []
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _parse_json(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _load_json(path: Path) -> Any:
-    return _parse_json(_read_text(path), path)
-
-
-def _checked(content: Any, record: Any, path: Path) -> Any:
-    """Return the content of a JSON object if it has the keys and types of a record.
+def _read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
+    """Read a JSON file, or parse its content, which must have a type.
 
     Raises:
         UserError: if it has not.
     """
-    if not isinstance(content, dict):
-        raise _damaged(path, f"it holds {content!r:.50}")
-    types, required = _keys(record)
-    if different := (required - content.keys()) or (content.keys() - types.keys()):
-        raise _damaged(path, f"{min(different)} is {'unknown' if min(different) in content else 'missing'}")
-    for name, value in content.items():
-        if not _conforms(value, types[name]):
-            raise _damaged(path, f"{name} is {value!r:.50}")
-    return content
+    from pydantic import TypeAdapter, ValidationError  # slow to import
 
-
-@cache
-def _keys(record: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the types of the keys of a record, and the keys that must not be missing."""
-    hints = get_type_hints(record, include_extras=True)
-    if is_dataclass(record):
-        return hints, frozenset(each.name for each in fields(record) if each.default is each.default_factory is MISSING)
-    required = frozenset(name for name, kind in hints.items() if get_origin(kind) is not NotRequired)
-    return get_type_hints(record), required
-
-
-def _conforms(value: Any, kind: Any) -> bool:
-    """Return whether a value, as JSON holds it, has a type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_conforms(value, each) for each in arguments)
-    if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(_conforms(item, arguments[1]) for item in value.values())
-    if origin in (list, Sequence):
-        return isinstance(value, list) and all(_conforms(item, arguments[0]) for item in value)
-    if is_typeddict(kind):
-        types, required = _keys(kind)
-        has_keys = isinstance(value, dict) and required <= value.keys() <= types.keys()
-        return has_keys and all(_conforms(item, types[name]) for name, item in value.items())
-    return kind is Any or isinstance(value, float | int if kind is float else kind)
-
-
-def _damaged(path: Path, problem: str) -> UserError:
-    return UserError(
-        f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave it out"
-    )
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes() if content is None else content, strict=True)
+    except ValidationError as error:
+        first, *_ = error.errors()
+        problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise UserError(
+            f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave "
+            "it out"
+        ) from None

@@ -7,7 +7,9 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
 """Settings with which git runs no program named by a repository; filters have names of their own, see `git`."""

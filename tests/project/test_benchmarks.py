@@ -26,12 +26,12 @@ from benchmarks import convergence, decoding, framework, gpu, growth, history, l
 from benchmarks.__main__ import BENCHMARKS, COLUMNS, FOLDER, cells, machine, markdown, plot, publish, state
 from benchmarks.framework import EXPERIMENTS
 from datamodules import Date, Text, sentiment
-from lightning_tfm.system import versions
 from lightning_tfm.data import LabeledBatch
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import Dropout
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
 from lightning_tfm.optimizers import AdamW
+from lightning_tfm.system import versions
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import torch
 import yaml
 
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
-from lightning_tfm.comparison.groups import Run
 from lightning_tfm.config.experiments import format_duration
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
@@ -25,9 +23,12 @@ from lightning_tfm.inference.loading import load
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting import collect
 from lightning_tfm.reporting.charts import _by_interest, draw_charts
+from lightning_tfm.reporting.collect import RunPage
 from lightning_tfm.reporting.verdict import verdict
+from lightning_tfm.runs.record import Run
 from support.experiments import folder, trained_run
 from support.pages import assert_fits_every_screen, open_page
+from support.records import write_run
 
 MARKUP = "<script>document.title='broken'</script><b>&amp;</b>"
 
@@ -358,14 +359,9 @@ def test_a_run_without_a_valid_checkpoint_is_shown_without_attention(two_runs, t
     ("name", "text", "message"),
     [
         ("config.yaml", "a: 1\nb: {\n", "RUN must name a valid YAML file, but line 3 of '.*/config.yaml' is not: "),
-        ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' is damaged"),
-        ("predictions.jsonl", "{}\n", "'.*/predictions.jsonl' is damaged"),
-        ("predictions.jsonl", "[]\n", "'.*/predictions.jsonl' is damaged"),
-        ("summary.json", "{}", "'.*/summary.json' .* is damaged: steps is None"),
-        ("provenance.json", "[]", "'.*/provenance.json' .* is damaged: it has no entries"),
-        ("provenance.json", '[{"hardware": {}, "versions": {}}]', "'.*/provenance.json' is damaged"),
-        ("attention/examples.json", "[" * 100_000, "'.*/attention/examples.json' is damaged"),
-        ("attention/examples.json", "3", "'.*/attention/examples.json' is damaged"),
+        ("predictions.jsonl", "{broken\n", "'.*/predictions.jsonl' .* is damaged"),
+        ("summary.json", "{}", "'.*/summary.json' .* is damaged: steps"),
+        ("provenance.json", '[{"hardware": {}}]', "'.*/provenance.json' .* is damaged"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_named_in_the_error(name, text, message, two_runs, tmp_path):
@@ -391,9 +387,8 @@ def test_an_example_outside_the_vocabulary_is_shown_without_attention(name, two_
 
 
 def test_damaged_rows_of_metrics_csv_are_skipped(tmp_path, capsys):
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,val/loss\n1,2.5\n2,high\n3\n4,1.5\n")
-    assert collect._curves(path, 10)[0] == {"val/loss": [(2, 2.5), (5, 1.5)]}
+    (tmp_path / "metrics.csv").write_text("step,val/loss\n1,2.5\n2,high\n3\n4,1.5\n")
+    assert collect._curves(Run(tmp_path), 10)[0] == {"val/loss": [(2, 2.5), (5, 1.5)]}
     assert "skipping 2 damaged rows of " in capsys.readouterr().err
 
 
@@ -422,47 +417,49 @@ def test_the_best_run_is_named(two_runs, tmp_path):
     )
 
 
-def run_with_result(name, value, checkpoint=None, data="x", tokenizer="x", **losses):
-    """Return the content of a run that the verdict reads."""
-    metrics = {f"test/{name}": number for name, number in (losses or {"exact_match": value}).items()}
-    record = Run(
-        folder=Path(name),
-        seed=1,
-        settings={"name": name},
-        metrics=metrics,
-        higher_is_better={name: name == "test/exact_match" for name in metrics},
-        token_metrics=frozenset({"test/loss"}),
-        fingerprint={"test": data},
-        tokenizer=tokenizer,
-        scored_symbols="characters",
-        environment={},
-        time="",
-    )
-    return {
-        "name": name,
-        "record": record,
-        "headline": ("exact_match", value),
-        "checkpoint": checkpoint,
-        "outcomes": {("source", 0): name == "a"},
-    }
+@pytest.fixture
+def run_with_result(tmp_path):
+    """Return a function that writes a run, of whose 2,000 predictions a share is right, and returns its page."""
+
+    def run_with_result(
+        name, value, checkpoint=None, data="x", tokenizer="x", seed=1, correct=0, settings=None, **losses
+    ):
+        metrics = losses or {"exact_match": value}
+        run = write_run(
+            tmp_path / name,
+            config={"seed_everything": seed, "name": name if seed == 1 else "a"},
+            summary={
+                "test": metrics,
+                "higher_is_better": {metric: metric == "exact_match" for metric in metrics},
+                "token_metrics": ["loss"],
+                "seed": seed,
+            },
+            start={"data_fingerprint": {"test": data}, "tokenizer_fingerprint": tokenizer},
+            predictions=[{"source": str(number), "correct": number < correct} for number in range(2000)],
+        )
+        return RunPage(name, run, checkpoint and Path(checkpoint))
+
+    return run_with_result
 
 
-def test_all_runs_that_are_equal_are_named():
-    runs = [run_with_result("a", 0.5), run_with_result("b", 0.5), run_with_result("c", 0.5), run_with_result("d", 0.25)]
-    assert verdict(runs[:2]).startswith("a and b are equal in exact match: 0.5000. Of 1 shared examples")
+def test_all_runs_that_are_equal_are_named(run_with_result):
+    runs = [
+        run_with_result("a", 0.5, correct=1),
+        run_with_result("b", 0.5),
+        run_with_result("c", 0.5),
+        run_with_result("d", 0.25),
+    ]
+    assert verdict(runs[:2]).startswith("a and b are equal in exact match: 0.5000. Of 2,000 shared examples")
     assert verdict(runs) == "a, b and c are equal in exact match: 0.5000."
     runs[1] = run_with_result("b", 0.5, data="")
     assert re.fullmatch("a, b and c are equal in exact match: 0.5000. Note: whether b and a .* data.", verdict(runs))
 
 
-def test_a_tiny_p_value_is_not_printed_as_zero():
-    best, second = run_with_result("a", 1.0), run_with_result("b", 0.0)
-    for run in (best, second):
-        run["outcomes"] = {("source", number): run is best for number in range(2000)}
-    assert "(sign test: p < 0.001)" in verdict([best, second])
+def test_a_tiny_p_value_is_not_printed_as_zero(run_with_result):
+    assert "(sign test: p < 0.001)" in verdict([run_with_result("a", 1.0, correct=2000), run_with_result("b", 0.0)])
 
 
-def test_a_checkpoint_is_not_compared_with_itself():
+def test_a_checkpoint_is_not_compared_with_itself(run_with_result):
     runs = [
         run_with_result("a", 0.5, "a.ckpt"),
         run_with_result("test_0", 0.5, "a.ckpt"),
@@ -472,7 +469,7 @@ def test_a_checkpoint_is_not_compared_with_itself():
     assert verdict(runs).startswith("a has the best exact match: 0.5000, 0.2500 above b.")
 
 
-def test_runs_tested_on_different_data_are_not_ranked():
+def test_runs_tested_on_different_data_are_not_ranked(run_with_result):
     runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="y")]
     assert verdict(runs).startswith("The runs are not compared: the groups must be tested on the same data, but")
     unknown = verdict([run_with_result("a", 0.5), run_with_result("b", 0.25, data="")])
@@ -480,7 +477,7 @@ def test_runs_tested_on_different_data_are_not_ranked():
     assert "Note: whether b and a were tested on the same data is not known" in unknown
 
 
-def test_runs_with_different_tokenizers_are_ranked_by_character():
+def test_runs_with_different_tokenizers_are_ranked_by_character(run_with_result):
     runs = [
         run_with_result("a", 1.5, loss=1.1417, loss_per_character=1.1417),
         run_with_result("b", 2.5, loss=2.5, loss_per_character=0.7356, tokenizer="y"),
@@ -490,14 +487,12 @@ def test_runs_with_different_tokenizers_are_ranked_by_character():
     assert verdict(runs).startswith("The runs are not compared: the metric must not be per token")
 
 
-def test_runs_that_differ_in_the_seed_only_are_not_ranked():
-    runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="of seed 2")]
-    for seed, run in enumerate(runs):
-        run["record"] = replace(run["record"], settings={}, seed=seed)
+def test_runs_that_differ_in_the_seed_only_are_not_ranked(run_with_result):
+    runs = [run_with_result("a", 0.5), run_with_result("b", 0.25, data="of seed 2", seed=2)]
     assert verdict(runs) == ""
 
 
-def test_a_result_that_is_nan_is_not_the_best():
+def test_a_result_that_is_nan_is_not_the_best(run_with_result):
     runs = [run_with_result("a", math.nan), run_with_result("b", 0.25), run_with_result("c", 0.5)]
     assert verdict(runs).startswith("c has the best exact match: 0.5000, 0.2500 above b.")
     assert verdict(runs[:2]) == ""
@@ -523,8 +518,13 @@ def test_files_of_equal_names_are_different_tasks(two_runs, tmp_path):
     assert "has the best" not in (tmp_path / "page.html").read_text()
 
 
+def page(name, **content):
+    """Return the content of the page for a run without files."""
+    return RunPage(name, Run(Path(name)), **content)
+
+
 def test_the_first_metric_of_a_menu_is_one_that_all_runs_have():
-    runs = [{"curves": {"val/bleu": [], "val/loss": []}}, {"curves": {"val/accuracy": [], "val/loss": []}}]
+    runs = [page("a", curves={"val/bleu": [], "val/loss": []}), page("b", curves={"val/accuracy": [], "val/loss": []})]
     assert _by_interest(runs, {"val/accuracy", "val/bleu", "val/loss"})[0] == "val/loss"
     assert _by_interest(runs[:1], {"val/bleu", "val/loss"})[0] == "val/bleu"
 
@@ -534,16 +534,7 @@ def test_all_runs_of_a_chart_are_distinguishable(number):
     import vl_convert
 
     category = {"split": "test", "category": "any", "exact match": 0.5, "loss": "1.0", "pairs": 2}
-    runs = [
-        {
-            "name": f"run_{n}",
-            "curves": {"val/loss": [(1, n), (2, n)]},
-            "non_finite": {},
-            "categories": [category],
-            "confusion": [],
-        }
-        for n in range(number)
-    ]
+    runs = [page(f"run_{n}", curves={"val/loss": [(1, n), (2, n)]}, categories=[category]) for n in range(number)]
     for chart, mark in zip(draw_charts(runs), ("line mark", "bar"), strict=True):
         paths = re.findall("<path[^>]*>", vl_convert.vegalite_to_svg(chart["spec"] | {"width": 400}))
         marks = [path for path in paths if f'aria-roledescription="{mark}"' in path]
@@ -566,7 +557,7 @@ def test_ticks_of_lengths_are_lengths(lengths, ticks):
     found = [
         {"category": f"{n:02} symbols", "split": "test", "exact match": 1.0, "loss": "1.0", "pairs": 1} for n in lengths
     ]
-    run = {"name": "a", "curves": {}, "non_finite": {}, "categories": found, "confusion": []}
+    run = page("a", categories=found)
     (chart,) = (chart for chart in draw_charts([run]) if chart["id"] == "lengths")
     assert axis_values(chart) == ticks
 
@@ -577,13 +568,13 @@ def test_exact_match_by_length_is_drawn_over_all_splits():
 
     found = [category("140 symbols", "x10", 0.25, 8), category("09 symbols", "test", 1.0, 5)]
     found += [category("28 symbols", "x2", 0.5, 6), category("28 symbols", "other", 1.0, 2)]
-    run = {"name": "a", "curves": {}, "non_finite": {}, "categories": found, "confusion": []}
+    run = page("a", categories=found)
     (chart,) = (chart for chart in draw_charts([run]) if chart["id"] == "lengths")
     points = [(point["symbols"], point["exact match"], point["pairs"]) for point in chart["spec"]["data"]["values"]]
     assert points == [(9, 1.0, 5), (28, 0.625, 8), (140, 0.25, 8)]
     assert chart["rows"][0] == ["a", 9, "1", 5]
     assert axis_values(chart) == [9, 28, 140]
-    other = run | {"name": "b", "categories": [category("long", "test", 1.0, 3)]}
+    other = page("b", categories=[category("long", "test", 1.0, 3)])
     assert "lengths" not in {chart["id"] for chart in draw_charts([run, other])}
 
 

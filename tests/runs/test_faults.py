@@ -43,7 +43,6 @@ from lightning_tfm.fit.cli import TfmCLI
 from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.files import parse_metrics, read_metrics
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from support.corpora import TEXT
 from support.equality import assert_same_files, assert_same_run, equal
@@ -516,7 +515,7 @@ def files_of(run):
 def test_a_power_loss_damages_no_file_of_a_run(recorded, tmp_path):
     """Only the row of the last step can be lost, between its checkpoint and its row."""
     whole, _, outcomes, all_lost = recorded
-    expected = read_metrics(whole / RUN / "metrics.csv")
+    expected = Run(whole / RUN).read_rows()[0]
     lost_rows = Counter()
     for number, files in enumerate(outcomes):
         restore(files, tmp_path / str(number))
@@ -528,7 +527,7 @@ def test_a_power_loss_damages_no_file_of_a_run(recorded, tmp_path):
                 assert yaml.safe_load((run / path).read_text()), path
             elif path.suffix != ".ckpt" and path.name != "metrics.csv":
                 assert (run / path).read_bytes() == (whole / RUN / path).read_bytes(), path
-        rows, damaged = parse_metrics(run / "metrics.csv") if Path("metrics.csv") in paths else ([], 0)
+        rows, damaged = Run(run).read_rows() if Path("metrics.csv") in paths else ([], 0)
         assert damaged == 0
         logged = [{name: value for name, value in row.items() if value} for row in rows]
         before = [row for row in expected if int(row["step"]) < max(steps, default=0)]

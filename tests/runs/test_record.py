@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,65 +11,34 @@ import pytest
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import FORMAT, Run, Summary
+from lightning_tfm.system.files import write_text
+from support.records import PREDICTION, START, SUMMARY
 
 ROOT = Path(__file__).parents[2]
-
-SUMMARY = {"test": {"loss": 0.5, "exact_match": 1}, "train_seconds": 2.5, "steps": 60, "parameters": 9, "seed": 3}
-
-GIT = {"commit": None, "dirty": None}
-
-START = {
-    "format": FORMAT,
-    "time": "2026-01-02T03:04:05+00:00",
-    "step": 0,
-    "command": "lightning-tfm fit --config copy_gpt",
-    "changed_settings": {"trainer.max_steps": [10, 20]},
-    "git": GIT | {"commit": "0123", "dirty": True, "untracked": ["notes"]},
-    "framework": GIT,
-    "versions": {"torch": "2.13.0"},
-    "hardware": {
-        "system": "Linux",
-        "processor": "CPU",
-        "cores": 2,
-        "instruction_set": "AVX2",
-        "threads": 1,
-        "gpus": [],
-    },
-    "processes": 1,
-    "data_fingerprint": {"test": "abc"},
-    "tokenizer_fingerprint": "def",
-    "scored_symbols": "",
-    "wandb": None,
-}
-
-PREDICTION = {
-    "split": "test",
-    "source": "a\u0085b",
-    "target": "b",
-    "prediction": "b",
-    "correct": True,
-    "nll": float("nan"),
-    "category": None,
-    "alignment": [[0, 0]],
-}
 
 
 def test_each_file_is_read_as_it_was_written(tmp_path):
     run = Run(tmp_path)
     run.write_summary(Summary(**SUMMARY))
     run.write_starts([START])
-    run.write_predictions([PREDICTION])
+    prediction = PREDICTION | {"source": "a\u0085b", "nll": math.nan, "alignment": [[0, 0]]}
+    run.write_predictions([prediction])
+    run.write_examples([{"text": "a"}])
     run.write_rows([{"step": "0", "loss": "1.5"}, {"step": "9"}], ["loss", "step"])
     assert run.summary == Summary(**SUMMARY)
     assert run.starts == [START]
-    assert json.dumps(run.predictions) == json.dumps([PREDICTION])  # NaN differs from itself
+    assert json.dumps(run.predictions) == json.dumps([prediction])  # NaN differs from itself
+    assert run.examples == [{"text": "a"}]
     assert run.metrics() == [{"step": 0, "loss": 1.5}, {"step": 9}]
 
 
 def test_a_new_folder_holds_nothing(tmp_path):
     run = Run(tmp_path)
-    assert (run.summary, run.starts, run.predictions, run.metrics(), run.checkpoints()) == (None, [], [], [], [])
-    assert (run.best(), run.checkpoint("best", "last"), run.state) == (None, None, "interrupted")
+    assert (run.starts, run.predictions, run.examples, run.metrics(), run.checkpoints()) == ([], [], [], [], [])
+    assert (run.best(), run.checkpoint(Run.BEST, Run.LAST), run.state) == (None, None, "interrupted")
+    assert run.is_empty
+    with pytest.raises(UserError, match="must have finished"):
+        run.summary  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -86,35 +56,38 @@ def test_the_headline_is_the_first_metric_by_priority(metrics, headline):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        (Run.SUMMARY, "{", "Expecting property name"),
-        (Run.SUMMARY, "[]", "holds []"),
-        (Run.SUMMARY, {**SUMMARY, "test": {"loss": "low"}}, "test is {'loss': 'low'}"),
-        (Run.SUMMARY, {**SUMMARY, "seed": None}, "seed is None"),
-        (Run.SUMMARY, {"test": {}}, "missing"),
-        (Run.SUMMARY, {**SUMMARY, "tset": {}}, "tset is unknown"),
-        (Run.PROVENANCE, "[]", "no entries"),
-        (Run.PROVENANCE, [{**START, "hardware": {}}], "hardware is {}"),
-        (Run.PROVENANCE, [{**START, "step": "0"}], "step is '0'"),
-        (Run.PREDICTIONS, "{}\n", "missing"),
-        (Run.PREDICTIONS, json.dumps({**PREDICTION, "source": 1}) + "\n", "source is 1"),
-        (Run.PREDICTIONS, b"\xff\n", "decode"),
+        (Run.SUMMARY, "{", "Invalid JSON"),
+        (Run.SUMMARY, "[" * 10_000, "Invalid JSON"),
+        (Run.SUMMARY, "[]", "object"),
+        (Run.SUMMARY, {**SUMMARY, "test": {"loss": "low"}}, "test.loss: .*number"),
+        (Run.SUMMARY, {**SUMMARY, "seed": None}, "seed: .*integer"),
+        (Run.SUMMARY, {"test": {}}, "steps: .*required"),
+        (Run.PROVENANCE, "{}", "array"),
+        (Run.PROVENANCE, [{**START, "hardware": {}}], "0.hardware.system: .*required"),
+        (Run.PROVENANCE, [{**START, "step": "0"}], "0.step: .*integer"),
+        (Run.PREDICTIONS, json.dumps(PREDICTION) + "\n{}\n", "1.source: .*required"),
+        (Run.PREDICTIONS, json.dumps({**PREDICTION, "source": 1}) + "\n", "0.source: .*string"),
+        ("attention/examples.json", "3", "array"),
+        (Run.PREDICTIONS, b"\xff\n", "Invalid JSON"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(name, content, problem, tmp_path):
     if not isinstance(content, bytes):
         content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    write_text(tmp_path / name, "")
     (tmp_path / name).write_bytes(content)
     read = {
         Run.SUMMARY: lambda run: run.summary,
         Run.PROVENANCE: lambda run: run.starts,
         Run.PREDICTIONS: lambda run: run.predictions,
+        "attention/examples.json": lambda run: run.examples,
     }[name]
-    with pytest.raises(UserError, match=rf"{re.escape(name)}' .* is damaged: .*{re.escape(problem)}"):
+    with pytest.raises(UserError, match=rf"{re.escape(name)}' .* is damaged: .*{problem}"):
         read(Run(tmp_path))
 
 
 def test_another_version_of_the_format_is_refused(tmp_path):
-    (tmp_path / Run.PROVENANCE).write_text(json.dumps([START | {"format": FORMAT + 1, "moved": 1}]))
+    (tmp_path / Run.PROVENANCE).write_text(json.dumps([{"format": FORMAT + 1, "renamed": 1}]))
     with pytest.raises(
         UserError, match=f"must have version {FORMAT} of the format of a run, but has version {FORMAT + 1}"
     ):
@@ -143,5 +116,5 @@ def test_only_the_checkpoints_of_fit_are_listed(tmp_path):
     for name in ("best.ckpt", "step_12.ckpt", "step_012.ckpt", "last.ckpt.part", "other.ckpt"):
         (run.checkpoint_folder / name).touch()
     assert {path.name for path in run.checkpoints()} == {"best.ckpt", "step_12.ckpt"}
-    assert run.checkpoint("last", "best") == run.checkpoint_path("best")
-    assert Run.of(run.checkpoint_path("best")) == run
+    assert run.checkpoint(Run.LAST, Run.BEST) == run.checkpoint_folder / Run.BEST
+    assert Run.of(run.checkpoint_folder / Run.BEST) == run

@@ -26,16 +26,15 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.callbacks import provenance
-from lightning_tfm.callbacks.provenance import wandb_run
 from lightning_tfm.checkpoint import FORMAT, read, write
-from lightning_tfm.config.settings import read_starts
 from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
 from lightning_tfm.loggers import MetricsWriter
-from lightning_tfm.system.files import read_metrics
+from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, assert_same_run, contents, equal
 from support.experiments import NETWORKS, fit, folder, new_folders, wait_for_step
 from support.processes import TWO_PROCESSES, in_process, run, start, start_two
+from support.records import SUMMARY
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -155,7 +154,7 @@ def test_a_failed_rewrite_keeps_the_logged_rows(monkeypatch, tmp_path):
             writer.save()
     assert path.read_bytes() == before
     writer.save()
-    assert [(row["step"], row["train/loss"], row["val/loss"]) for row in read_metrics(path)] == [
+    assert [(row["step"], row["train/loss"], row["val/loss"]) for row in Run(tmp_path).read_rows()[0]] == [
         *((str(step), "0.5", "") for step in range(5)),
         ("5", "0.4", ""),
         ("5", "", "0.3"),
@@ -190,29 +189,29 @@ def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
         b"0,",
     ]
     path.write_bytes(b"\r\n".join(lines))
-    assert [(row["step"], row["train/loss"]) for row in read_metrics(path)] == [
+    assert [(row["step"], row["train/loss"]) for row in Run(tmp_path).read_rows()[0]] == [
         ("0", "0.7"),
         ("1", "0.6"),
         ("1", ""),
         ("2", "0.5"),
     ]
     MetricsWriter(str(tmp_path)).keep(2)
-    assert [row["step"] for row in read_metrics(path)] == ["0", "1", "1"]
+    assert [row["step"] for row in Run(tmp_path).read_rows()[0]] == ["0", "1", "1"]
     assert (tmp_path / "metrics.csv.damaged").read_bytes() == b"\r\n".join(lines)
     assert "skipping 1 damaged row of " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "[{}]", "[1]", "null", "{", "1", "[" * 5000])
-def test_a_damaged_provenance_is_renamed(content, tmp_path, capsys):
+@pytest.mark.parametrize("content", ["{}", "[{}]", "[1]", "null", "{", "1", "[" * 5000])
+def test_a_damaged_provenance_is_kept_in_a_copy(content, tmp_path, capsys):
     path = tmp_path / "provenance.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"provenance.json' must be a JSON file written by fit, but is damaged: "):
-        read_starts(tmp_path)
-    assert wandb_run(tmp_path) is None
-    assert provenance._earlier_starts(tmp_path) == []
-    assert "it is renamed to provenance.json.damaged" in capsys.readouterr().err
+    assert Run(tmp_path).wandb_id is None
+    assert provenance._earlier_starts(Run(tmp_path)) == []
+    assert "provenance.json' must be a file that fit has written, but is damaged: " in (
+        printed := capsys.readouterr().err
+    )
+    assert "it is kept as provenance.json.damaged" in printed
     assert path.with_name("provenance.json.damaged").read_text() == content
-    assert provenance._earlier_starts(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
@@ -225,14 +224,14 @@ def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
         "optimizer_states": [],
         "global_step": 5,
     }
-    for version, summary in enumerate((content, '{"steps": 5}')):
+    for version, summary in enumerate((content, json.dumps(SUMMARY | {"steps": 5}))):
         checkpoint = tmp_path / f"version_{version}/checkpoints/last.ckpt"
         write(saved, checkpoint)
         (tmp_path / f"version_{version}/summary.json").write_text(summary)
     found = find_run("last", tmp_path, 10)
     assert (found.run.name, found.extends) == ("version_1", True)
-    assert "/version_0/summary.json' must be a JSON file written by fit" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"version_0/summary.json' must be a JSON file written by fit, but is damaged"):
+    assert "/version_0/summary.json' must be a file that fit has written" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"version_0/summary.json' must be a file that fit has written, but is damaged"):
         find_run(str(tmp_path / "version_0"), tmp_path, 10)
 
 
@@ -326,7 +325,7 @@ def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatc
     ],
 )
 def test_a_finished_run_is_refused_with_advice(stopped, max_steps, advice, tmp_path):
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 500, "stopped_early": stopped}))
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 500, "stopped_early": stopped}))
     with pytest.raises(UserError, match=f"has finished; {advice}"):
         find_run(str(tmp_path), tmp_path.parent, max_steps)
 
