@@ -61,7 +61,7 @@ def curves(runs: list[Path]) -> None:
         for color, run in zip(PALETTE, runs, strict=False):
             rows = Run(run).metrics()
             for metric, style in (("train/loss", "-"), ("val/loss", "o")):
-                points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if row.get(metric)]
+                points = [(int(row["step"]) + 1, float(row[metric])) for row in rows if metric in row]
                 label = run.parent.name if style == "-" else None
                 axes.plot(*zip(*points, strict=True), style, color=color, label=label, linewidth=1.5, markersize=5)
         axes.set_yscale("log")

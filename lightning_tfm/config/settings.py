@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, **types: type) -> dict[str, Any]:
-    """Read a JSON object from a file written by a run.
+    """Read a JSON object that a command has written.
 
     Args:
         path: the path of the file.
@@ -132,42 +132,18 @@ def read_json(path: Path, **types: type) -> dict[str, Any]:
     Raises:
         UserError: if the file is damaged.
     """
-    return _checked(_load_json(path), types, path)
-
-
-def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Return the entries of `provenance.json` in the folder of a run; empty if the file does not exist.
-
-    Raises:
-        UserError: if the file is damaged.
-    """
-    path = run / "provenance.json"
-    if not path.exists():
-        return []
-    starts = _load_json(path)
-    if not isinstance(starts, list) or not starts:
-        raise _damaged(path, "it has no entries")
-    return [_checked(start, {"hardware": dict, "versions": dict}, path) for start in starts]
-
-
-def _load_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _checked(content: Any, types: Mapping[str, type], path: Path) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise _damaged(path, f"it holds {content!r:.50}")
-    for name, kind in types.items():
-        if not isinstance(content.get(name), kind):
-            raise _damaged(path, f"{name} is {content.get(name)!r:.50}")
+        problem = str(error)
+    else:
+        problem = "" if isinstance(content, dict) else f"it holds {content!r:.50}"
+        for name, kind in types.items():
+            if not problem and not isinstance(content.get(name), kind):
+                problem = f"{name} is {content.get(name)!r:.50}"
+    if problem:
+        raise UserError(f"{str(path)!r} must be a JSON file written by lightning-tfm, but is damaged: {problem}")
     return content
-
-
-def _damaged(path: Path, problem: str) -> UserError:
-    return UserError(f"{str(path)!r} must be a JSON file written by fit, but is damaged: {problem}")
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
