@@ -6,13 +6,16 @@ A line `<!-- NAME -->` of a page is replaced by the Markdown that `GENERATORS[NA
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import signal
 from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 from layers import layers, rooms
@@ -20,6 +23,8 @@ from lightning_tfm.__main__ import COMMANDS, USAGE
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
 from lightning_tfm.config.experiments import Claim, confidence_interval, format_value, list_experiments
 from lightning_tfm.fit import cli
+from lightning_tfm.runs import record
+from lightning_tfm.system.versions import Git, Hardware
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
@@ -270,15 +275,45 @@ def architecture() -> str:
     return table(("layer", "room", "purpose"), rows)
 
 
+def run_records() -> str:
+    """Return the tables of the keys of a run's JSON files, with their types, and an example of each."""
+    parts = []
+    for kind in (record.Summary, record.Start, Git, Hardware, record.Prediction):
+        head, _, attributes = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+        meanings = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE)
+        rows = [
+            (f"`{name}`", _json_type(get_type_hints(kind)[name]), " ".join(meaning.split()))
+            for name, meaning in meanings
+        ]
+        assert [name for name, _ in meanings] == [*get_type_hints(kind)], kind
+        parts.append(f"## {kind.__name__}\n\n{head.strip()}\n\n{table(('key', 'type', 'meaning'), rows)}")
+    return "\n".join(parts)
+
+
+def _json_type(kind: Any) -> str:
+    """Return the name of a type in JSON."""
+    names = {float: "number", int: "integer", str: "text", bool: "true or false", type(None): "null", Any: "any"}
+    arguments, origin = get_args(kind), get_origin(kind)
+    if origin is UnionType:
+        return " or ".join(map(_json_type, arguments))
+    if origin in (list, Sequence):
+        return f"list of {_json_type(arguments[0])}"
+    if origin in (dict, Mapping):
+        return f"object of {_json_type(arguments[1])}"
+    return names.get(kind) or f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "results": results,
     "benchmarks": benchmarks,
     "layers": architecture,
+    "run_format": lambda: str(record.FORMAT),
+    "run_records": run_records,
 }
 """Functions that return the Markdown of a part, by its name."""
 
-PAGES = {"reference/architecture", "reference/commands", "results", "performance"}
+PAGES = {"reference/architecture", "reference/commands", "reference/run_folder", "results", "performance"}
 """Pages with such parts, which are read at every build."""
 
 

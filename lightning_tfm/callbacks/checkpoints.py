@@ -175,11 +175,11 @@ class Checkpoints(Checkpoint):
             self.best_score = score  # before saving, since the checkpoint contains it
             self._save(trainer, self.best_model_path)
         if self.keep_last and self.dirpath:
-            self._save(trainer, str(self.dirpath / f"step_{trainer.global_step}.ckpt"))
-            names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.dirpath.glob("step_*")]
-            steps = sorted(int(name[1]) for name in names if name)
+            self._save(trainer, str(self.dirpath / Run.STEP.format(trainer.global_step)))
+            names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.dirpath.glob("*")]
+            steps = sorted(int(name[1]) for name in names if name and name[1])
             for step in steps[: -self.keep_last]:
-                trainer.strategy.remove_checkpoint(self.dirpath / f"step_{step}.ckpt")
+                trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
         self._save_if_due(trainer, self._signal_of_any(trainer))
 
     def _not_finite(self, trainer: Trainer) -> str:

@@ -2,7 +2,7 @@
 
 The values of a group are those of its seeds. With 3 to 20 of them, a test must not assume a normal distribution: the
 tests are permutation tests, and the intervals are bootstrap intervals. Only the number of seeds that is needed assumes
-a normal distribution.
+a normal distribution. `matched` says whether the values of a group and of the baseline are pairs, of equal seeds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,28 +49,15 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Return the BCa bootstrap interval of the mean (Efron 1987).
-
-    Args:
-        values: the values.
-
-    Returns:
-        The interval; None if it is not defined, which is so for fewer than two different values.
-    """
+    """Return the BCa bootstrap interval of the mean (Efron 1987); None for fewer than two different values."""
     return _bootstrap([values], lambda x, axis: np.mean(x, axis=axis))
 
 
 def difference_interval(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> Interval | None:
-    """Return the BCa bootstrap interval of the difference of the means.
-
-    Args:
-        values: the values of a group.
-        baseline: the values of the baseline.
-        matched: whether the values are pairs, which are resampled together.
+    """Return the BCa bootstrap interval of the difference of the means, where matched values are resampled together.
 
     Returns:
-        The interval; None if it is not defined, which is so for fewer than two different values, or, if they are
-        matched, differences.
+        The interval; None for fewer than two different values, or, if they are matched, differences.
     """
     if matched:
         return mean_interval(differences(values, baseline))
@@ -97,7 +85,7 @@ def _bootstrap(samples: Sequence[Sequence[float]], statistic: object) -> Interva
     if any(len(sample) < 2 or max(sample) == min(sample) for sample in samples):
         return None
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # where the interval is not defined
-        found = stats.bootstrap(
+        interval = stats.bootstrap(
             [np.asarray(sample) for sample in samples],
             statistic,
             confidence_level=COVERAGE,
@@ -105,7 +93,8 @@ def _bootstrap(samples: Sequence[Sequence[float]], statistic: object) -> Interva
             method="BCa",
             rng=RANDOM_STATE,
         ).confidence_interval
-    return Interval(float(found.low), float(found.high)) if math.isfinite(found.low + found.high) else None
+    low, high = map(float, interval)
+    return Interval(low, high) if math.isfinite(low + high) else None
 
 
 def permutation_p(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> float | None:
@@ -113,11 +102,6 @@ def permutation_p(values: Sequence[float], baseline: Sequence[float], *, matched
 
     If the values are matched, the signs of their differences are flipped, otherwise the values are exchanged between
     the groups. The test is exact if there are at most PERMUTATIONS permutations, otherwise they are drawn.
-
-    Args:
-        values: the values of a group.
-        baseline: the values of the baseline.
-        matched: whether the values are pairs.
 
     Returns:
         The p value; None for fewer than two values in a group, which cannot be tested.
@@ -135,12 +119,12 @@ def permutation_p(values: Sequence[float], baseline: Sequence[float], *, matched
     def difference(x: np.ndarray, y: np.ndarray | None = None, *, axis: int) -> np.ndarray:
         return np.mean(x, axis=axis) - (0 if y is None else np.mean(y, axis=axis))
 
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         samples, difference, permutation_type=kind, n_resamples=PERMUTATIONS, batch=10_000, rng=RANDOM_STATE
     )
     # The tolerance of scipy's own p value is relative to the difference, which may be much smaller than the values.
     tolerance = 10.0 ** -_decimals([*values, *baseline])
-    null, observed = found.null_distribution, found.statistic
+    null, observed = test.null_distribution, test.statistic
     tail = min(np.count_nonzero(null <= observed + tolerance), np.count_nonzero(null >= observed - tolerance))
     drawn = int(smallest_p(len(values), len(baseline), matched=matched) < 2 / PERMUTATIONS)  # counts the observed one
     return min(1.0, 2 * (tail + drawn) / (len(null) + drawn))
@@ -159,44 +143,29 @@ def seeds_to_reach(level: float, *, matched: bool) -> int:
 def probability_of_improvement(values: Sequence[float], baseline: Sequence[float], *, lower_is_better: bool) -> float:
     """Return the probability that a run of a group is better than one of the baseline (Agarwal et al. 2021).
 
-    Args:
-        values: the values of the group.
-        baseline: the values of the baseline.
-        lower_is_better: whether lower values are better.
-
-    Returns:
-        The share of all pairs of runs, where equal values count half.
+    It is the share of all pairs of runs, where equal values count half.
     """
     signs = np.sign(np.subtract.outer(np.asarray(values), np.asarray(baseline)))
     return float((1 + (-signs if lower_is_better else signs)).mean() / 2)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p values corrected for several comparisons (Holm 1979); None stays None.
-
-    Args:
-        p_values: the p values.
-    """
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    """Return p values corrected for several comparisons (Holm 1979); None stays None."""
+    ordered = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        corrected[place] = largest
+    for rank, (p, index) in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - rank) * p))
+        corrected[index] = largest
     return corrected
 
 
 def effect_size(values: Sequence[float], baseline: Sequence[float], *, matched: bool) -> float | None:
     """Return the difference of the means in standard deviations (Cohen 1988).
 
-    Args:
-        values: the values of a group.
-        baseline: the values of the baseline.
-        matched: whether the values are pairs; the standard deviation is then that of their differences, otherwise the
-            pooled one of the groups.
-
     Returns:
-        The effect size; None for fewer than two values in a group, or if the standard deviation is 0.
+        The effect size, by the standard deviation of the differences if the values are matched, otherwise by the pooled
+        one of the groups; None for fewer than two values in a group, or if the standard deviation is 0.
     """
     if min(len(values), len(baseline)) < 2:
         return None
@@ -209,14 +178,7 @@ def effect_size(values: Sequence[float], baseline: Sequence[float], *, matched: 
 
 
 def power(effect: float, number: int, level: float = LEVEL, *, matched: bool) -> float:
-    """Return the power of the two-sided t test of normally distributed values (noncentral t distribution).
-
-    Args:
-        effect: the effect size, see `effect_size`.
-        number: the number of seeds per group, at least two.
-        level: the level of the test.
-        matched: whether the values are pairs.
-    """
+    """Return the power of the two-sided t test of `number` normal values per group (noncentral t distribution)."""
     from scipy import stats  # slow to import
 
     freedom = number - 1 if matched else 2 * number - 2
@@ -228,25 +190,10 @@ def power(effect: float, number: int, level: float = LEVEL, *, matched: bool) ->
 
 
 def seeds_needed(effect: float, level: float = LEVEL, *, matched: bool) -> int:
-    """Return the number of seeds per group with which an effect is found with a probability of POWER.
+    """Return the number of seeds per group with which an effect, see `effect_size`, is found with probability POWER.
 
-    Args:
-        effect: the effect size, see `effect_size`.
-        level: the level of the test.
-        matched: whether the values are pairs.
-
-    Returns:
-        The number, at least that with which the permutation test can be significant; MAX_SEEDS + 1 if it is larger.
+    It is at least that with which the permutation test can be significant, and MAX_SEEDS + 1 if it is larger.
     """
-    low = high = seeds_to_reach(level, matched=matched)
-    while power(effect, high, level, matched=matched) < POWER:
-        low, high = high + 1, 2 * high
-        if low > MAX_SEEDS:
-            return MAX_SEEDS + 1
-    while low < high:  # the power grows with the number
-        middle = (low + high) // 2
-        if power(effect, middle, level, matched=matched) < POWER:
-            low = middle + 1
-        else:
-            high = middle
-    return min(low, MAX_SEEDS + 1)
+    least = seeds_to_reach(level, matched=matched)
+    numbers = range(least, MAX_SEEDS + 1)  # the power grows with the number
+    return least + bisect_left(numbers, POWER, key=lambda number: power(effect, number, level, matched=matched))

@@ -10,6 +10,7 @@ import yaml
 from lightning_tfm.checkpoint import read_index
 from lightning_tfm.config.settings import parse_yaml
 from lightning_tfm.errors import UserError
+from lightning_tfm.runs.record import Run
 
 LOGGERS: dict[str, dict[str, Any]] = {
     "CSVLogger": {"save_dir": "runs", "name": None},
@@ -45,7 +46,7 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
         return [command, "--config", *options]
     path = Path(options[0])
     if path.is_dir():
-        path = next((file for name in ("best", "last") if (file := path / f"checkpoints/{name}.ckpt").is_file()), path)
+        path = Run(path).checkpoint(Run.BEST, Run.LAST) or path
     experiment = read_index(path).get("experiment")
     if experiment is None:
         raise UserError(

@@ -18,6 +18,7 @@ from lightning_tfm.config.experiments import is_per_category
 from lightning_tfm.errors import escape_controls, shell_quote
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import wandb_loggers
+from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import LiteralConsole
 
@@ -64,7 +65,7 @@ def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) 
     print(f"\nThe run is saved in {escape_controls(folder)}.\nTo query the model or view its report:\n")
     trusting = f" --trust-package {shell_quote(trust_packages)}" if trust_packages else ""
     print(f"  {_executable('lightning-tfm')} generate {shell_quote(checkpoint)} {example}{trusting}")
-    if Path(folder, "config.yaml").is_file():
+    if Run(Path(folder)).exists:
         print(f"  {_executable('lightning-tfm')} report {shell_quote(folder)}{trusting}")
     print_upload_command(trainer)
 

@@ -175,10 +175,13 @@ class Run:
     CONFIG: ClassVar = "config.yaml"
     SUMMARY: ClassVar = "summary.json"
     PROVENANCE: ClassVar = "provenance.json"
+    DIFF: ClassVar = "uncommitted_{}.diff"
     METRICS: ClassVar = "metrics.csv"
     PREDICTIONS: ClassVar = "predictions.jsonl"
+    EXAMPLES: ClassVar = "examples.json"
     BEST: ClassVar = "best.ckpt"
     LAST: ClassVar = "last.ckpt"
+    STEP: ClassVar = "step_{}.ckpt"
     LOCK: ClassVar = ".lock"
 
     @classmethod
@@ -306,7 +309,7 @@ class Run:
 
     def write_diff(self, number: int, diff: str) -> None:
         """Write the uncommitted changes at a start, readable by the owner only, since they may contain secrets."""
-        write_text(self.folder / f"uncommitted_{number}.diff", diff, mode=0o600)
+        write_text(self.folder / self.DIFF.format(number), diff, mode=0o600)
 
     @cached_property
     def predictions(self) -> list[Prediction]:
@@ -339,12 +342,12 @@ class Run:
         Raises:
             UserError: if the file is damaged.
         """
-        path = self.attention_folder / "examples.json"
+        path = self.attention_folder / self.EXAMPLES
         return _read_json(path, list[dict[str, Any]]) if path.is_file() else []
 
     def write_examples(self, examples: Sequence[dict[str, Any]]) -> None:
         """Write the examples whose attention was plotted after the test."""
-        write_text(self.attention_folder / "examples.json", json.dumps(examples, ensure_ascii=False))
+        write_text(self.attention_folder / self.EXAMPLES, json.dumps(examples, ensure_ascii=False))
 
     # Metrics
 
@@ -438,7 +441,7 @@ class Run:
 
     def copy_history(self, extension: Run) -> None:
         """Copy the metrics and the starts to the folder of an extension, which is another run in W&B."""
-        for path in (self.folder / self.METRICS, *self.folder.glob("uncommitted_*.diff")):
+        for path in (self.folder / self.METRICS, *self.folder.glob(self.DIFF.format("*"))):
             if path.is_file():
                 copy_file(path, extension.folder / path.name)
         if self.starts:
@@ -467,6 +470,5 @@ def _read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
         first, *_ = error.errors()
         problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise UserError(
-            f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave "
-            "it out"
+            f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave it out"
         ) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.record import FORMAT, Run, Summary
 from lightning_tfm.system.files import write_text
+from support.experiments import folder
 from support.records import PREDICTION, START, SUMMARY
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +33,48 @@ def test_each_file_is_read_as_it_was_written(tmp_path):
     assert json.dumps(run.predictions) == json.dumps([prediction])  # NaN differs from itself
     assert run.examples == [{"text": "a"}]
     assert run.metrics() == [{"step": 0, "loss": 1.5}, {"step": 9}]
+
+
+PAGE = (ROOT / "docs/reference/run_folder.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_documentation_can_be_read(tmp_path):
+    for name, content in re.findall(r"`([a-z.]+)`:\n\n```.*\n([\s\S]*?)```", PAGE):
+        (tmp_path / name).write_text(content)
+    run = Run(tmp_path)
+    assert run.summary.headline == ("test/exact_match", run.summary.metrics["test/exact_match"])
+    assert run.starts[0]["format"] == FORMAT
+    assert run.predictions[0]["split"] == "test"
+    assert {name for row in run.metrics() for name in row} >= {"step", "train/loss", "val/loss"}
+
+
+def test_the_documentation_names_every_file(reference):
+    run = Run(folder(reference("gpt"), "gpt"))
+    names = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
+    assert names >= {Run.CONFIG, Run.SUMMARY, Run.PROVENANCE, Run.METRICS, Run.PREDICTIONS}
+    documented = [name.replace("N", "*").replace("*AME", "*") for name in re.findall(r"`([^ `]*\.\w+|\.lock)`", PAGE)]
+    documented += ["attention/example_*.png"]
+    assert [name for name in sorted(names) if not any(fnmatch(name, pattern) for pattern in documented)] == []
+
+
+NAMES = (
+    r"config\.yaml|summary\.json|provenance\.json|metrics\.csv|predictions\.jsonl|examples\.json|(best|last)\.ckpt|"
+    r"step_\{.*|\.lock|uncommitted_\S*"
+)
+
+
+def test_each_file_name_is_spelled_in_one_module():
+    """Docstrings and messages may name files; the folder of a sweep has files of its own."""
+    places = {}
+    for path in (ROOT / "lightning_tfm").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and re.fullmatch(rf"(\S*/)?({NAMES})", str(node.value)):
+                places.setdefault(path.relative_to(ROOT / "lightning_tfm").as_posix(), set()).add(node.value)
+    others = {path for path in places if "sweep" not in path}
+    assert others == {"runs/record.py", "data/download.py"}  # the latter locks a downloaded file
+    names = {value for name, value in vars(Run).items() if name.isupper()}
+    assert names <= places["runs/record.py"]
 
 
 def test_a_new_folder_holds_nothing(tmp_path):
