@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, check_new_file
 from lightning_tfm.comparison import compare as compare_groups
 from lightning_tfm.comparison import find_groups
 from lightning_tfm.comparison.tables import FORMATS, to_terminal
@@ -78,14 +78,8 @@ def make_parser() -> CommandParser:
 def _parse(arguments: list[str]) -> Namespace:
     options = make_parser().parse_args(arguments)
     for name, path in (("--output", options.output), ("--figure", options.figure)):
-        if path is None:
-            continue
-        if path.is_dir() or (path.exists() and not options.overwrite):
-            raise UserError(f"{name} must be a new file, but {str(path)!r} exists; name another, or add --overwrite")
-        if not path.resolve().parent.is_dir():
-            raise UserError(
-                f"{name} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
-            )
+        if path is not None:
+            check_new_file(name, path, options.overwrite)
     if options.figure is not None and options.figure.suffix not in FIGURES:
         raise UserError(
             f"--figure must end in {' or '.join(FIGURES)}, but is {str(options.figure)!r}; try compared.png"

@@ -10,6 +10,25 @@ from lightning_tfm.config.trust import TRUST_HELP, package_names
 from lightning_tfm.errors import UserError
 
 
+def check_new_file(option: str, path: Path, overwrite: bool) -> None:
+    """Check that a file can be written.
+
+    Args:
+        option: the option that names the file.
+        path: the path of the file.
+        overwrite: whether an existing file may be replaced.
+
+    Raises:
+        UserError: if the path is that of a folder or an existing file, or its folder does not exist.
+    """
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise UserError(f"{option} must be a new file, but {str(path)!r} exists; name another, or add --overwrite")
+    if not path.resolve().parent.is_dir():
+        raise UserError(
+            f"{option} must lie in a folder that exists, but {str(path.parent)!r} does not; create it first"
+        )
+
+
 class CommandParser(ArgumentParser):
     """ArgumentParser that disables abbreviations, and raises UserError instead of printing the usage and exiting.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.parser import CommandParser, check_new_file
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.reporting import collect_run, render, run_names
 from lightning_tfm.runs.record import Run
@@ -92,12 +92,5 @@ def _parse(arguments: list[str]) -> Namespace:
             )
     is_folder = options.output.endswith("/") or Path(options.output).is_dir()
     options.output = Path(options.output, "report.html" if is_folder else "")
-    if options.output.exists() and not options.overwrite:
-        raise UserError(
-            f"--output must be a new file, but {str(options.output)!r} exists; name another, or add --overwrite"
-        )
-    if not options.output.resolve().parent.is_dir():
-        raise UserError(
-            f"--output must lie in a folder that exists, but {str(options.output.parent)!r} does not; create it first"
-        )
+    check_new_file("--output", options.output, options.overwrite)
     return options

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -329,12 +329,13 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
         UserError: if data or tokenizers differ.
     """
     baseline, *others = groups
+    counted = "scored_symbols" if metric.rpartition("/")[2] == "ser" else "tokenizer_fingerprint"
     notes = []
     for group in others:
-        is_equal, seed = _compare_by_seed(*(_by_seed(each, "data_fingerprint", test_set) for each in (baseline, group)))
+        is_equal = _is_equal(group, baseline, lambda start: start["data_fingerprint"].get(test_set))
         if is_equal is False:
             raise UserError(
-                f"the groups must be tested on the same data, but the {test_set} data{seed} of {group.name} and "
+                f"the groups must be tested on the same data, but the {test_set} data of {group.name} and "
                 f"{baseline.name} differ; compare runs of one task, or test their checkpoints on the same data"
             )
         if is_equal is None:
@@ -342,17 +343,11 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
                 f"whether {group.name} and {baseline.name} were tested on the same data is not known, since they "
                 "share no seed with recorded data"
             )
-        name = metric.partition("/")[2]
-        if not any(name in run.summary.token_metrics for run in (*baseline.runs, *group.runs)):
-            continue
-        key = "scored_symbols" if metric.rpartition("/")[2] == "ser" else "tokenizer_fingerprint"
-        if _compare_by_seed(*(_by_seed(each, key) for each in (baseline, group)))[0] is False:
+        runs = (*baseline.runs, *group.runs)
+        is_per_token = any(metric in _token_metrics(run) for run in runs)
+        if is_per_token and _is_equal(group, baseline, lambda start: start[counted]) is False:  # type: ignore[literal-required]
             shared = set.intersection(
-                *(
-                    {name for name in metrics_of(run) if name.partition("/")[2] not in run.summary.token_metrics}
-                    for each in groups
-                    for run in each.runs
-                )
+                *(metrics_of(run).keys() - _token_metrics(run) for each in groups for run in each.runs)
             )
             names = sorted(name for name in shared if name.count("/") == 1)
             raise UserError(
@@ -362,31 +357,24 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
     return notes
 
 
-def _by_seed(group: Group, key: str, split: str | None = None) -> dict[int, str]:
-    """Return what the last start of each run records, or records of a split, by seed; without empty values."""
-    recorded = {}
-    for run in group.runs:
-        start: Mapping[str, Any] = run.starts[-1] if run.starts else {}
-        value = start.get(key) if split is None else start.get(key, {}).get(split)
-        if value:
-            recorded[run.summary.seed] = value
-    return recorded
+def _token_metrics(run: Run) -> set[str]:
+    return {f"{run.summary.split}/{name}" for name in run.summary.token_metrics}
 
 
-def _compare_by_seed(values: Mapping[int, str], other: Mapping[int, str]) -> tuple[bool | None, str]:
-    """Return whether the values of two groups are equal, by seed, and the seed of the first difference.
+def _is_equal(group: Group, baseline: Group, recorded: Callable[[Start], str | None]) -> bool | None:
+    """Return whether what the last starts of two groups record is equal, for equal seeds or, without any, for all.
 
     Returns:
-        None if it is not known, which is so if no seed is in both groups and the values depend on the seed; the seed as
-        " of seed N", or empty if the values do not depend on it.
+        None if it is not known, which is so if no seed is in both groups and the values depend on the seed.
     """
-    shared = values.keys() & other.keys()
-    different = [seed for seed in sorted(shared) if values[seed] != other[seed]]
-    distinct = [{*group.values()} for group in (values, other)]
-    is_fixed = all(len(group) == 1 for group in distinct)  # for any seed
-    if different or (is_fixed and distinct[0] != distinct[1]):
-        return False, f" of seed {different[0]}" if different and not is_fixed else ""
-    return True if shared or is_fixed else None, ""
+    values, others = (
+        {run.summary.seed: value for run in each.runs for start in run.starts[-1:] if (value := recorded(start))}
+        for each in (group, baseline)
+    )
+    if shared := values.keys() & others.keys():
+        return all(values[seed] == others[seed] for seed in shared)
+    distinct = {*values.values()}, {*others.values()}
+    return distinct[0] == distinct[1] if len(distinct[0]) == len(distinct[1]) == 1 else None
 
 
 def check_environment(groups: Sequence[Group]) -> list[str]:
