@@ -329,7 +329,7 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
         UserError: if data or tokenizers differ.
     """
     baseline, *others = groups
-    counted = "scored_symbols" if metric.rpartition("/")[2] == "ser" else "tokenizer_fingerprint"
+    is_ser = metric.rpartition("/")[2] == "ser"
     notes = []
     for group in others:
         is_equal = _is_equal(group, baseline, lambda start: start["data_fingerprint"].get(test_set))
@@ -343,9 +343,8 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
                 f"whether {group.name} and {baseline.name} were tested on the same data is not known, since they "
                 "share no seed with recorded data"
             )
-        runs = (*baseline.runs, *group.runs)
-        is_per_token = any(metric in _token_metrics(run) for run in runs)
-        if is_per_token and _is_equal(group, baseline, lambda start: start[counted]) is False:  # type: ignore[literal-required]
+        is_per_token = any(metric in _token_metrics(run) for run in (*baseline.runs, *group.runs))
+        if is_per_token and _is_equal(group, baseline, _scored_symbols if is_ser else _tokenizer) is False:
             shared = set.intersection(
                 *(metrics_of(run).keys() - _token_metrics(run) for each in groups for run in each.runs)
             )
@@ -355,6 +354,14 @@ def check_data(groups: Sequence[Group], metric: str, test_set: str) -> list[str]
                 f"{group.name} and {baseline.name} differ; try {' or '.join(names[:MAX_LISTED]) or 'equal tokenizers'}"
             )
     return notes
+
+
+def _tokenizer(start: Start) -> str:
+    return start["tokenizer_fingerprint"]
+
+
+def _scored_symbols(start: Start) -> str:
+    return start["scored_symbols"]
 
 
 def _token_metrics(run: Run) -> set[str]:
