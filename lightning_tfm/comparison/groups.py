@@ -89,8 +89,8 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
         elif not name or name in names:
             raise UserError(f"GROUP must have a name of its own, but is {argument!r}; name it A=RUNS")
         names += [name] if name else []
-        found = [run for path in (paths.split(",") if name else [paths]) for run in _find_runs(path, argument)]
-        finished = [run for run in dict.fromkeys(found) if is_readable(run, notes)]
+        named = [run for path in (paths.split(",") if name else [paths]) for run in _find_runs(path, argument)]
+        finished = [run for run in dict.fromkeys(named) if is_readable(run, notes)]
         if name and (different := _differing([run.settings for run in finished])):
             notes.append(f"the runs of {name} differ in {listed(different)}, not only in the seed")
         runs += [(name, run) for run in finished]
