@@ -19,14 +19,7 @@ FIGURES = (".pdf", ".png", ".svg")
 
 
 def compare(arguments: list[str]) -> int:
-    """Print the comparison of groups of runs, and write it to files.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print the comparison of groups of runs, and write it to files."""
     options = _parse(arguments)
     groups, notes = find_groups(options.groups)
     comparison = compare_groups(groups, options.metric, notes)

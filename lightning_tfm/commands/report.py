@@ -19,14 +19,7 @@ MAX_PAGE_SIZE = 5_000_000
 
 
 def report(arguments: list[str]) -> int:
-    """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Write the page, and omit predictions and attention examples if it would be larger than MAX_PAGE_SIZE."""
     options = _parse(arguments)
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):

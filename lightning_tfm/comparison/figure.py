@@ -24,9 +24,6 @@ SPREAD = 0.25
 def draw_comparison(comparison: Comparison) -> Figure:
     """Draw a comparison: the values and means of the groups and, for two groups or more, the differences.
 
-    Args:
-        comparison: the comparison.
-
     Returns:
         The figure. Diamonds are means, lines are intervals, and dots are the values of the seeds, or the differences of
         matched seeds.

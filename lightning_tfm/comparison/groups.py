@@ -73,9 +73,6 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
     An argument `NAME=RUNS[,RUNS]` is one group. The runs of all other arguments are grouped by their settings except
     for the seed. RUNS is the folder of a run, a folder of such folders, or a pattern.
 
-    Args:
-        arguments: the arguments, at least one.
-
     Raises:
         UserError: if an argument names no run, if a group has no finished run, or if a run is in two groups.
     """

@@ -116,12 +116,7 @@ def _p(p: float) -> str:
 
 
 def to_terminal(comparison: Comparison, console: Console) -> None:
-    """Print a comparison.
-
-    Args:
-        comparison: the comparison.
-        console: where to print; lines are only folded in a terminal.
-    """
+    """Print a comparison; lines are only folded in a terminal."""
     whole = not console.is_terminal
     for table in tables(comparison):
         printed = RichTable(

@@ -27,9 +27,6 @@ def result(page: RunPage) -> str:
 def verdict(pages: Sequence[RunPage]) -> str:
     """Describe which of several runs of one task is best, and on how many examples the best two differ.
 
-    Args:
-        pages: the runs.
-
     Returns:
         Sentences; empty if fewer than two checkpoints have a finite result, or if the runs differ in their seeds only.
         If `compare` would refuse to compare them, for example since they were tested on different data, the reason.
@@ -80,9 +77,6 @@ def _paired(best: RunPage, second: RunPage) -> str:
 
 def compare_seeds(pages: Sequence[RunPage]) -> Json | None:
     """Compare groups of runs of one task with several seeds.
-
-    Args:
-        pages: the runs.
 
     Returns:
         The verdict, the sentences and the tables of the comparison; None unless there are several groups, one of them

@@ -60,9 +60,6 @@ class Hardware(TypedDict):
 def git(folder: Path) -> tuple[Git, str]:
     """Return the state of the Git repository that contains a folder, and the uncommitted changes.
 
-    Args:
-        folder: the folder.
-
     Returns:
         The state, and the difference from the commit, except in the files of UNSAVED; empty without a difference.
 
@@ -113,10 +110,6 @@ def framework() -> tuple[Git, str]:
 
 def run_git(folder: Path, *arguments: str) -> str:
     """Run a git command and return its output.
-
-    Args:
-        folder: the working directory of the command.
-        arguments: the arguments of git.
 
     Raises:
         OSError: if git is not installed.
