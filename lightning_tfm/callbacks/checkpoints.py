@@ -26,7 +26,8 @@ from lightning_tfm.errors import (
     interruption,
     rank_zero_print,
 )
-from lightning_tfm.loggers import flush, run_folder
+from lightning_tfm.loggers import run_folder
+from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.tasks.base import TaskModule

@@ -9,8 +9,9 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.checkpoints import time_is_up
-from lightning_tfm.loggers import flush, run_folder
+from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs import record
+from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import TIME_LIMIT, Run
 from lightning_tfm.tasks.base import TaskModule, test_prefix
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.loggers import MetricsWriter
+from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, make_folder
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 import wandb
 import yaml
 from jsonargparse import Namespace
@@ -60,14 +61,17 @@ def test_a_run_starts_without_the_launch_package_unless_it_is_imported(tmp_path)
         WandbLogger(save_dir=".", offline=True).experiment
         import wandb
         assert wandb.run
-        assert "wandb.sdk.launch" not in sys.modules
+        assert not any("launch" in name for name in sys.modules if name.startswith("wandb"))
         wandb.finish()
-        applied, wandb.Run._detect_and_apply_job_inputs = [], lambda run: applied.append(run)
-        import wandb.sdk.launch
+        from wandb.sdk.launch.inputs.internal import StagedLaunchInputs
+        applied = []
+        StagedLaunchInputs.apply = lambda inputs, run: applied.append(run)
         WandbLogger(save_dir=".", offline=True).experiment
         assert applied == [wandb.run]
     """
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    child = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert "launch" not in child.stderr
 
 
 def test_wandb_has_the_metrics_of_metrics_csv(cwd):
@@ -170,7 +174,7 @@ def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
 @pytest.mark.parametrize("connects_early", [False, True])
 def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connects_early, monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "_is_reachable", lambda address: True)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda: True)
     calls = []
     monkeypatch.setattr(wandb, "login", lambda **settings: calls.append(settings) or True)
     monkeypatch.setattr(wandb, "init", lambda **settings: calls.append(settings))
@@ -204,7 +208,7 @@ def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, c
 def test_settings_in_the_current_folder_cannot_redirect_a_run(monkeypatch, tmp_path, capsys, new_wandb):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
+    monkeypatch.setattr(requests, "post", lambda *_, **__: pytest.fail("the server is contacted"))
     Path("wandb").mkdir()
     Path("wandb/settings").write_text("[default]\nproject = mine\nbase_url = http://wandb.invalid\n")
     modes = []
@@ -254,11 +258,11 @@ def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
 )
 def test_an_offline_run_does_not_contact_the_server(mode, settings, monkeypatch, tmp_path, new_wandb):
     monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
-    monkeypatch.setattr(wandb, "init", lambda **settings: None)
-    logger = loggers.WandbLogger(save_dir=tmp_path, **settings)
-    logger.connect()
-    assert not logger._connection.result()[1]
+    monkeypatch.setattr(loggers, "_is_reachable", lambda: pytest.fail("the server is contacted"))
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    _ = loggers.WandbLogger(save_dir=tmp_path, **settings).experiment
+    assert modes[0] == (mode if mode == "disabled" else "offline")
 
 
 def test_only_rank_0_connects(monkeypatch):

@@ -29,7 +29,7 @@ from lightning_tfm.callbacks import provenance
 from lightning_tfm.checkpoint import FORMAT, read, write
 from lightning_tfm.errors import Interrupted, UserError
 from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
-from lightning_tfm.loggers import MetricsWriter
+from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, assert_same_run, contents, equal
 from support.experiments import NETWORKS, fit, folder, new_folders, wait_for_step
