@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.runs.metrics_writer import MetricsWriter
-from lightning_tfm.system.files import delete_folder, read_metrics, relative
+from lightning_tfm.runs.record import Run
+from lightning_tfm.system.files import delete_folder, relative
 
 CONNECT_TIMEOUT = 2.0
 """Timeout in seconds for a response of the W&B server, after which a run starts offline."""
@@ -151,18 +152,17 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @_guarded
     @rank_zero_only
-    def log_missing(self, metrics: Path) -> None:
-        """Log the rows of a `metrics.csv` that a killed process did not upload, from the last step of an online run on.
+    def log_missing(self, rows: Sequence[dict[str, float]]) -> None:
+        """Log the rows of `metrics.csv` that a killed process did not upload, from the last step of an online run on.
 
         Note:
             Only the server knows the last step, so nothing is logged again to an offline run. The last step is, since
             its validation may be missing.
         """
-        last = self.experiment.summary.get("trainer/global_step")
-        for row in read_metrics(metrics) if last is not None and metrics.is_file() else []:
-            step = int(row.pop("step"))
-            if step >= last:
-                self.log_metrics({name: float(value) for name, value in row.items() if value}, step)
+        last = self.experiment.summary.get("trainer/global_step", math.inf)
+        for row in rows:
+            if row["step"] >= last:
+                self.log_metrics(row, int(row.pop("step")))
 
     @_guarded
     @rank_zero_only
@@ -284,7 +284,7 @@ def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
     """
     for logger in loggers[1:]:
         if isinstance(logger, WandbLogger):
-            logger.log_missing(cast(MetricsWriter, cast(CSVLogger, loggers[0]).experiment).path)
+            logger.log_missing(Run(Path(cast(CSVLogger, loggers[0]).log_dir)).metrics())
         elif isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = step  # TensorBoard hides later steps of the killed process
 

@@ -20,10 +20,13 @@ from unittest.mock import patch
 
 from layers import layers, rooms
 from lightning_tfm.__main__ import COMMANDS, USAGE
+from lightning_tfm.commands.reproduce import tolerance
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
-from lightning_tfm.config.experiments import Claim, confidence_interval, format_value, list_experiments
+from lightning_tfm.comparison.statistics import COVERAGE, student_reach
+from lightning_tfm.config.experiments import Claim, list_experiments
 from lightning_tfm.fit import cli
 from lightning_tfm.runs import record
+from lightning_tfm.system.terminal import format_value
 from lightning_tfm.system.versions import Git, Hardware
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +214,8 @@ def commands() -> str:
 
 def _interval(claim: Claim) -> str:
     """Return the 95 % confidence interval of the mean."""
-    return " to ".join(map(format_value, confidence_interval(list(claim.by_seed.values()))))
+    reach = student_reach([*claim.by_seed.values()], COVERAGE)
+    return f"{format_value(claim.value - reach)} to {format_value(claim.value + reach)}"
 
 
 def results() -> str:
@@ -228,7 +232,7 @@ def results() -> str:
             is_range = seeds == list(range(seeds[0], seeds[-1] + 1))
             shown = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
             values = ", ".join(format_value(value) for value in claim.by_seed.values())
-            by_seed.append((name, metric, shown, values, f"± {claim.tolerance(3):.2g}"))
+            by_seed.append((name, metric, shown, values, f"± {tolerance(claim, 3):.2g}"))
     machines: dict[str, list[str]] = {}
     for experiment in experiments:
         machines.setdefault(experiment.machine, []).append(f"`{experiment.name}`")

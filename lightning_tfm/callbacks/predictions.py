@@ -11,11 +11,10 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.callbacks.summary import evaluated_prefix
-from lightning_tfm.config.experiments import PER_CATEGORY
 from lightning_tfm.data import Batch
 from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.loggers import media_loggers, run_folder
-from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.runs.record import PER_CATEGORY, Prediction, Run
 from lightning_tfm.system.files import atomic_write
 from lightning_tfm.tasks.base import TaskModule, test_prefix
 from lightning_tfm.tasks.metrics import all_gather_list

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.padding import Padding
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import Experiment, format_value, list_experiments, packaged_folder
-from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.config.experiments import Experiment, list_experiments, packaged_folder
+from lightning_tfm.system.terminal import LiteralConsole, format_value
 
 
 def make_parser() -> CommandParser:

@@ -8,10 +8,9 @@ from rich import box
 from rich.table import Table
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import format_duration, format_value
 from lightning_tfm.errors import UserError, escape_controls
 from lightning_tfm.runs.record import Run
-from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.system.terminal import LiteralConsole, format_duration, format_value
 
 
 def make_parser() -> CommandParser:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+import re
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+
+import torch
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import format_value
-from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
+from lightning_tfm.config.settings import settings_of_weights, without_seed
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
 from lightning_tfm.fit.cli import TfmCLI, run
-from lightning_tfm.runs.children import ChildRun, parse_seeds, run_children
+from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.progress import progress_bar
+from lightning_tfm.system.terminal import format_value
 
-EXAMPLE = "1..5"
+MAX_SEEDS = 1000
 
 LAUNCHED = ("WORLD_SIZE", "SLURM_NTASKS")
 """Environment variables in which torchrun and srun set the number of processes that they have started."""
@@ -36,38 +40,118 @@ class SeededRuns:
     """Runs of an experiment that differ in their seed only.
 
     Args:
-        folder: the folder of the runs of the experiment.
-        settings: the settings except for the seed.
-        max_steps: the number of training steps of a run.
+        arguments: the arguments of `fit`, without a seed.
+        save_dir: the parent folder of the experiment's folder; None for that of the arguments.
 
     Attributes:
-        folder: the folder.
-        max_steps: the number of steps.
+        folder: the folder of the experiment, which contains the runs.
+
+    Raises:
+        UserError: if `fit` would refuse the arguments, or if the runs would have no folders of their own.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], max_steps: int) -> None:
-        self.folder, self.max_steps = folder, max_steps
-        self._settings = settings
-        self._seeds: dict[Path, int | None] = {}  # of each folder; None if its settings differ
+    def __init__(self, arguments: Sequence[str], save_dir: Path | None = None) -> None:
+        cli = cast(SettingsCLI, run(["fit", *arguments], SettingsCLI))
+        settings = cli.settings()
+        if settings["trainer"]["logger"] is False:
+            raise UserError(
+                "trainer.logger must not be false with several seeds, since each run needs a folder; remove it"
+            )
+        loggers = [logger["init_args"] for logger in settings["trainer"]["logger"]]
+        if loggers[0]["version"] is not None:
+            raise UserError(
+                "trainer.logger must not have a version with several seeds, since each run needs its own folder, but "
+                f"has {loggers[0]['version']!r}; remove it"
+            )
+        self._arguments = [*arguments]
+        if save_dir is not None:
+            for logger in loggers:
+                logger |= {"save_dir": str(save_dir)} if "save_dir" in logger else {}
+            self._arguments += ["--trainer.logger", json.dumps(settings["trainer"]["logger"])]
+        self.folder = Path(loggers[0]["save_dir"], loggers[0]["name"])
+        self._max_steps = settings["trainer"]["max_steps"]
+        self._settings = without_seed(settings_of_weights(settings))
+        self._seeds: dict[Path, int | None] = {}  # of each folder; None if its other settings differ
 
-    def newest(self) -> dict[int, Path]:
-        """Return the folder of the newest run of each seed."""
+    def newest(self) -> dict[int, Run]:
+        """Return the newest run of each seed."""
         configs = [path for path in self.folder.glob(f"version_*/{Run.CONFIG}") if path.is_file()]
-        found = {}
+        runs = {}
         for config in sorted(configs, key=lambda config: config.stat().st_mtime):
+            run = Run(config.parent)
             if config not in self._seeds:
-                self._seeds[config] = self._seed(config)
+                self._seeds[config] = self._seed(run)
             if (seed := self._seeds[config]) is not None:
-                found[seed] = config.parent
-        return found
+                runs[seed] = run
+        return runs
 
-    def _seed(self, config: Path) -> int | None:
+    def _seed(self, run: Run) -> int | None:
         """Return the seed of a run; None if its other settings differ."""
         try:
-            settings = settings_of_weights(read_yaml(config, "RUN"))
+            settings = settings_of_weights(run.config)
         except UserError:  # edited by the user
             return None
         return settings["seed_everything"] if without_seed(settings) == self._settings else None
+
+    def train(self, seeds: Sequence[int], jobs: int = 1, resume: bool = True) -> dict[int, Run | None]:
+        """Train once per seed, and print the result of each run as soon as it has ended.
+
+        Args:
+            seeds: the seeds.
+            jobs: the number of runs at a time.
+            resume: whether to leave out the seeds that have finished before, and to resume the others.
+
+        Returns:
+            The run of each seed; None if it has failed.
+
+        Raises:
+            UserError: if `fit` refuses to start a run, as it would refuse the others.
+        """
+        results: dict[int, Run | None] = {}
+        resumed: dict[int, list[str]] = {}  # arguments of the seeds to train
+        before = self.newest()
+        for seed in seeds:
+            run = before.get(seed) if resume else None
+            if run is not None:
+                run.wait()
+            if run is not None and run.has_finished:
+                results[seed] = run
+                print(f"seed {seed}: finished before, {escape_controls(relative(run.folder))}", flush=True)
+            elif run is not None and run.checkpoints():
+                resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)]
+            else:
+                resumed[seed] = []
+        threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, torch.get_num_threads() // jobs)
+
+        def start(seed: int) -> ChildRun:
+            arguments = [*self._arguments, "--seed_everything", str(seed), *resumed[seed]]
+            return ChildRun(arguments, self.folder / f"seed_{seed}.log", threads)
+
+        def watch(children: list[ChildRun]) -> None:
+            runs = {seed: run for seed, run in self.newest().items() if run != before.get(seed)}
+            for seed, child in zip(resumed, children, strict=False):
+                if child.is_running or seed in results:
+                    continue
+                run = runs.get(seed)
+                if child.process.returncode == 2 and run is None:
+                    raise UserError(child.last_line)
+                results[seed] = run if child.process.returncode == 0 else None
+                failure = f"FAILED: {child.last_line} ({relative(child.log)})"
+                line = failure if results[seed] is None else _describe(cast(Run, run))
+                with bar.external_write_mode():
+                    print(f"seed {seed}: {escape_controls(line)}", flush=True)
+            if not bar.disable:
+                bar.update(sum(self._steps(runs.get(seed), seed in results) for seed in resumed) - bar.n)
+
+        with progress_bar("step", total=len(resumed) * self._max_steps) as bar:
+            run_children([partial(start, seed) for seed in resumed], jobs, watch)
+        return {seed: results[seed] for seed in seeds}
+
+    def _steps(self, run: Run | None, has_ended: bool) -> int:
+        """Return the number of steps of a run so far."""
+        if has_ended:
+            return self._max_steps
+        return 0 if run is None else max((int(row["step"]) for row in run.metrics()), default=0)
 
 
 def fit_seeds(arguments: list[str]) -> int:
@@ -80,28 +164,19 @@ def fit_seeds(arguments: list[str]) -> int:
         The exit status: 1 if a run has failed, 0 otherwise.
     """
     options, settings = make_parser().parse_known_args(arguments)
-    seeds = parse_seeds(options.seeds, EXAMPLE)
+    seeds = parse_seeds(options.seeds)
     _check(options, settings)
-    runs = _read(settings, seeds[0])
-    earlier = runs.newest() if options.ckpt_path == "last" else {}
-    resumed: dict[int, Path | None] = {}
-    for seed in seeds:
-        run = earlier.get(seed)
-        if run is not None:
-            Run(run).wait()
-        if run is not None and Run(run).has_finished:
-            print(f"seed {seed}: finished before, {escape_controls(relative(run))}")
-        else:
-            resumed[seed] = run if run is not None and Run(run).checkpoints() else None
+    runs = SeededRuns(settings)
     handle_signals(interrupt)
     try:
-        failed = _train(runs, settings, resumed, options.jobs)
+        results = runs.train(seeds, options.jobs, resume=options.ckpt_path == "last")
     except Interrupted as interrupted:
         interrupted.ckpt_path = "last"
         raise
-    print(f"\n{len(seeds) - failed} of {len(seeds)} seeds have finished. To see their mean and compare it:\n")
+    finished = [run for run in results.values() if run is not None]
+    print(f"\n{len(finished)} of {len(seeds)} seeds have finished. To see their mean and compare it:\n")
     print(f"  lightning-tfm compare {shell_quote(relative(runs.folder))}")
-    return 1 if failed else 0
+    return 0 if len(finished) == len(seeds) else 1
 
 
 def make_parser() -> CommandParser:
@@ -118,10 +193,30 @@ def make_parser() -> CommandParser:
     return parser
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Parse seeds such as `7`, `1..5` or `1,4,9`.
+
+    Raises:
+        UserError: if the text is not a list of different seeds.
+    """
+    ranges = [re.fullmatch(r"(\d{1,10})(?:\.\.(\d{1,10}))?", part) for part in text.split(",")]
+    seeds = [
+        seed for part in ranges if part for seed in range(int(part[1]), int(part[2] or part[1]) + 1)[: MAX_SEEDS + 1]
+    ]
+    if not all(ranges) or not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS or max(seeds) >= 2**32:
+        raise UserError(
+            f"--seeds must be 1 to {MAX_SEEDS} different numbers below {2**32}, such as 7, 1..5 or 1,4,9, but is "
+            f"{text!r}; try 1..5"
+        )
+    return seeds
+
+
 def _check(options: Namespace, settings: list[str]) -> None:
     """Check the options, and that no other argument contradicts them."""
     if options.jobs < 1:
         raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
+    if not settings:
+        raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
     for name, reason in (
         ("--seed_everything", "the seeds are those of --seeds"),
         ("--dry-run", "it would run each seed for one batch"),
@@ -136,83 +231,9 @@ def _check(options: Namespace, settings: list[str]) -> None:
         )
 
 
-def _read(settings: list[str], seed: int) -> SeededRuns:
-    """Return the runs of some arguments of `fit`.
-
-    Raises:
-        UserError: if `fit` would refuse the arguments, or if its runs would have no folders of their own.
-    """
-    if not settings:
-        raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
-    cli = cast(SettingsCLI, run(["fit", *settings, "--seed_everything", str(seed)], SettingsCLI))
-    config = cli.config["fit"]
-    if config.trainer.logger is False:
-        raise UserError("trainer.logger must not be false with --seeds, since each run needs a folder; remove it")
-    logger = config.trainer.logger[0].init_args
-    if logger.version is not None:
-        raise UserError(
-            "trainer.logger must not have a version with --seeds, since each run needs its own folder, but has "
-            f"{logger.version!r}; remove it"
-        )
-    ours = without_seed(settings_of_weights(cli.settings()))
-    return SeededRuns(Path(logger.save_dir, logger.name), ours, config.trainer.max_steps)
-
-
-def _train(runs: SeededRuns, settings: list[str], resumed: dict[int, Path | None], jobs: int) -> int:
-    """Train seeds, and print the result of each as soon as its run has ended.
-
-    Args:
-        runs: the runs of the experiment.
-        settings: the arguments of `fit`, without a seed.
-        resumed: the run to resume for each seed; None for a new run.
-        jobs: the number of runs at a time.
-
-    Returns:
-        The number of seeds that have failed.
-    """
-    old = set(runs.newest().values()) - set(resumed.values())
-    ended: dict[int, bool] = {}  # whether the run of a seed has finished
-    threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, _cores() // jobs)
-
-    def start(seed: int) -> ChildRun:
-        begin = ["--ckpt_path", str(resumed[seed])] if resumed[seed] else []
-        log = runs.folder / f"seed_{seed}.log"
-        return ChildRun([*settings, "--seed_everything", str(seed), *begin], log, threads)
-
-    def watch(children: list[ChildRun]) -> None:
-        found = {seed: path for seed, path in runs.newest().items() if path not in old}
-        for seed, child in zip(resumed, children, strict=False):
-            if seed not in ended and not child.is_running:
-                ended[seed] = child.process.returncode == 0 and seed in found
-                if child.process.returncode == 2 and seed not in found:  # it would be the same for the other seeds
-                    raise UserError(child.last_line.removeprefix("lightning-tfm: error: "))
-                with bar.external_write_mode():
-                    shown = _result(found[seed]) if ended[seed] else _failure(child)
-                    print(f"seed {seed}: {escape_controls(shown)}", flush=True)
-        steps = sum(runs.max_steps if seed in ended else _step(found.get(seed)) for seed in resumed)
-        bar.update(min(steps, total) - bar.n)
-
-    total = len(resumed) * runs.max_steps
-    with progress_bar("step", sys.stderr.isatty(), total=total) as bar:
-        run_children([partial(start, seed) for seed in resumed], jobs, watch)
-    return list(ended.values()).count(False)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _step(run: Path | None) -> int:
-    """Return the last logged step of a run; 0 if there is none."""
-    return max((int(row["step"]) for row in Run(run).metrics()), default=0) if run else 0
-
-
-def _result(run: Path) -> str:
+def _describe(run: Run) -> str:
     """Describe a finished run."""
-    summary = Run(run).summary
-    headline = [f"{name} {format_value(value)}" for name, value in (summary.headline,)] if summary.headline else []
-    return ", ".join([*headline, f"{summary.train_seconds:.0f} s", relative(run)])
-
-
-def _failure(child: ChildRun) -> str:
-    return f"FAILED: {child.last_line.removeprefix('lightning-tfm: error: ')} ({relative(child.log)})"
+    summary = run.summary
+    assert summary is not None
+    headline = f"{summary.headline[0]} {format_value(summary.headline[1])}, " if summary.headline else ""
+    return f"{headline}{summary.train_seconds:.0f} s, {relative(run.folder)}"

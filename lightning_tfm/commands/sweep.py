@@ -25,7 +25,7 @@ from rich import box
 from rich.table import Table
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import find_experiment, format_value
+from lightning_tfm.config.experiments import find_experiment
 from lightning_tfm.config.settings import read_json, read_yaml
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
 from lightning_tfm.fit.cli import TfmCLI, run
@@ -48,7 +48,7 @@ from lightning_tfm.sweeps import (
 from lightning_tfm.sweeps.trials import FAILURE, SETTINGS
 from lightning_tfm.system.files import make_folder, relative, write_text
 from lightning_tfm.system.progress import progress_bar
-from lightning_tfm.system.terminal import LiteralConsole
+from lightning_tfm.system.terminal import LiteralConsole, format_value
 
 SPECIFICATION = "sweep.json"
 """File in the folder of a sweep: the specification and the YAML of the experiment, which must not change."""

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_tfm.comparison.statistics import Interval, mean_interval
-from lightning_tfm.config.experiments import HEADLINES
 from lightning_tfm.config.settings import is_below
 from lightning_tfm.errors import UserError
-from lightning_tfm.runs.record import Run, Start
+from lightning_tfm.runs.record import HEADLINES, Run, Start
 from lightning_tfm.system.files import relative
 
 COSTS = {"train_seconds": False, "samples_per_second": True}

@@ -197,3 +197,18 @@ def seeds_needed(effect: float, level: float = LEVEL, *, matched: bool) -> int:
     least = seeds_to_reach(level, matched=matched)
     numbers = range(least, MAX_SEEDS + 1)  # the power grows with the number
     return least + bisect_left(numbers, POWER, key=lambda number: power(effect, number, level, matched=matched))
+
+
+def student_reach(values: Sequence[float], coverage: float, number: float = math.inf) -> float:
+    """Return the half-width of the interval (Student's t) around the mean of at least two values.
+
+    Args:
+        values: the values.
+        coverage: the coverage of the interval.
+        number: the number of further values whose mean the interval predicts; by default, it is that of the
+            distribution, for a confidence interval.
+    """
+    from scipy import stats  # slow to import
+
+    spread = statistics.stdev(values) * math.sqrt(1 / len(values) + 1 / number)
+    return float(stats.t.ppf((1 + coverage) / 2, len(values) - 1)) * spread

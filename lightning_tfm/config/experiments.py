@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,23 +14,6 @@ from lightning_tfm.errors import UserError
 
 CLAIMS = "claims.yaml"
 """Name of the claims file in a folder of experiments."""
-
-HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_character", "val/loss")
-"""Metrics by priority; the first that a run has logged is shown."""
-
-PER_CATEGORY = {"exact_match": True, "nll": False}
-"""Metrics that are computed for each category of pairs, and whether higher values are better."""
-
-CONFIDENCE = 0.99
-"""Coverage of the prediction interval of a claim."""
-
-RESOLUTION = 1e-3
-"""Minimum half-width of the interval as a fraction of the claim, since the claimed seeds may agree by chance."""
-
-
-def is_per_category(metric: str) -> bool:
-    """Return whether a metric is computed for a category of pairs, such as test/exact_match/CATEGORY."""
-    return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 @dataclass(frozen=True)
@@ -46,12 +27,6 @@ class Claim:
     def value(self) -> float:
         """Return the claimed mean over seeds."""
         return statistics.fmean(self.by_seed.values())
-
-    def tolerance(self, runs: int) -> float:
-        """Return the half-width of the prediction interval for the mean over `runs` new seeds."""
-        number = len(self.by_seed)
-        spread = statistics.stdev(self.by_seed.values()) * math.sqrt(1 / number + 1 / runs)
-        return max(student_t(CONFIDENCE, number - 1) * spread, RESOLUTION * abs(self.value))
 
 
 @dataclass(frozen=True)
@@ -82,35 +57,6 @@ class Experiment:
         """Return the comment in the first line of the YAML file; empty if there is none."""
         first = self.text.partition("\n")[0]
         return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
-def student_t(coverage: float, degrees_of_freedom: int) -> float:
-    """Return the two-sided quantile of Student's t distribution: |t| is below it with probability `coverage`."""
-    from scipy import stats  # slow to import
-
-    return float(stats.t.ppf((1 + coverage) / 2, degrees_of_freedom))
-
-
-def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval (Student's t) of the mean of at least two values."""
-    reach = student_t(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.fmean(values)
-    return mean - reach, mean + reach
-
-
-def format_value(value: float) -> str:
-    """Format a metric with four decimals, or with two if it is 10 or more, such as BLEU."""
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration, such as "12 min 5 s"."""
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    minutes, seconds_left = divmod(whole, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{minutes} min {seconds_left} s" if minutes < 120 else f"{hours} h {minutes_left} min"
 
 
 def packaged_folder() -> Path:

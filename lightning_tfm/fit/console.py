@@ -14,11 +14,10 @@ from rich.text import Text
 
 from lightning_tfm.callbacks import Predictions
 from lightning_tfm.callbacks.summary import evaluated_split, results
-from lightning_tfm.config.experiments import is_per_category
 from lightning_tfm.errors import escape_controls, shell_quote
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import wandb_loggers
-from lightning_tfm.runs.record import Run
+from lightning_tfm.runs.record import Run, is_per_category
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.terminal import LiteralConsole
 

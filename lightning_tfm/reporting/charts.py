@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lightning_tfm.config.experiments import HEADLINES
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.reporting.collect import Json, RunPage
+from lightning_tfm.runs.record import HEADLINES
 
 SCHEME: Literal["blues"] = "blues"
 """Vega color scheme for values from 0 to 1, the same as `lightning_tfm.plots.style.HEAT`."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from lightning_tfm.config.experiments import format_duration, is_per_category
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference import Predictor, short_title, worst_first
 from lightning_tfm.inference.attention_maps import AttentionMap
 from lightning_tfm.inference.loading import load
-from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.runs.record import Prediction, Run, is_per_category
 from lightning_tfm.system.files import relative
+from lightning_tfm.system.terminal import format_duration
 
 PREDICTIONS = 500
 """Maximum number of predictions shown per run: half with the largest losses, half evenly spaced over the others."""

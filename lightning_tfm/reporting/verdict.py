@@ -9,9 +9,9 @@ from lightning_tfm.comparison import Group, compare, group_runs, is_readable
 from lightning_tfm.comparison.examples import by_example, sign_test
 from lightning_tfm.comparison.results import format_p
 from lightning_tfm.comparison.tables import sentences, tables, verdicts
-from lightning_tfm.config.experiments import format_value
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting.collect import Json, RunPage
+from lightning_tfm.system.terminal import format_value
 
 
 def result(page: RunPage) -> str:

@@ -1,4 +1,4 @@
-"""Runs in child processes: `lightning-tfm fit` with its output in a log, one or several at a time, and their seeds."""
+"""Runs in child processes: `lightning-tfm fit` with its output in a log, one or several at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lightning_tfm.errors import UserError
 from lightning_tfm.system.files import make_folder
 
 INTERVAL = 0.2
 """Seconds between two checks whether child processes are running."""
-
-MAX_SEEDS = 1000
 
 
 class ChildRun:
@@ -39,7 +36,6 @@ class ChildRun:
         self, arguments: Sequence[str], log: Path, threads: int | None = None, pass_fds: Sequence[int] = ()
     ) -> None:
         self.log = log
-        self.started = time.monotonic()
         make_folder(log.parent)
         environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log.open("ab") as output:
@@ -56,20 +52,16 @@ class ChildRun:
             )
 
     @property
-    def seconds(self) -> float:
-        """Return the seconds since the start of the process."""
-        return time.monotonic() - self.started
-
-    @property
     def is_running(self) -> bool:
         """Return whether the process is running."""
         return self.process.poll() is None
 
     @property
     def last_line(self) -> str:
-        """Return the last line that the process has written, which is the message of a failed run."""
+        """Return the last line that the process has written, which is the error message of a failed run."""
         lines = self.log.read_bytes()[self._begin :].decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it was killed")
+        line = next((line for line in reversed(lines) if line.strip()), "it was killed")
+        return line.removeprefix("lightning-tfm: error: ")
 
     def terminate(self) -> None:
         """Send SIGTERM to a running process, which then saves a checkpoint and exits.
@@ -113,26 +105,3 @@ def run_children(
             child.terminate()
         for child in children:
             child.process.wait()
-
-
-def parse_seeds(text: str, example: str) -> list[int]:
-    """Parse seeds such as `7`, `1..5` or `1,4,9`.
-
-    Args:
-        text: the seeds, as typed for `--seeds`.
-        example: seeds that an error message suggests.
-
-    Raises:
-        UserError: if the text is not a list of different seeds.
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        bounds = part.split("..")
-        if len(bounds) > 2 or not all(bound.strip().isdecimal() and len(bound) <= 10 for bound in bounds):
-            raise UserError(f"--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is {text!r}; try {example}")
-        seeds += range(int(bounds[0]), min(int(bounds[-1]) + 1, int(bounds[0]) + MAX_SEEDS + 1))
-    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS or max(seeds) >= 2**32:
-        raise UserError(
-            f"--seeds must be 1 to {MAX_SEEDS} different seeds below {2**32}, but is {text!r}; try {example}"
-        )
-    return seeds

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal, NotRequired, TypeVar
 from filelock import FileLock
 from typing_extensions import TypedDict
 
-from lightning_tfm.config.experiments import HEADLINES
 from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
 from lightning_tfm.errors import UserError
 from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
@@ -35,8 +34,19 @@ FORMAT = 1
 TIME_LIMIT = "time limit"
 """Reason to stop early after which a run can be continued."""
 
+HEADLINES = ("val/bleu", "val/exact_match", "val/accuracy", "val/loss_per_character", "val/loss")
+"""Metrics by priority; the first that a run has logged is its main one."""
+
+PER_CATEGORY = {"exact_match": True, "nll": False}
+"""Metrics that are computed for each category of pairs, and whether higher values are better."""
+
 CHECKPOINT_NAME = re.compile(r"best\.ckpt|last\.ckpt|step_(0|[1-9][0-9]*)\.ckpt")
 """File names of the checkpoints that `fit` saves; their folder may contain other files."""
+
+
+def is_per_category(metric: str) -> bool:
+    """Return whether a metric is computed for a category of pairs, such as test/exact_match/CATEGORY."""
+    return any(name in metric.split("/")[:-1] for name in PER_CATEGORY)
 
 
 @dataclass(frozen=True, kw_only=True)

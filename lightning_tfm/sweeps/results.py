@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from lightning_tfm.config.experiments import format_value
 from lightning_tfm.sweeps.specification import Objective, Specification
 from lightning_tfm.sweeps.trials import Outcome, frozen_trial
+from lightning_tfm.system.terminal import format_value
 
 MIN_TRIALS = 10
 """Number of trials below which importances say nothing."""

@@ -1,4 +1,4 @@
-"""Progress bars in a terminal."""
+"""Progress bars of all commands."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
-"""Format of a progress bar, whose bar fills the rest of the line."""
 
-
-def progress_bar(description: str, shown: bool, **settings: Any) -> tqdm[Any]:
-    """Return a progress bar, by default on standard error.
+def progress_bar(description: str, shown: bool | None = None, **settings: Any) -> tqdm[Any]:
+    """Return a progress bar, whose bar fills the rest of the line, by default on standard error.
 
     Args:
         description: the action or the counted unit.
-        shown: whether to show the progress bar.
+        shown: whether to show the progress bar; None for in a terminal only.
         settings: further arguments of tqdm.
     """
-    return tqdm(desc=description, disable=not shown, bar_format=FORMAT, dynamic_ncols=True, **settings)
+    layout = "{desc} {n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}"
+    disable = None if shown is None else not shown
+    return tqdm(desc=description, disable=disable, bar_format=layout, dynamic_ncols=True, **settings)

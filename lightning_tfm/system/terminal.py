@@ -1,4 +1,4 @@
-"""Console that prints names and data as they are."""
+"""Output for people: a console that prints names and data as they are, and the format of numbers."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ class LiteralConsole(Console):
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(escape_controls(text), **settings)
+
+
+def format_value(value: float) -> str:
+    """Format a metric with four decimals, or with two if it is 10 or more, such as BLEU."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration, such as "12 min 5 s"."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes, seconds_left = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{minutes} min {seconds_left} s" if minutes < 120 else f"{hours} h {minutes_left} min"

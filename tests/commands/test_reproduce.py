@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import re
 import shutil
 import sys
 import time
@@ -16,10 +15,11 @@ import torch
 import yaml
 
 import datamodules
-from lightning_tfm.commands.reproduce import SEEDS, Run, _logged, _loggers, _number, _print, compared
-from lightning_tfm.config.experiments import Claim, Experiment, list_experiments, read_experiment
+from lightning_tfm.commands.reproduce import SEEDS, _number, compared
+from lightning_tfm.commands.seeds import SeededRuns, parse_seeds
+from lightning_tfm.config.experiments import Claim, list_experiments, read_experiment
 from lightning_tfm.data import GeneratedDataModule
-from lightning_tfm.runs.children import parse_seeds
+from lightning_tfm.runs.record import Run, Summary
 from support.experiments import NETWORKS, SETTINGS, made_once
 from support.processes import EXPERIMENTS, run, start
 
@@ -70,36 +70,39 @@ def cells(markdown):
 
 @pytest.mark.run
 def test_claims_are_compared_and_the_results_written(reproduced):
-    content = json.loads((reproduced / "runs/reproduce/reproduce.json").read_text())
-    rows = {(e["name"], c["metric"]): c for e in content["experiments"] for c in e["claims"]}
-    assert {key: row["holds"] for key, row in rows.items()} == {
+    results = json.loads((reproduced / "runs/reproduce/reproduce.json").read_text())["results"]
+    holds = {(result["experiment"], result["metric"]): result["holds"] for result in results}
+    assert holds == {
         ("copy_attention_lstm", "test/exact_match"): False,
         ("copy_attention_lstm", "test/loss"): True,
         ("copy_gpt", "test/exact_match"): True,
     }
-    for experiment in content["experiments"]:
-        for seed, one in zip((4, 5), experiment["runs"], strict=True):
-            (path,) = (reproduced / f"runs/reproduce/{experiment['name']}/seed_{seed}").glob("runs/*/*/summary.json")
-            assert one == {"seed": seed, "summary": json.loads(path.read_text()), "failure": None}
-            assert one["summary"]["seed"] == seed
+    for result in results:
+        values = {}
+        for path in reproduced.glob(f"runs/reproduce/{result['experiment']}/*/summary.json"):
+            summary = json.loads(path.read_text())
+            values[str(summary["seed"])] = summary["test"][result["metric"].removeprefix("test/")]
+        assert result["values"] == values
+        assert sorted(values) == ["4", "5"]
     markdown = (reproduced / "runs/reproduce/RESULTS.md").read_text()
-    results = {(row[0], row[1]): row[6] for row in cells(markdown)[2:]}
-    assert results == {
-        ("`copy_attention_lstm`", "test/exact_match"): "FAIL",
-        ("", "test/loss"): "PASS",
-        ("`copy_gpt`", "test/exact_match"): "PASS",
-    }
-    printed = (reproduced / "stdout").read_text()
-    assert cells(printed) == cells(markdown)
-    assert printed.splitlines()[-1] == "2 of 3 claims hold; written: runs/reproduce/RESULTS.md"
-    assert len((reproduced / "stderr").read_text().splitlines()) == 4, "one line per run"
+    verdicts = {(row[0], row[1]): row[4] for row in cells(markdown)[2:]}
+    assert verdicts == {key: "PASS" if value else "FAIL" for key, value in holds.items()}
+    printed = (reproduced / "stdout").read_text().splitlines()
+    assert [line.split(":")[0] for line in printed[:6]] == [
+        line
+        for number, name in enumerate(("copy_attention_lstm", "copy_gpt"), start=1)
+        for line in (f"{number}/2 {name}", "seed 4", "seed 5")
+    ]
+    assert sum("PASS" in line for line in printed) == 2
+    assert max(map(len, printed[6:])) <= 80
+    assert printed[-1] == "2 of 3 claims hold; written: runs/reproduce/RESULTS.md"
 
 
 @pytest.mark.run
 def test_an_interrupted_reproduction_can_be_resumed(project):
     arguments = ("reproduce", "copy_gpt", "experiments/copy_attention_lstm.yaml", "--seeds", "4", "--output", "out")
     child = start(*arguments, cwd=project)
-    while not list((project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/checkpoints/last.ckpt")):
+    while not list((project / "out").glob("copy_attention_lstm/*/checkpoints/last.ckpt")):
         assert child.process.is_alive(), child.err.read_text()
         time.sleep(0.02)
     child.process.terminate()
@@ -108,72 +111,51 @@ def test_an_interrupted_reproduction_can_be_resumed(project):
         "lightning-tfm: interrupted by SIGTERM; resume with:",
         f"  lightning-tfm {' '.join(arguments)}",
     ]
-    (first,) = (project / "out").glob("copy_gpt/seed_4/runs/*/*/summary.json")
+    (first,) = (project / "out").glob("copy_gpt/*/summary.json")
     written = first.stat().st_mtime_ns
 
     child = run(*arguments, cwd=project)
     assert child.wait() == 1, child.err.read_text()
     assert first.stat().st_mtime_ns == written, "finished runs are not repeated"
-    (starts,) = (project / "out").glob("copy_attention_lstm/seed_4/runs/*/*/provenance.json")
+    (starts,) = (project / "out").glob("copy_attention_lstm/*/provenance.json")
     first_step, *later = (begun["step"] for begun in json.loads(starts.read_text()))
     assert first_step == 0
     assert all(step >= 5 for step in later)
-    assert len(list((project / "out").glob("*/seed_*/runs/*/*/summary.json"))) == 2
+    assert len(list((project / "out").glob("*/*/summary.json"))) == 2
 
 
 @pytest.mark.run
-def test_a_run_that_survives_a_kill_is_awaited(project):
-    (project / "experiments/copy_gpt.yaml").write_text(
-        (project / "experiments/copy_gpt.yaml").read_text().replace("max_steps: 60", "max_steps: 300")
-    )
-    arguments = ("reproduce", "copy_gpt", "--seeds", "4")
-    child = start(*arguments, cwd=project)
-    while not list(project.glob("runs/reproduce/copy_gpt/seed_4/runs/*/*/checkpoints/last.ckpt")):
-        assert child.process.is_alive(), child.err.read_text()
-        time.sleep(0.02)
-    child.process.kill()
-    assert child.wait() == -9
-    child = run(*arguments, cwd=project)
-    assert child.wait() == 0, child.err.read_text()
-    (starts,) = project.glob("runs/reproduce/copy_gpt/seed_4/runs/*/*/provenance.json")
-    assert [begun["step"] for begun in json.loads(starts.read_text())] == [0]
-
-
-@pytest.mark.run
-def test_the_claims_of_a_failed_run_do_not_hold(project):
-    path = project / "experiments/copy_gpt.yaml"
-    path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
-    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
-    assert child.wait() == 1
-    assert "FAILED: lightning-tfm: error: loss and gradients must be finite" in child.err.read_text()
-    assert "0 of 1 claims hold" in child.out.read_text()
-
-
-@pytest.mark.run
-def test_runs_of_another_version_of_an_experiment_are_refused(reproduced, tmp_path):
+def test_runs_with_other_settings_or_of_another_source_do_not_count(reproduced, tmp_path):
     project = shutil.copytree(reproduced, tmp_path / "project")
     path = project / "experiments/copy_gpt.yaml"
-    path.write_text(path.read_text() + "\n# changed\n")
-    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
-    assert child.wait() == 2
-    assert "have the same yaml, but 'runs/reproduce/copy_gpt/seed_4' differs" in child.err.read_text()
-    assert run("reproduce", "copy_gpt", "--seeds=4", "--output=other", cwd=project).wait() == 0
+    path.write_text(path.read_text().replace("max_steps: 60", "max_steps: 61") + "\n# a comment\n")
+    arguments = ("reproduce", "copy_gpt", "--seeds=4")
+    child = run(*arguments, cwd=project)
+    assert child.wait() == 0, child.err.read_text()
+    assert "finished before" not in child.out.read_text()
+    assert len(list(project.glob("runs/reproduce/copy_gpt/*/summary.json"))) == 3
+    results = project / "runs/reproduce/reproduce.json"
+    for name, value in (("versions", {"torch": "1.0"}), ("uncommitted changes", "other"), ("commit", "other")):
+        content = json.loads(results.read_text())
+        content["source"][name] = value
+        results.write_text(json.dumps(content))
+        child = run(*arguments, cwd=project)
+        assert child.wait() == 2
+        assert f"whose runs have the same {name}, but 'runs/reproduce' differs" in child.err.read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["none"], "'none' must be a YAML file or the name of an experiment, but is neither"),
-        (["--seeds", "3..1"], "--seeds must be 1 to 1000 different seeds below 4294967296, but is '3..1'; try 21..23"),
-        (["--seeds", "1,1"], "--seeds must be 1 to 1000 different seeds"),
-        (["--seeds", "many"], "--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is 'many'"),
+        (["--seeds", "3..1"], "--seeds must be 1 to 1000 different numbers below 4294967296"),
         (["copy_gpt", "experiments/copy_gpt.yaml"], "NAME must name each experiment once"),
         (["copy_gpt", "broken.yaml"], "NAME must name a valid YAML file, but line 4 of 'broken.yaml' is not: "),
         (["copy_gpt", "latin.yaml"], "NAME must name a YAML file in UTF-8, but line 2 of 'latin.yaml' is not"),
         (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
         (
             ["copy_gpt", "--seeds", "1", "--output", "old"],
-            "but 'old/copy_gpt/seed_1/source.json' is damaged; delete 'old/copy_gpt/seed_1'",
+            "'old/reproduce.json' must be a JSON file written by fit, but is damaged",
         ),
         (["tsv_transformer"], "NAME must be an experiment with claims, but tsv_transformer has none"),
         (["odd/odd.yaml"], "'odd/claims.yaml' must state the results of odd for two seeds or more"),
@@ -182,8 +164,8 @@ def test_runs_of_another_version_of_an_experiment_are_refused(reproduced, tmp_pa
 def test_a_mistake_is_reported_in_one_line(arguments, message, project):
     (project / "broken.yaml").write_text("# claims:\ntrainer: {\ndata: 3\n")
     (project / "latin.yaml").write_bytes(b"# claims:\n# caf\xe9\n")
-    (project / "old/copy_gpt/seed_1").mkdir(parents=True)
-    (project / "old/copy_gpt/seed_1/source.json").write_text("{")
+    (project / "old").mkdir()
+    (project / "old/reproduce.json").write_text("{")
     (project / "odd").mkdir()
     (project / "odd/odd.yaml").write_text("seed_everything: 1\n")
     (project / "odd/claims.yaml").write_text("odd: {test/loss: {11: 1.0}, training: {seconds: 1, machine: any}}\n")
@@ -194,67 +176,61 @@ def test_a_mistake_is_reported_in_one_line(arguments, message, project):
     assert not (project / "runs").exists()
 
 
-def test_the_progress_bar_shows_the_latest_metrics(tmp_path):
-    folder = tmp_path / "runs/copy_gpt/version_0"
-    folder.mkdir(parents=True)
-    assert _logged(tmp_path) == ""
-    lines = ["step,train/loss,tokens_per_second,val/loss", "49,2.5,,", "49,,12345.6,", "99,1.25,,", "99,,,0.75"]
-    (folder / "metrics.csv").write_text("\n".join([*lines, "149,1.1,9"]))  # the last row is incomplete
-    assert _logged(tmp_path) == "step 99, val/loss 0.75"
+def claim(*values):
+    return Claim("test/exact_match", dict(enumerate(values, start=11)))
 
 
-def experiment(*values):
-    claim = Claim("test/exact_match", dict(enumerate(values, start=11)))
-    return Experiment(Path("x.yaml"), "", (claim,), 1.0, "any")
+@pytest.fixture
+def runs(tmp_path):
+    """Return a function that makes runs with values of the exact match, by seed; None is a run that has failed."""
+
+    def make(*values):
+        made = {}
+        for seed, value in enumerate(values, start=1):
+            made[seed] = None if value is None else Run(tmp_path / str(seed))
+            if value is not None:
+                made[seed].__dict__["summary"] = Summary(test={"exact_match": value}, steps=1, parameters=1, seed=seed)
+        return made
+
+    return make
 
 
-def runs(*values):
-    return [Run(seed, {"test": {"exact_match": value}}) for seed, value in enumerate(values, start=1)]
-
-
-def test_the_confidence_interval_is_students_t():
+def test_the_confidence_interval_is_students_t(runs):
     """Compared with tables of t for 2 and 9 degrees of freedom."""
-    (row,) = compared(experiment(1.9, 2.1), runs(1.0, 2.0, 3.0))
-    assert (row["mean"], row["holds"]) == (2.0, True)
-    assert row["high"] - row["mean"] == pytest.approx(4.302653 / math.sqrt(3), rel=1e-3)
-    (row,) = compared(experiment(0.0, 0.1), runs(*range(10)))
-    assert row["mean"] - row["low"] == pytest.approx(2.262157 * 3.027650 / math.sqrt(10), rel=1e-3)
-    assert not row["holds"]
-    (row,) = compared(experiment(1.0, 1.0), runs(1.0))
-    assert (row["low"], row["high"], row["holds"]) == (None, None, True)
-    (row,) = compared(experiment(1.0, 1.1), [*runs(1.0), Run(2, None, "failed")])
-    assert (row["mean"], row["holds"]) == (None, False)
+    result = compared("x", claim(1.9, 2.1), runs(1.0, 2.0, 3.0))
+    assert (result.mean, result.holds) == (2.0, True)
+    assert result.interval[1] - result.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-3)
+    result = compared("x", claim(0.0, 0.1), runs(*range(10)))
+    assert result.mean - result.interval[0] == pytest.approx(2.262157 * 3.027650 / math.sqrt(10), rel=1e-3)
+    assert not result.holds
+    result = compared("x", claim(1.0, 1.0), runs(1.0))
+    assert (result.interval, result.holds) == (None, True)
+    for missing in (None, math.nan, math.inf):
+        result = compared("x", claim(1.0, 1.1), runs(1.0, missing))
+        assert (result.values, result.mean, result.interval, result.holds) == ({1: 1.0, 2: None}, None, None, False)
 
 
-def test_a_claim_is_a_prediction_interval():
+def test_a_claim_is_a_prediction_interval(runs):
     """Compared with tables of t for 4 degrees of freedom."""
-    (row,) = compared(experiment(1.0, 2.0, 3.0, 4.0, 5.0), runs(1.0, 2.0, 3.0))
-    assert row["value"] == 3.0
-    assert row["tolerance"] == pytest.approx(4.604095 * math.sqrt(2.5) * math.sqrt(1 / 5 + 1 / 3), rel=1e-6)
-    (row,) = compared(experiment(0.5, 0.5), runs(0.4994))
-    assert (row["tolerance"], row["holds"]) == (pytest.approx(0.0005), False)
+    result = compared("x", claim(1.0, 2.0, 3.0, 4.0, 5.0), runs(1.0, 2.0, 3.0))
+    assert result.claimed == 3.0
+    assert result.tolerance == pytest.approx(4.604095 * math.sqrt(2.5) * math.sqrt(1 / 5 + 1 / 3), rel=1e-6)
+    result = compared("x", claim(0.5, 0.5), runs(0.4994))
+    assert (result.tolerance, result.holds) == (pytest.approx(0.0005), False)
 
 
-def test_a_prediction_interval_covers_the_mean_of_other_seeds():
+def test_a_prediction_interval_covers_the_mean_of_other_seeds(runs):
     """Check the coverage of 99 % on draws from a normal distribution."""
     draws = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
-    held = [compared(experiment(*draw[:5]), runs(*draw[5:]))[0]["holds"] for draw in draws]
+    held = [compared("x", claim(*draw[:5]), runs(*draw[5:])).holds for draw in draws]
     assert sum(held) / len(held) == pytest.approx(0.99, abs=0.005)
 
 
-def test_the_results_fit_a_terminal_of_80_columns(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
-    monkeypatch.setenv("COLUMNS", "80")
-    experiments = [experiment for experiment in list_experiments(EXPERIMENTS) if experiment.claims]
-    _print(experiments, {experiment.name: [Run(21, None, "killed")] for experiment in experiments})
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("FAIL" in line for line in lines) == sum(len(experiment.claims) for experiment in experiments)
-
-
 @pytest.mark.run
-def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
-    """Paths are relative to it as in `fit`, whatever the output folder is."""
+def test_an_experiment_reads_files_but_no_modules_of_the_current_folder(tmp_path):
+    """Paths are relative to it as in `fit`, whatever the output folder is, but its modules may come from a stranger."""
+    for name in ("yaml", "wandb", "random", "lightning_tfm", "datamodules"):
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w')")
     words = [f"{word}\t{word[::-1]}" for word in ("ab", "abc", "bca", "cab", "ba", "cc", "abab", "caca")]
     (tmp_path / "words.tsv").write_text("\n".join(words))
     text = (EXPERIMENTS / "tsv_transformer.yaml").read_text()
@@ -271,8 +247,9 @@ def test_an_experiment_reads_the_files_of_the_current_folder(tmp_path):
     )
     child = run("reproduce", "mine.yaml", "--seeds=1", "--output=some/where", cwd=tmp_path)
     assert child.wait() == 0, child.err.read_text()
-    assert list(tmp_path.glob("some/where/mine/seed_1/runs/mine/version_0/summary.json"))
+    assert list(tmp_path.glob("some/where/mine/version_0/summary.json"))
     assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "canary").exists()
 
 
 CSV = "lightning.pytorch.loggers.CSVLogger"
@@ -282,33 +259,26 @@ WANDB = "lightning_tfm.loggers.WandbLogger"
 @pytest.mark.parametrize(
     ("trainer", "classes"),
     [
-        ("{}", [CSV]),
-        ("", [CSV]),
+        ("{}", [CSV, WANDB]),
         ("{logger: true}", [CSV]),
-        (f"{{logger: {CSV}}}", [CSV]),
         (f"{{logger: [{CSV}, {WANDB}]}}", [CSV, WANDB]),
-        (f"{{logger: [{{class_path: {WANDB}, init_args: {{project: mine}}}}]}}", [CSV, WANDB]),
-        (f"{{logger: {{class_path: {WANDB}}}}}", [CSV, WANDB]),
-        (f"{{logger: [{WANDB}, {{class_path: {CSV}, init_args: {{save_dir: elsewhere, name: x}}}}]}}", [CSV, WANDB]),
+        (f"{{logger: {{class_path: {WANDB}, init_args: {{project: mine}}}}}}", [CSV, WANDB]),
+        (f"{{logger: [{WANDB}, {{class_path: {CSV}, init_args: {{save_dir: elsewhere, name: mine}}}}]}}", [CSV, WANDB]),
     ],
 )
-def test_all_loggers_write_into_the_output_folder(trainer, classes):
-    loggers = _loggers(Experiment(Path("mine.yaml"), f"trainer: {trainer}\n", (), 1.0, "any"), Path("out"))
+def test_all_loggers_write_into_the_output_folder(trainer, classes, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lightning_tfm.fit.cli.handle_signals", lambda handler: None)
+    path = EXPERIMENTS / "copy_gpt.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["trainer"] = {"max_steps": 3} | yaml.safe_load(trainer)
+    Path("mine.yaml").write_text(yaml.safe_dump(config))
+    runs = SeededRuns(["--config", "mine.yaml"], Path("out"))
+    loggers = json.loads(runs._arguments[-1])
+    assert runs.folder == Path("out/mine")
     assert [logger["class_path"] for logger in loggers] == classes
-    assert {(logger["init_args"]["save_dir"], logger["init_args"]["name"]) for logger in loggers} == {
-        ("out/runs", "mine")
-    }
+    assert {logger["init_args"]["save_dir"] for logger in loggers} == {"out"}
     assert ("mine" in str(loggers[-1]["init_args"].get("project"))) == ("project" in trainer)
-
-
-@pytest.mark.run
-def test_modules_of_the_current_folder_are_not_imported(project):
-    """Runs start in the current folder, but it may come from a stranger and must not be trusted."""
-    for name in ("yaml", "wandb", "random", "lightning_tfm", "datamodules"):
-        (project / f"{name}.py").write_text("open('canary', 'w')")
-    child = run("reproduce", "copy_gpt", "--seeds=4", cwd=project)
-    assert not (project / "canary").exists()
-    assert child.wait() == 0, child.err.read_text()
 
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
@@ -348,7 +318,7 @@ CLAIM_SEEDS = {"copy_gpt": range(71, 76), "copy_transformer": range(41, 46), "po
 def test_claims_use_seeds_that_were_not_tuned_on(path):
     seeds = CLAIM_SEEDS.get(path.stem, range(11, 16))
     assert all(list(claim.by_seed) == list(seeds) for claim in read_experiment(path).claims)
-    assert {1, 2, 3, *parse_seeds(SEEDS, SEEDS)}.isdisjoint(seeds)
+    assert {1, 2, 3, *parse_seeds(SEEDS)}.isdisjoint(seeds)
 
 
 def test_the_readme_shows_claims():

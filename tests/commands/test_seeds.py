@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
-from lightning_tfm.commands.seeds import SeededRuns
-from lightning_tfm.config.settings import settings_of_weights, without_seed
+from lightning_tfm.commands.seeds import SeededRuns, SettingsCLI, parse_seeds
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.cli import run as run_cli
 from lightning_tfm.runs.children import ChildRun, run_children
+from lightning_tfm.runs.record import Run
 from support.experiments import fit
 from support.processes import run, start
 
@@ -100,13 +104,12 @@ def test_a_failed_seed_does_not_stop_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seeds=many"], "--seeds must be numbers, such as 7, 1..5 or 1,4,9, but is 'many'; try 1..5"),
-        (["--seeds=1,1"], "--seeds must be 1 to 1000 different seeds"),
+        (["--seeds=many"], "--seeds must be 1 to 1000 different numbers below 4294967296, such as 7, 1..5 or 1,4,9"),
         (["--seeds=1..2", "--jobs=0"], "--jobs must be at least 1, but is 0; try 1"),
         (["--seeds=1..2", "--seed_everything=3"], "--seed_everything must not be given with --seeds"),
         (["--seeds=1..2", "--dry-run"], "--dry-run must not be given with --seeds"),
         (["--seeds=1..2", "--ckpt_path=x.ckpt"], "argument --ckpt_path: invalid choice: 'x.ckpt'"),
-        (["--seeds=1..2", "--trainer.logger=false"], "trainer.logger must not be false with --seeds"),
+        (["--seeds=1..2", "--trainer.logger=false"], "trainer.logger must not be false with several seeds"),
         (["--seeds=1..2", "--model.network.d_model=17"], "d_model must be divisible by num_heads (2), but is 17"),
         (["--seeds=1..2", "--trainer.max_stepz=3"], "there is no setting 'trainer.max_stepz'; did you mean"),
     ],
@@ -127,19 +130,36 @@ def test_seeds_are_started_by_one_process(variable, tmp_path):
     assert "--seeds must be used in one process" in child.err.read_text()
 
 
-def test_the_newest_run_of_each_seed_is_found(reference, tmp_path):
-    config = yaml.safe_load((reference("gpt") / f"{FOLDER}/version_0/config.yaml").read_text())
+def test_the_newest_run_of_each_seed_is_found(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lightning_tfm.fit.cli.handle_signals", lambda handler: None)
+    runs = SeededRuns([*map(str, seeded("--data.init_args.batch_size=15")[1:])])
     for number, (seed, batch_size) in enumerate([(1, 15), (2, 15), (1, 15), (3, 16)]):
-        config["seed_everything"] = seed
-        config["data"]["init_args"]["batch_size"] = batch_size
-        path = tmp_path / f"version_{number}/config.yaml"
-        path.parent.mkdir()
-        path.write_text(yaml.safe_dump(config))
-    (tmp_path / "version_9").mkdir()
-    (tmp_path / "version_9/config.yaml").write_text("{")
-    config["data"]["init_args"]["batch_size"] = 15
-    runs = SeededRuns(tmp_path, without_seed(settings_of_weights(config)), 60)
-    assert runs.newest() == {1: tmp_path / "version_2", 2: tmp_path / "version_1"}
+        settings = [f"--seed_everything={seed}", f"--data.init_args.batch_size={batch_size}"]
+        cli = run_cli(["fit", *map(str, seeded(*settings)[1:])], SettingsCLI)
+        path = Path(f"{FOLDER}/version_{number}/config.yaml")
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml.safe_dump(cli.settings()))
+    Path(f"{FOLDER}/version_9").mkdir()
+    Path(f"{FOLDER}/version_9/config.yaml").write_text("{")
+    assert runs.newest() == {1: Run(Path(FOLDER, "version_2")), 2: Run(Path(FOLDER, "version_1"))}
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("7", [7]), ("1..3", [1, 2, 3]), ("1,4,9", [1, 4, 9]), ("5..5,1..2", [5, 1, 2]), ("1..1000", [*range(1, 1001)])],
+)
+def test_seeds_are_numbers_and_ranges(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", "1,1", "1..2,2", "3..1", "1..2..3", "-1", "1.5", "4294967296", "1..1001", "0..99999999999", "1,"],
+)
+def test_other_seeds_are_refused(text):
+    with pytest.raises(UserError, match=f"--seeds must be .*, but is {re.escape(repr(text))}; try 1..5"):
+        parse_seeds(text)
 
 
 def test_child_runs_are_terminated_by_an_exception(tmp_path):
@@ -162,6 +182,5 @@ def test_the_last_line_of_a_log_is_its_message(tmp_path):
     (tmp_path / "log").write_text("an earlier run\n")
     (child,) = run_children([lambda: ChildRun(["x\x1b"], tmp_path / "log")])
     assert child.process.returncode == 2
-    assert child.last_line.startswith("lightning-tfm: error: ")
-    assert "\x1b" not in child.last_line
+    assert child.last_line.startswith(r"'x\x1b' must be a YAML file")
     assert (tmp_path / "log").read_text().startswith("an earlier run\n")

@@ -233,24 +233,21 @@ def test_training_continues_if_the_service_has_crashed(monkeypatch, tmp_path, ca
 
 
 def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
-    metrics = tmp_path / "metrics.csv"
-    metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
+    csv_logger = CSVLogger(tmp_path, "name", "version")
+    metrics = Path(csv_logger.log_dir, "metrics.csv")
+    metrics.parent.mkdir(parents=True)
     rows = [(0, 4.0), (1, 3.0), (1, 5.0), (2, 2.0), (2, 1.5)]
-    for path, last, expected in (
-        (metrics, None, []),
-        (metrics, 0, rows),
-        (metrics, 1, rows[1:]),
-        (tmp_path / "none.csv", 1, []),
-    ):
+    for last, expected in ((1, []), (None, []), (0, rows), (1, rows[1:])):
         logged = []
         logger = loggers.WandbLogger(save_dir=tmp_path)
         summary = {} if last is None else {"trainer/global_step": last}
         logger._experiment = SimpleNamespace(summary=summary, log=logged.append)
-        logger.log_missing(path)
+        loggers.resume_loggers([csv_logger, logger], 3)
         assert not logger.failed
         assert [
             (item["trainer/global_step"], item.get("train/loss", item.get("val/loss"))) for item in logged
         ] == expected
+        metrics.write_text("step,epoch,train/loss,val/loss\n0,0,4.0,\n1,0,3.0,\n1,0,,5.0\n2,0,2.0,\n2,0,,1.5\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_tfm.config.experiments import format_value, list_experiments
+from lightning_tfm.config.experiments import list_experiments
+from lightning_tfm.system.terminal import format_value
 
 pytestmark = pytest.mark.run
 

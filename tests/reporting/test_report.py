@@ -16,7 +16,6 @@ import torch
 import yaml
 
 from lightning_tfm.commands.report import MAX_PAGE_SIZE, report
-from lightning_tfm.config.experiments import format_duration
 from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.loading import load
@@ -26,6 +25,7 @@ from lightning_tfm.reporting.charts import _by_interest, draw_charts
 from lightning_tfm.reporting.collect import RunPage
 from lightning_tfm.reporting.verdict import verdict
 from lightning_tfm.runs.record import Run
+from lightning_tfm.system.terminal import format_duration
 from support.experiments import folder, trained_run
 from support.pages import assert_fits_every_screen, open_page
 from support.records import write_run
