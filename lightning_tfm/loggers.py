@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import lightning.pytorch.loggers
-import requests
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -24,17 +23,8 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
 
-CONNECT_TIMEOUT = 2.0
-"""Timeout in seconds for a response of the W&B server, after which a run starts offline."""
-
 START_TIMEOUT = 20.0
-"""Timeout in seconds for the login, and for a reachable server to start a run."""
-
-FINISH_TIMEOUT = 60.0
-"""Timeout in seconds for the upload at the end of a run, after which the remaining data stay in the W&B folder."""
-
-FLUSH_INTERVAL = 1.0
-"""Seconds between writes of an offline run to its file, the most that a killed process loses; W&B's default is 15."""
+"""Timeout in seconds for the login, and for a reachable W&B server to start a run."""
 
 FOLDER_SETTINGS = {"entity", "mode", "project"}
 """Settings that W&B may read from the current folder, where its commands write them."""
@@ -85,23 +75,25 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @rank_zero_only
     def connect(self) -> None:
-        """Choose the mode of the run in a background thread, since W&B's service and its server take time.
-
-        Note:
-            Without this call, `experiment` does so when it is first accessed.
-        """
+        """Choose the mode of the run in a background thread, which `experiment` awaits."""
         self._connection = Thread(target=self._choose_mode, daemon=True)
         self._connection.start()
 
     def _choose_mode(self) -> None:
-        try:
-            import wandb
+        import wandb
 
-            mode = "offline" if self._offline else wandb.setup().settings.mode  # set by WANDB_MODE
-            if mode == "online" and not (_is_reachable() and wandb.login(prompt=False, verify=False)):
-                mode = "offline"
+        try:
+            settings = wandb.setup().settings
+            mode = "offline" if self._offline else settings.mode  # set by WANDB_MODE
+            if mode == "online":
+                _check_folder_settings()
+                is_reachable = _is_reachable(settings.base_url)
+                if not is_reachable:
+                    rank_zero_print(f"W&B cannot be reached at {settings.base_url}, so the run is offline")
+                if not (is_reachable and wandb.login(prompt=False, verify=False)):
+                    mode = "offline"
             self._wandb_init["mode"] = mode
-        except Exception as error:
+        except Exception as error:  # W&B can raise any exception
             rank_zero_print(f"W&B failed to start: {error}")
 
     @property
@@ -121,19 +113,23 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         for mode in dict.fromkeys((self._wandb_init["mode"], "offline", "disabled")):
             settings = wandb.Settings(
                 init_timeout=START_TIMEOUT,
-                finish_timeout=FINISH_TIMEOUT,
-                x_transaction_log_flush_interval=FLUSH_INTERVAL,
+                finish_timeout=60.0,  # of the upload, after which the remaining data stay in the folder
+                x_transaction_log_flush_interval=1.0,  # the seconds that a killed process loses at most, by default 15
                 silent=mode != "online",  # `console.print_upload_command` shows how to upload the run
                 disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
                 console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
             )
             self._wandb_init |= {"mode": mode, "settings": settings}
+            # W&B would import its launch package, in a second, to apply what only that package can have staged.
+            sys.modules.setdefault("wandb.sdk.launch", cast(ModuleType, None))
             try:
-                with _without_launch():
-                    super().experiment  # noqa: B018
+                super().experiment  # noqa: B018
                 return
-            except Exception as error:  # W&B can raise any exception
+            except Exception as error:
                 rank_zero_print(f"W&B failed to start: {error}")
+            finally:
+                if sys.modules["wandb.sdk.launch"] is None:
+                    del sys.modules["wandb.sdk.launch"]
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
         """Set the name and the tags of the run unless the user has set them, and log the commit."""
@@ -153,11 +149,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @_guarded
     @rank_zero_only
     def log_missing(self, rows: Sequence[dict[str, float]]) -> None:
-        """Log the rows of `metrics.csv` that a killed process did not upload, from the last step of an online run on.
+        """Log the rows of `metrics.csv` that a killed process did not upload, from the last step on the server on.
 
         Note:
-            Only the server knows the last step, so nothing is logged again to an offline run. The last step is, since
-            its validation may be missing.
+            The last step is logged again, since its validation may be missing. An offline run does not know it.
         """
         last = self.experiment.summary.get("trainer/global_step", math.inf)
         for row in rows:
@@ -178,12 +173,6 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             artifact.add_dir(str(folder), name=folder.name)
         self.experiment.log_artifact(artifact, aliases=[Path(path).stem])
 
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        super().finalize(status)
-        if status == "failed" and (pattern := self.offline_pattern):
-            rank_zero_print(f"W&B stores the logged data offline; upload them with: wandb sync {pattern}")
-
     @property
     def run_id(self) -> str | None:
         """Return the W&B id of the run; None if there is no run, or W&B is disabled or has failed."""
@@ -199,12 +188,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         return f"{shlex.quote(relative(folder))}/offline-run-*-{self.run_id}"
 
 
-def _is_reachable() -> bool:
-    """Return whether the W&B server responds in time with JSON, or with an HTTP error below 500; print it otherwise.
-
-    Raises:
-        UserError: if the current folder, which may come from a stranger, has other settings than FOLDER_SETTINGS.
-    """
+def _check_folder_settings() -> None:
+    """Check that the current folder, which may come from a stranger, has no other settings than FOLDER_SETTINGS."""
     import wandb
 
     settings = wandb.Settings()
@@ -213,48 +198,28 @@ def _is_reachable() -> bool:
             f"{relative(settings.settings_workspace)!r} must not set {', '.join(others)}, since your API key could be "
             f"sent elsewhere; set {', '.join(f'WANDB_{name.upper()}' for name in others)} instead"
         )
-    address = wandb.setup().settings.base_url
+
+
+def _is_reachable(address: str) -> bool:
+    """Return whether a server responds in time with JSON, unlike the login page of a public network."""
+    import requests
+
     try:
-        response = requests.post(f"{address}/graphql", json={"query": "{viewer{id}}"}, timeout=CONNECT_TIMEOUT)
-        if response.ok:
-            response.json()  # unlike the login page of a public Wi-Fi network
-        elif response.status_code >= 500:
-            response.raise_for_status()
-        return True
+        response = requests.post(
+            f"{address}/graphql",
+            json={"query": "{viewer{id}}"},
+            timeout=2.0,
+            auth=lambda request: request,  # otherwise, requests sends a password of .netrc
+        )
+        response.json()
+        return response.status_code < 500
     except requests.RequestException:
-        rank_zero_print(f"W&B cannot be reached at {address}, so the run is offline")
         return False
 
 
-@contextmanager
-def _without_launch() -> Iterator[None]:
-    """Keep W&B from importing its launch package, which takes a second, unless that package has been imported.
-
-    W&B imports it at the start of a run to apply inputs that only the package itself can have staged, and continues if
-    the import fails.
-    """
-    sys.modules.setdefault("wandb.sdk.launch", cast(ModuleType, None))  # an import then fails
-    try:
-        yield
-    finally:
-        if sys.modules["wandb.sdk.launch"] is None:
-            del sys.modules["wandb.sdk.launch"]
-
-
-@runtime_checkable
-class MediaLogger(Protocol):
-    """Logger of tables and images."""
-
-    def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int | None = None) -> None:
-        """Log a table."""
-
-    def log_image(self, key: str, images: list[Any], step: int | None = None, **settings: list[Any]) -> None:
-        """Log images; further settings, such as `caption`, have one entry per image."""
-
-
-def media_loggers(trainer: Trainer) -> list[MediaLogger]:
+def media_loggers(trainer: Trainer) -> list[Any]:
     """Return the loggers of a trainer that support tables and images."""
-    return [logger for logger in trainer.loggers if isinstance(logger, MediaLogger)]
+    return [logger for logger in trainer.loggers if hasattr(logger, "log_table") and hasattr(logger, "log_image")]
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
@@ -263,25 +228,14 @@ def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
 
 
 def describe_run(loggers: Sequence[Logger], tags: list[str], commit: str | None) -> None:
-    """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard.
-
-    Args:
-        loggers: the loggers of the run, of which the first has created the folder.
-        tags: the tags.
-        commit: the commit of the working directory; None outside a repository.
-    """
+    """Set the name, such as `copy_gpt/version_0`, the tags and the commit of a run in W&B and TensorBoard."""
     for logger in loggers[1:]:
         if isinstance(logger, WandbLogger | TensorBoardLogger):
             logger.describe(run_name(loggers[0]), tags, commit or "unknown")
 
 
 def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
-    """Let the loggers of a resumed run continue at a step.
-
-    Args:
-        loggers: the loggers of the run, of which the first has the metrics before the step.
-        step: the number of steps before the checkpoint.
-    """
+    """Let the loggers of a resumed run continue after a number of steps; the first has the metrics before."""
     for logger in loggers[1:]:
         if isinstance(logger, WandbLogger):
             logger.log_missing(Run(Path(cast(CSVLogger, loggers[0]).log_dir)).metrics())

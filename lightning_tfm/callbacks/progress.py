@@ -26,22 +26,19 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_enabled = True
+        self.is_enabled = True  # on the first process
         self.steps: tqdm[Any] | None = None  # while training
         self.batches: tqdm[Any] | None = None  # while evaluating
         self.is_validated = False  # since the values were last shown: Checkpoints finds the best one after this hook
 
     def disable(self) -> None:
-        """Disable the progress bar; called on all processes except the first."""
         self.is_enabled = False
 
     def enable(self) -> None:
-        """Enable the progress bar, which is the default."""
         self.is_enabled = True
 
     def print(self, *values: Any, **settings: Any) -> None:
-        """Print values above the progress bar."""
-        tqdm.write(settings.get("sep", " ").join(map(str, values)), file=sys.stdout)
+        tqdm.write(settings.get("sep", " ").join(map(str, values)), file=sys.stdout)  # above the progress bar
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = trainer.max_steps if trainer.max_steps > 0 else None
@@ -56,10 +53,6 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
             self.steps.set_postfix_str(_values(trainer, pl_module))
             self.is_validated = False
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close_batches()
-        self.is_validated = True
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.steps is not None:
             self.steps.set_postfix_str(_values(trainer, pl_module))
@@ -67,7 +60,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
             self.steps = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close_batches()
+        self.on_test_end(trainer, pl_module)
         self.on_train_end(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,20 +70,21 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
         split = "validation" if evaluated_split(trainer) == "val" else "test"
         self._open_batches(split, trainer.num_test_batches)
 
+    def _open_batches(self, split: str, sizes: Sequence[int | float]) -> None:
+        total = int(sum(sizes))
+        self.batches = progress_bar(f"{split}, batch", self.is_enabled, total=total, leave=False, file=sys.stdout)
+
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         if self.batches is not None:
             self.batches.update()
 
     on_test_batch_end = on_validation_batch_end
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_test_end(trainer, pl_module)
+        self.is_validated = True
+
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close_batches()
-
-    def _open_batches(self, description: str, sizes: Sequence[int | float]) -> None:
-        total = int(sum(sizes))
-        self.batches = progress_bar(f"{description}, batch", self.is_enabled, total=total, leave=False, file=sys.stdout)
-
-    def _close_batches(self) -> None:
         if self.batches is not None:
             self.batches.close()
             self.batches = None
@@ -109,13 +103,7 @@ def _values(trainer: Trainer, pl_module: LightningModule) -> str:
 
 
 def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable[Item]:
-    """Return an iterable over items with a progress bar, shown if the trainer's progress bar is enabled.
-
-    Args:
-        trainer: the trainer.
-        items: the items.
-        description: the action on each item.
-    """
+    """Return items with a progress bar of an action on each, shown if the trainer's progress bar is enabled."""
     bar = trainer.progress_bar_callback
     shown = isinstance(bar, ProgressBar) and bar.is_enabled
     return progress_bar(description, shown, iterable=items, leave=False, file=sys.stdout)

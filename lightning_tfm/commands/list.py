@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.padding import Padding
 
 from lightning_tfm.commands.parser import CommandParser
-from lightning_tfm.config.experiments import Experiment, list_experiments, packaged_folder
+from lightning_tfm.config.experiments import list_experiments, packaged_folder
 from lightning_tfm.system.terminal import LiteralConsole, format_value
 
 
@@ -26,7 +26,11 @@ def list_(arguments: list[str]) -> int:
     experiments = {experiment.name: experiment for experiment in list_experiments(packaged_folder())}
     experiments |= {experiment.name: experiment for experiment in list_experiments(Path("experiments"))}
     rows = [
-        (experiment.name, result(experiment), f"{experiment.seconds:,.0f} s" if experiment.claims else "")
+        (
+            experiment.name,
+            " ".join(f"{claim.metric} {format_value(claim.value)}" for claim in experiment.claims[:1]),
+            f"{experiment.seconds:,.0f} s" if experiment.claims else "",
+        )
         for experiment in experiments.values()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -38,11 +42,3 @@ def list_(arguments: list[str]) -> int:
         shown = f"  {description}" if whole else Padding(description, (0, 0, 0, 2))
         console.print(shown, style="dim", soft_wrap=whole)
     return 0
-
-
-def result(experiment: Experiment) -> str:
-    """Return the first claim of an experiment."""
-    if not experiment.claims:
-        return ""
-    claim = experiment.claims[0]
-    return f"{claim.metric} {format_value(claim.value)}"

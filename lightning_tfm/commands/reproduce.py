@@ -127,10 +127,10 @@ def _checked_source(output: Path) -> dict[str, Any]:
     Raises:
         UserError: if `output` contains results with another source, which would not be comparable.
     """
-    state = framework()
+    state, diff = framework()
     source = {
         "commit": state["commit"],
-        "uncommitted changes": hashlib.sha256(state["diff"].encode()).hexdigest()[:16] if state.get("diff") else None,
+        "uncommitted changes": hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None,
         "versions": versions(),
         "hardware": hardware(),
     }

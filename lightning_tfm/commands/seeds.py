@@ -7,7 +7,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -24,9 +24,6 @@ from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.system.terminal import format_value
 
 MAX_SEEDS = 1000
-
-LAUNCHED = ("WORLD_SIZE", "SLURM_NTASKS")
-"""Environment variables in which torchrun and srun set the number of processes that they have started."""
 
 
 class SettingsCLI(TfmCLI):
@@ -71,24 +68,18 @@ class SeededRuns:
         self.folder = Path(loggers[0]["save_dir"], loggers[0]["name"])
         self._max_steps = settings["trainer"]["max_steps"]
         self._settings = without_seed(settings_of_weights(settings))
-        self._seeds: dict[Path, int | None] = {}  # of each folder; None if its other settings differ
+        self._seed = cache(self._read_seed)
 
     def newest(self) -> dict[int, Run]:
         """Return the newest run of each seed."""
-        configs = [path for path in self.folder.glob(f"version_*/{Run.CONFIG}") if path.is_file()]
-        runs = {}
-        for config in sorted(configs, key=lambda config: config.stat().st_mtime):
-            run = Run(config.parent)
-            if config not in self._seeds:
-                self._seeds[config] = self._seed(run)
-            if (seed := self._seeds[config]) is not None:
-                runs[seed] = run
-        return runs
+        configs = sorted(self.folder.glob(f"version_*/{Run.CONFIG}"), key=lambda config: config.stat().st_mtime)
+        runs = {self._seed(config.parent): Run(config.parent) for config in configs}
+        return {seed: run for seed, run in runs.items() if seed is not None}
 
-    def _seed(self, run: Run) -> int | None:
+    def _read_seed(self, folder: Path) -> int | None:
         """Return the seed of a run; None if its other settings differ."""
         try:
-            settings = settings_of_weights(run.config)
+            settings = settings_of_weights(Run(folder).config)
         except UserError:  # edited by the user
             return None
         return settings["seed_everything"] if without_seed(settings) == self._settings else None
@@ -117,10 +108,9 @@ class SeededRuns:
             if run is not None and run.has_finished:
                 results[seed] = run
                 print(f"seed {seed}: finished before, {escape_controls(relative(run.folder))}", flush=True)
-            elif run is not None and run.checkpoints():
-                resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)]
             else:
-                resumed[seed] = []
+                can_resume = run is not None and run.checkpoints()
+                resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)] if can_resume else []
         threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, torch.get_num_threads() // jobs)
 
         def start(seed: int) -> ChildRun:
@@ -135,23 +125,18 @@ class SeededRuns:
                 run = runs.get(seed)
                 if child.process.returncode == 2 and run is None:
                     raise UserError(child.last_line)
-                results[seed] = run if child.process.returncode == 0 else None
-                failure = f"FAILED: {child.last_line} ({relative(child.log)})"
-                line = failure if results[seed] is None else _describe(cast(Run, run))
+                results[seed] = run = run if child.process.returncode == 0 else None
+                line = f"FAILED: {child.last_line} ({relative(child.log)})" if run is None else _describe(run)
                 with bar.external_write_mode():
                     print(f"seed {seed}: {escape_controls(line)}", flush=True)
             if not bar.disable:
-                bar.update(sum(self._steps(runs.get(seed), seed in results) for seed in resumed) - bar.n)
+                rows = [run.metrics()[-1:] for seed, run in runs.items() if seed in resumed.keys() - results.keys()]
+                steps = sum(int(row["step"]) for last in rows for row in last)
+                bar.update(steps + self._max_steps * sum(seed in results for seed in resumed) - bar.n)
 
         with progress_bar("step", total=len(resumed) * self._max_steps) as bar:
             run_children([partial(start, seed) for seed in resumed], jobs, watch)
         return {seed: results[seed] for seed in seeds}
-
-    def _steps(self, run: Run | None, has_ended: bool) -> int:
-        """Return the number of steps of a run so far."""
-        if has_ended:
-            return self._max_steps
-        return 0 if run is None else max((int(row["step"]) for row in run.metrics()), default=0)
 
 
 def fit_seeds(arguments: list[str]) -> int:
@@ -217,14 +202,10 @@ def _check(options: Namespace, settings: list[str]) -> None:
         raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
     if not settings:
         raise UserError("lightning-tfm fit needs the name of an experiment; `lightning-tfm list` shows them")
-    for name, reason in (
-        ("--seed_everything", "the seeds are those of --seeds"),
-        ("--dry-run", "it would run each seed for one batch"),
-        ("--print_config", "it prints the settings of a single run"),
-    ):
+    for name in ("--seed_everything", "--dry-run", "--print_config"):
         if any(argument.partition("=")[0] == name for argument in settings):
-            raise UserError(f"{name} must not be given with --seeds, since {reason}; remove it")
-    if any(os.environ.get(name, "1") != "1" for name in LAUNCHED):
+            raise UserError(f"{name} must not be given with --seeds, which trains a run for each of them; remove it")
+    if any(os.environ.get(name, "1") != "1" for name in ("WORLD_SIZE", "SLURM_NTASKS")):
         raise UserError(
             "--seeds must be used in one process, since it starts the runs itself, but torchrun or srun has started "
             "several; start one, or one run per seed with --seed_everything"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lightning_tfm.config.settings import read_yaml
 from lightning_tfm.errors import UserError
 
@@ -35,14 +33,14 @@ class Experiment:
 
     Attributes:
         path: the path of the YAML file.
-        text: the content of the YAML file.
+        description: the comment in the first line of the YAML file; empty if there is none.
         claims: the claims; empty if there are none.
         seconds: the claimed training seconds; 0 if there is no claim.
         machine: the machine on which the training time was measured.
     """
 
     path: Path
-    text: str
+    description: str
     claims: tuple[Claim, ...] = ()
     seconds: float = 0.0
     machine: str = ""
@@ -51,12 +49,6 @@ class Experiment:
     def name(self) -> str:
         """Return the name of the YAML file without its suffix."""
         return self.path.stem
-
-    @property
-    def description(self) -> str:
-        """Return the comment in the first line of the YAML file; empty if there is none."""
-        first = self.text.partition("\n")[0]
-        return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def packaged_folder() -> Path:
@@ -71,67 +63,61 @@ def default_folder() -> Path:
 
 
 def find_experiment(name: str) -> Path:
-    """Return the path of an experiment.
-
-    Args:
-        name: the path of a YAML file, or the name of an experiment, in `experiments/` in the current folder or of the
-            project.
+    """Return the path of a YAML file or of an experiment in `experiments/` of the current folder or of the project.
 
     Raises:
-        UserError: if there is no such experiment.
+        UserError: if there is no such file or experiment.
     """
-    if name.endswith((".yaml", ".yml")):
-        candidates = [Path(name)]
-    else:
-        candidates = [folder / f"{name}.yaml" for folder in (Path("experiments"), packaged_folder())]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
-        raise UserError(
-            f"{name!r} must be a YAML file or the name of an experiment, but is neither; "
-            "`lightning-tfm list` shows the experiments"
-        )
-    return path
+    folders = (Path("experiments"), packaged_folder())
+    is_path = name.endswith((".yaml", ".yml"))
+    for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]:
+        if path.is_file():
+            return path
+    raise UserError(
+        f"{name!r} must be a YAML file or the name of an experiment, but is neither; "
+        "`lightning-tfm list` shows the experiments"
+    )
 
 
 def list_experiments(folder: Path) -> list[Experiment]:
     """Return the experiments of a folder, sorted by name; YAML files without a model are not experiments."""
-    claims = read_claims(folder)
+    claims = _read_claims(folder)
     paths = [path for path in sorted(folder.glob("*.yaml")) if path.name != CLAIMS]
-    return [read_experiment(path, claims) for path in paths if "model" in read_yaml(path, "NAME")]
+    return [_experiment(path, claims) for path in paths if "model" in read_yaml(path, "NAME")]
 
 
-def read_claims(folder: Path) -> dict[str, Any]:
+def read_experiment(path: Path) -> Experiment:
+    """Read an experiment, and its claims in `claims.yaml` beside it.
+
+    Raises:
+        UserError: if a YAML file is invalid.
+    """
+    read_yaml(path, "NAME")  # an invalid file would otherwise fail only when its run starts
+    return _experiment(path, _read_claims(path.parent))
+
+
+def _read_claims(folder: Path) -> dict[str, Any]:
     """Return the content of `claims.yaml` in a folder, by experiment; empty if the file does not exist."""
     path = folder / CLAIMS
     return read_yaml(path, "NAME") if path.is_file() else {}
 
 
-def read_experiment(path: Path, claims: dict[str, Any] | None = None) -> Experiment:
-    """Read an experiment and its claims.
-
-    Args:
-        path: the path of the YAML file.
-        claims: the content of `claims.yaml` in the same folder; if None, the file is read.
-
-    Raises:
-        UserError: if the YAML file or the claims are invalid.
-    """
-    read_yaml(path, "NAME")  # an invalid file would otherwise fail only when its run starts, hours later
-    text = path.read_text(encoding="utf-8")
-    found = (read_claims(path.parent) if claims is None else claims).get(path.stem)
-    if found is None:
-        return Experiment(path, text)
+def _experiment(path: Path, claims: dict[str, Any]) -> Experiment:
+    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+    description = first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
+    if path.stem not in claims:
+        return Experiment(path, description)
     try:
-        training = found["training"]
+        by_metric = dict(claims[path.stem])
+        training = by_metric.pop("training")
         stated = tuple(
             Claim(metric, {int(seed): float(value) for seed, value in by_seed.items()})
-            for metric, by_seed in found.items()
-            if metric != "training"
+            for metric, by_seed in by_metric.items()
         )
         if any(len(claim.by_seed) < 2 for claim in stated):
             raise ValueError("one seed has no spread")
-        return Experiment(path, text, stated, float(training["seconds"]), str(training["machine"]))
-    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return Experiment(path, description, stated, float(training["seconds"]), str(training["machine"]))
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
             f"{str(path.with_name(CLAIMS))!r} must state the results of {path.stem} for two seeds or more, such as "
             f"{path.stem}: {{test/exact_match: {{11: 1.0, 12: 0.9998}}, training: {{seconds: 20, machine: two cores}}}}"

@@ -64,11 +64,7 @@ class ChildRun:
         return line.removeprefix("lightning-tfm: error: ")
 
     def terminate(self) -> None:
-        """Send SIGTERM to a running process, which then saves a checkpoint and exits.
-
-        Note:
-            On Windows, which has no SIGTERM, the run loses the steps since its last checkpoint.
-        """
+        """Let a running process save a checkpoint and exit; on Windows, which has no SIGTERM, kill it."""
         if self.is_running:
             self.process.terminate()
 
@@ -76,19 +72,16 @@ class ChildRun:
 def run_children(
     starts: Iterable[Callable[[], ChildRun]], jobs: int = 1, watch: Callable[[list[ChildRun]], None] = lambda _: None
 ) -> list[ChildRun]:
-    """Start runs in child processes, at most `jobs` at a time, and wait until all have ended.
+    """Start runs, at most `jobs` at a time, wait until all have ended, and return them in the order of their start.
 
-    If an exception is raised, for example by a signal, all running processes are terminated, and have saved a
-    checkpoint when the function raises it.
+    If an exception is raised, for example by a signal, the running processes are terminated, and have ended when the
+    function raises it.
 
     Args:
         starts: functions that start a run each, called in this order.
         jobs: the number of runs at a time.
         watch: a function that is called several times per second, and at the end, with all runs started so far. It may
             terminate a run.
-
-    Returns:
-        The runs, in the order of their start.
     """
     waiting, children = iter(starts), list[ChildRun]()
     try:

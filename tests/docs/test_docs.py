@@ -138,7 +138,7 @@ def folder(tmp_path):
     (tmp_path / "experiments").mkdir()
     claims = {}
     for experiment in list_experiments(EXPERIMENTS):
-        config = yaml.safe_load(experiment.text)
+        config = yaml.safe_load(experiment.path.read_text())
         (tmp_path / f"experiments/{experiment.path.name}").write_text(yaml.safe_dump(make_small(config)))
         if experiment.claims:  # any exact match is in the prediction interval of these two
             claim = {"test/exact_match": {11: 0.0, 12: 1.0}, "training": {"seconds": 1, "machine": "any"}}

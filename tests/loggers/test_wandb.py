@@ -174,7 +174,7 @@ def test_an_offline_run_prints_the_command_that_uploads_it(cwd):
 @pytest.mark.parametrize("connects_early", [False, True])
 def test_a_run_is_online_if_the_user_is_logged_in_and_the_server_responds(connects_early, monkeypatch, new_wandb):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "_is_reachable", lambda: True)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: True)
     calls = []
     monkeypatch.setattr(wandb, "login", lambda **settings: calls.append(settings) or True)
     monkeypatch.setattr(wandb, "init", lambda **settings: calls.append(settings))
@@ -255,7 +255,7 @@ def test_a_resumed_online_run_logs_what_was_not_uploaded(monkeypatch, tmp_path):
 )
 def test_an_offline_run_does_not_contact_the_server(mode, settings, monkeypatch, tmp_path, new_wandb):
     monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setattr(loggers, "_is_reachable", lambda: pytest.fail("the server is contacted"))
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: pytest.fail("the server is contacted"))
     modes = []
     monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
     _ = loggers.WandbLogger(save_dir=tmp_path, **settings).experiment
