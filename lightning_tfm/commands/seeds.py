@@ -7,6 +7,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
@@ -78,11 +79,11 @@ class SeededRuns:
 
     def _read_seed(self, folder: Path) -> int | None:
         """Return the seed of a run; None if its other settings differ."""
-        try:
-            settings = settings_of_weights(Run(folder).config)
-        except UserError:  # edited by the user
-            return None
-        return settings["seed_everything"] if without_seed(settings) == self._settings else None
+        run = Run(folder)
+        with suppress(UserError):  # edited by the user
+            if run.settings == self._settings:
+                return int(run.config["seed_everything"])
+        return None
 
     def train(self, seeds: Sequence[int], jobs: int = 1, resume: bool = True) -> dict[int, Run | None]:
         """Train once per seed, and print the result of each run as soon as it has ended.

@@ -155,7 +155,7 @@ def test_runs_with_other_settings_or_of_another_source_do_not_count(reproduced, 
         (["copy_gpt", "--output", "broken.yaml"], "--output must be a folder, but 'broken.yaml' is a file"),
         (
             ["copy_gpt", "--seeds", "1", "--output", "old"],
-            "'old/reproduce.json' must be a JSON file written by fit, but is damaged",
+            "'old/reproduce.json' must be a JSON file written by lightning-tfm, but is damaged",
         ),
         (["tsv_transformer"], "NAME must be an experiment with claims, but tsv_transformer has none"),
         (["odd/odd.yaml"], "'odd/claims.yaml' must state the results of odd for two seeds or more"),
