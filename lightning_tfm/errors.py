@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -27,6 +28,13 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 class UserError(ValueError):
     """Error that the user can fix. The message names the setting, the rule, the value and a fix, in one line."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, or all of them."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(names)}"
 
 
 class Interrupted(BaseException):

@@ -17,13 +17,13 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import copy_checkpoint, is_whole
-from lightning_tfm.config.parsing_errors import nearest
 from lightning_tfm.errors import (
     Interrupted,
     UserError,
     handle_signals,
     interrupt,
     interruption,
+    nearest,
     rank_zero_print,
 )
 from lightning_tfm.loggers import run_folder
@@ -31,6 +31,7 @@ from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.checks import check_interval
 
 
 class Checkpoints(Checkpoint):
@@ -123,7 +124,8 @@ class Checkpoints(Checkpoint):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.enable_validation and not trainer.fast_dev_run:
+        # `check_run` checks a number of batches; a fraction of them becomes one only now.
+        if trainer.enable_validation and isinstance(trainer.val_check_interval, float) and not trainer.fast_dev_run:
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
         # Lightning broadcasts a SIGTERM in each batch; here, all signals travel with the sums of the loss.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
@@ -252,24 +254,6 @@ def time_is_up(trainer: Trainer) -> bool:
     """Return whether a time limit, such as `trainer.max_time`, ends the training."""
     timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
     return any(remaining is not None and remaining <= 0 for remaining in (timer.time_remaining() for timer in timers))
-
-
-def check_interval(interval: float | None, accumulated: int) -> None:
-    """Check that validations, and so checkpoints, are between two steps.
-
-    Args:
-        interval: the number of batches between two validations; None or infinity if there is none.
-        accumulated: the number of batches of a step.
-
-    Raises:
-        UserError: if the interval is not a multiple of the batches of a step.
-    """
-    if interval not in (None, math.inf) and interval % accumulated:
-        raise UserError(
-            "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
-            f"({accumulated}), since a checkpoint cannot be saved within a step, but is {interval}; "
-            f"try {accumulated * max(1, round(interval / accumulated))}"
-        )
 
 
 def _check_monitor(

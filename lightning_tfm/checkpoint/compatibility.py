@@ -87,58 +87,75 @@ def check_fits(
     )
     try:
         saved = checkpoint["hyper_parameters"]
-        pairs = [("class_path", saved["network"]["class_path"], hyper_parameters["network"]["class_path"])]
-        pairs += [(name, saved.get(name), hyper_parameters.get(name)) for name in ("class_path", "labels")]
-        groups = [(saved["network"]["init_args"], hyper_parameters["network"]["init_args"])]
         if resuming:
-            ours, theirs = hyper_parameters["optimizer"], saved["optimizer"]
-            pairs.append(("optimizer", theirs["class_path"], ours["class_path"]))
-            groups += [
-                (theirs["init_args"], ours["init_args"]),
-                (saved["lr_schedule"], hyper_parameters["lr_schedule"]),
-            ]
-            if not has_training_state(checkpoint):
-                raise UserError(
-                    f"{str(path)!r} must hold the optimizer's state to resume its run, but holds only weights, as "
-                    "an average does; resume from one of the run's own checkpoints"
-                )
-            _ = [checkpoint[part] for part in TRAINING]
-            if ("averaging_state" in checkpoint) is not averages:
-                raise UserError(
-                    f"trainer.callbacks must {'not ' * averages}contain WeightAveraging to resume from {str(path)!r}, "
-                    f"which was trained with{'out' * averages} it; use its config.yaml"
-                )
-        # Unless positions are learned, a network can be evaluated on longer texts than those in training.
-        apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
-        for theirs, ours in groups:
-            pairs += [(name, theirs.get(name), ours.get(name)) for name in {**theirs, **ours} if name not in apart]
-        # These are compared last, since differences in the model or the data are more relevant.
-        step = checkpoint["step_settings"] if resuming else {}
-        step_pairs = [(name, step.get(name), ours) for name, ours in step_settings.items() if resuming]
-        their_size, our_size = (h["network"]["init_args"]["vocab_size"] for h in (saved, hyper_parameters))
-        their_length, our_length = (h["network"]["init_args"].get("max_length") for h in (saved, hyper_parameters))
-        their_shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
+            _check_training_state(checkpoint, path, averages)
+        _check_equal(path, _settings(saved, resuming), _settings(hyper_parameters, resuming))
+        sizes, lengths = (
+            [parameters["network"]["init_args"].get(name) for parameters in (saved, hyper_parameters)]
+            for name in ("vocab_size", "max_length")
+        )
+        if saved["tokenizer"] != hyper_parameters["tokenizer"]:
+            raise UserError(
+                f"the vocabulary of the data must match the checkpoint {str(path)!r} ({sizes[0]} ids), but differs "
+                f"({sizes[1]} ids); use the data it was trained on"
+            )
+        if resuming:  # compared last, since differences in the model or the data are more relevant
+            _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in step_settings}, step_settings)
+        if {name: weight.shape for name, weight in checkpoint["state_dict"].items()} == shapes:
+            return
     except (AttributeError, KeyError, TypeError):
         raise incompatible from None
-
-    def check_equal(pairs: list[tuple[str, Any, Any]]) -> None:
-        for name, their, our in pairs:
-            if their != our:
-                raise UserError(
-                    f"{name} must match the checkpoint {str(path)!r} ({their}), but is {our}; use its config.yaml"
-                )
-
-    check_equal(pairs)
-    if saved["tokenizer"] != hyper_parameters["tokenizer"]:
+    if lengths[0] != lengths[1]:
         raise UserError(
-            f"the vocabulary of the data must match the checkpoint {str(path)!r} ({their_size} ids), but differs "
-            f"({our_size} ids); use the data it was trained on"
+            f"the maximum length of the data must be that of the checkpoint {str(path)!r}, whose positions are "
+            f"learned (max_length {lengths[0]}, not {lengths[1]}); use its config.yaml, and delete longer texts"
         )
-    check_equal(step_pairs)
-    if their_shapes != shapes:
-        if their_length != our_length:
+    raise incompatible
+
+
+def _settings(hyper_parameters: dict[str, Any], resuming: bool) -> dict[str, Any]:
+    """Return the settings in which a checkpoint and a model must agree, by name."""
+    network, optimizer = hyper_parameters["network"], hyper_parameters["optimizer"]
+    # Unless positions are learned, a network can be evaluated on longer texts than those in training.
+    apart = ("vocab_size",) if resuming else ("vocab_size", "max_length")
+    settings = {
+        "model.network.class_path": network["class_path"],
+        "model.class_path": hyper_parameters.get("class_path"),
+        "labels": hyper_parameters.get("labels"),
+        **{f"model.network.{name}": value for name, value in network["init_args"].items() if name not in apart},
+    }
+    if resuming:
+        settings["model.optimizer.class_path"] = optimizer["class_path"]
+        for part, values in (("optimizer", optimizer["init_args"]), ("lr_schedule", hyper_parameters["lr_schedule"])):
+            settings |= {f"model.{part}.{name}": value for name, value in values.items()}
+    return settings
+
+
+def _check_equal(path: str | Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    for name in {**saved, **current}:
+        if saved.get(name) != current.get(name):
             raise UserError(
-                f"the maximum length of the data must be that of the checkpoint {str(path)!r}, whose positions are "
-                f"learned (max_length {their_length}, not {our_length}); use its config.yaml, and delete longer texts"
+                f"{name} must match the checkpoint {str(path)!r} ({saved.get(name)}), but is {current.get(name)}; use "
+                "its config.yaml"
             )
-        raise incompatible
+
+
+def _check_training_state(checkpoint: dict[str, Any], path: str | Path, averages: bool) -> None:
+    """Check that a checkpoint has all that a run needs to be resumed.
+
+    Raises:
+        KeyError: if it lacks one of TRAINING.
+        UserError: if it holds only weights, or averaged weights and the run does not average, or the reverse.
+    """
+    if not has_training_state(checkpoint):
+        raise UserError(
+            f"{str(path)!r} must hold the optimizer's state to resume its run, but holds only weights, as "
+            "an average does; resume from one of the run's own checkpoints"
+        )
+    if missing := set(TRAINING) - checkpoint.keys():
+        raise KeyError(*missing)
+    if ("averaging_state" in checkpoint) is not averages:
+        raise UserError(
+            f"trainer.callbacks must {'not ' * averages}contain WeightAveraging to resume from {str(path)!r}, "
+            f"which was trained with{'out' * averages} it; use its config.yaml"
+        )

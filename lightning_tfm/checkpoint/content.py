@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from types import UnionType
@@ -42,13 +42,47 @@ MAX_DEPTH = 100
 """Maximum nesting of the values of a checkpoint."""
 
 
+class DamagedError(UserError):
+    """A file that is not a whole checkpoint."""
+
+
+class CheckpointReader:
+    """Reader of the checkpoint of a command, which checks the content before it restores it.
+
+    A file is read and hashed once: `peek` keeps its content until `take`.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Path, dict[str, Any]] | None = None
+
+    def peek(self, path: str | Path) -> dict[str, Any]:
+        """Return the content of a checkpoint as `read_index` does, and keep it in place of that of another."""
+        if self._kept is None or self._kept[0] != Path(path):
+            self._kept = None  # before another content is in memory
+            self._kept = Path(path), read_index(path)
+        return self._kept[1]
+
+    def take(self, path: str | Path) -> dict[str, Any]:
+        """Return the content of a checkpoint as `read_index` does, and no longer keep it."""
+        content, self._kept = self.peek(path), None
+        return content
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint, which may only contain plain values and tensors, on the CPU, with the tensors of its shards.
 
     Raises:
         UserError: see `read_index`.
     """
-    checkpoint = read_index(path)
+    return with_shards(read_index(path), path)
+
+
+def with_shards(checkpoint: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """Read the tensors of the shards, if any, into the content of `read_index`, and return it.
+
+    Raises:
+        UserError: if the checkpoint does not fit its shards.
+    """
     if is_sharded(checkpoint):
         try:
             gather_shards(checkpoint, Path(path))
@@ -61,37 +95,19 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint as `read` does, with tensors without data in place of those that are in its shards.
 
     Raises:
-        UserError: if the file does not exist, is damaged, is not a checkpoint of lightning_tfm, has another version of
-            the format, or names classes other than those of its module, network and optimizer.
+        DamagedError: if the file or one of its shards cannot be read, or has changed since it was written.
+        UserError: if the file is not a checkpoint of lightning_tfm, has another version of the format, or names classes
+            other than those of its module, network and optimizer.
     """
     path = Path(path)
-    if path.is_dir():
-        inside = next(iter(sorted([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")])), None)
-        hint = (
-            f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
-        )
-        raise UserError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {hint}")
-    if not path.is_file():
-        raise UserError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
-    try:
-        whole = verify_checksum(path)
-    except OSError as error:
-        raise UserError(f"the checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
-    if not whole:
-        raise UserError(
-            f"{str(path)!r} must be a checkpoint of lightning_tfm, but is damaged or not a checkpoint: its checksum is "
-            "wrong or missing; use another, or resume from the newest undamaged one with: fit --ckpt_path last"
-        )
+    _check_file(path)
     try:
         _check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         shards_are_whole = not is_sharded(checkpoint) or verify_shards(path, checkpoint[INDEX])
         if shards_are_whole:
             _check_content(checkpoint, path)
-        hyper_parameters, _ = checkpoint["hyper_parameters"], checkpoint["global_step"]
-        network = hyper_parameters["network"]
-        named = list(_class_paths({**hyper_parameters, "network": None, "optimizer": None, "class_path": None}))
-        named = [name for name in [*named, *_class_paths(network["init_args"])] if name is not None]
+        named = _unexpected_classes(checkpoint["hyper_parameters"])
     except Exception:  # the content may be anything
         raise UserError(f"{str(path)!r} must be a checkpoint of lightning_tfm, but cannot be read as one") from None
     if checkpoint.get("format_version") != FORMAT:
@@ -100,7 +116,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
             f"{checkpoint.get('format_version')}; use the version of lightning_tfm that wrote it"
         )
     if not shards_are_whole:
-        raise UserError(
+        raise DamagedError(
             f"{str(path)!r} must have all files of {checkpoint[INDEX]['folder']}, but one is missing or damaged; "
             "restore the folder, or use another checkpoint"
         )
@@ -110,6 +126,31 @@ def read_index(path: str | Path) -> dict[str, Any]:
             "do not trust it"
         )
     return checkpoint
+
+
+def _check_file(path: Path) -> None:
+    """Check that a file was written by `write` and has not changed since.
+
+    Raises:
+        DamagedError: if it was not, or has.
+    """
+    if path.is_dir():
+        inside = next(iter(sorted([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")])), None)
+        hint = (
+            f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
+        )
+        raise DamagedError(f"the checkpoint must be a file, but {str(path)!r} is a folder; {hint}")
+    if not path.is_file():
+        raise DamagedError(f"there is no checkpoint {str(path)!r}; train one with: lightning-tfm fit --config YAML")
+    try:
+        is_unchanged = verify_checksum(path)
+    except OSError as error:
+        raise DamagedError(f"the checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
+    if not is_unchanged:
+        raise DamagedError(
+            f"{str(path)!r} must be a checkpoint of lightning_tfm, but is damaged or not a checkpoint: its checksum is "
+            "wrong or missing; use another, or resume from the newest undamaged one with: fit --ckpt_path last"
+        )
 
 
 def _check_archive(path: Path) -> None:
@@ -136,7 +177,7 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
         ValueError: if an entry has another type, or a value is larger or nested too deeply.
     """
     for name, kind in TYPES.items():
-        if name in checkpoint and not isinstance(checkpoint[name], kind):
+        if name in checkpoint.keys() | {"global_step"} and not isinstance(checkpoint[name], kind):
             raise ValueError(f"{name} is not of type {kind}")
     if not all(isinstance(checkpoint.get("experiment", {name: ""}).get(name), str) for name in ("name", "config")):
         raise ValueError("the experiment has no name or configuration")
@@ -163,30 +204,43 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
         raise ValueError("a weight is not a tensor")
 
 
+def _unexpected_classes(hyper_parameters: dict[str, Any]) -> list[Any]:
+    """Return the class paths in hyper-parameters, except for those of the module, the network and the optimizer."""
+    arguments = hyper_parameters["network"]["init_args"]
+    others = {**hyper_parameters, "network": arguments, "optimizer": None, "class_path": None}
+    return [path for path in _class_paths(others) if path is not None]
+
+
 def _class_paths(values: Any) -> Iterator[Any]:
     """Yield the class paths in nested plain values."""
     if isinstance(values, dict):
-        for name, value in values.items():
-            if name in ("class_path", "_class_path", "_instantiator"):
-                yield value
-            yield from _class_paths(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _class_paths(value)
+        yield from (values[name] for name in ("class_path", "_class_path", "_instantiator") if name in values)
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return
+    for value in values:
+        yield from _class_paths(value)
 
 
-def latest_valid(paths: Iterable[Path]) -> tuple[Path | None, list[Path]]:
+def latest_valid(
+    paths: Iterable[Path], read: Callable[[Path], dict[str, Any]] = read_index
+) -> tuple[Path | None, list[Path]]:
     """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
 
+    Args:
+        paths: the paths of the checkpoints.
+        read: a function that reads a checkpoint as `read_index` does.
+
     Raises:
-        UserError: if `read` rejects a file with a valid checksum.
+        UserError: if `read_index` rejects a file that is not damaged.
     """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):
-        if not is_whole(path):
+        try:
+            if has_training_state(read(path)):
+                return path, damaged
+        except DamagedError:
             damaged.append(path)
-        elif has_training_state(read_index(path)):
-            return path, damaged
     return None, damaged
 
 

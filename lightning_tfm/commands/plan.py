@@ -67,7 +67,7 @@ class PlanCLI(TfmCLI):
 
     def make_module(self) -> TaskModule:
         """Return a new module, with the settings of the command."""
-        return cast(TaskModule, self._get(self.parser.instantiate_classes(self.config), "model"))
+        return cast(TaskModule, self.construct()[self.command].model)
 
 
 def plan(arguments: list[str]) -> int:

@@ -6,6 +6,8 @@ suffice for experiments, and none of them starts a program or calls a function n
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import re
 import sys
@@ -17,7 +19,6 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-from lightning_tfm.config.parsing_errors import untrusted
 from lightning_tfm.errors import UserError
 
 EXPORTED = (
@@ -74,6 +75,16 @@ CLASSES = {
 }
 """Trusted classes, by the package that exports them."""
 
+INSTEAD = {
+    "BatchSizeFinder": "lightning-tfm plan, which estimates the memory for data.batch_size",
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
+    "LearningRateFinder": "lightning-tfm sweep, which can search model.optimizer.lr",
+    "StochasticWeightAveraging": "lightning_tfm.callbacks.WeightAveraging",
+    "TensorBoardLogger": "lightning_tfm.loggers.TensorBoardLogger",
+    "WandbLogger": "lightning_tfm.loggers.WandbLogger",
+}
+"""Replacements of classes of Lightning that are not trusted, by name."""
+
 ADDRESS = re.compile(r"[\w+.-]+(://|::)")
 """Start of an address, from which Lightning would read, or to which it would write, over the network."""
 
@@ -92,6 +103,27 @@ def trusted() -> dict[str, type]:
                 if getattr(sys.modules[module], name, None) is cls:
                     classes[f"{module}.{name}"] = cls
     return classes
+
+
+def untrusted(path: str, owner: str) -> str:
+    """Return the message for a class or function that is not trusted.
+
+    Args:
+        path: the dotted name.
+        owner: the setting or the checkpoint that contains the name; empty if it is not known.
+    """
+    module, _, name = path.rpartition(".")
+    owner = owner or "a configuration"
+    if name in INSTEAD:
+        return f"{owner} must not name {path!r}; try {INSTEAD[name]}"
+    members = vars(sys.modules[module]) if module in sys.modules else {}
+    close = difflib.get_close_matches(name, [other for other in members if inspect.isclass(members[other])], n=1)
+    if close and name not in members:
+        return f"{owner} must name a class of {module}, which has no {name!r}; did you mean {close[0]!r}?"
+    return (
+        f"{owner} must name only classes listed in lightning_tfm/config/trust.py, but names {path!r}, which is not "
+        f"imported; if you trust its code: --trust-package {module or path}"
+    )
 
 
 def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:

@@ -137,12 +137,21 @@ class TaskDataModule(LightningDataModule, ABC):
         """Test on the validation split, without reading the test data; must be called before `setup`."""
         self.test_sets, self.skips_test = ("val",), True
 
+    def _encode(self, *splits: str) -> bool:
+        """Encode the splits that are not encoded yet; return whether there were any."""
+        missing = [split for split in dict.fromkeys(splits) if split not in self.datasets]
+        with gc_disabled():
+            self.datasets = {**self.datasets, **{split: self.examples(split) for split in missing}}
+        return bool(missing)
+
+    def count_batches(self) -> int:
+        """Return the number of batches of a pass over the training data, over all processes; encodes these data."""
+        self._encode("train")
+        return len(self.training_batches(BatchDivision()).batches(0))
+
     def setup(self, stage: str) -> None:
-        if not self.datasets:
-            _check_open_files(self.num_workers)
-            with gc_disabled():
-                splits = dict.fromkeys(("train", "val", *self.test_sets))
-                self.datasets = {split: self.examples(split) for split in splits}
+        _check_open_files(self.num_workers)
+        if self._encode("train", "val", *self.test_sets):
             self._check_sizes()
             self._report_overlaps()
             if self.test_sets == ("val",) and not self.skips_test:

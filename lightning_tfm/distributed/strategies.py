@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lightning_tfm.checkpoint import read_index
+from lightning_tfm.checkpoint import CheckpointReader, read_index
 from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
 from lightning_tfm.data import BatchDivision, MicroBatches
 from lightning_tfm.distributed.parallel import Layout, broadcast_weights
@@ -285,7 +285,10 @@ class ModelParallel(ModelParallelStrategy):
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = read_index(checkpoint_path)
+        plugin = self.checkpoint_io
+        checkpoint = (
+            plugin.take(checkpoint_path) if isinstance(plugin, CheckpointReader) else read_index(checkpoint_path)
+        )
         if is_sharded(checkpoint):
             if not self.optimizers:
                 del checkpoint["optimizer_states"]  # which would be read whole

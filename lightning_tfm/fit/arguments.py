@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ SAVING = ("ModelCheckpoint", "OnExceptionCheckpoint")
 """Callbacks that write checkpoints, which are ignored in a checkpoint."""
 
 
-def with_options(arguments: list[str], folder: Path) -> list[str]:
+def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict[str, Any]] = read_index) -> list[str]:
     """Replace a positional argument, an experiment to fit or a checkpoint to evaluate, with the equivalent options.
 
     Args:
         arguments: the command and its arguments.
         folder: a folder for the configuration of the checkpoint's experiment.
+        read: a function that reads a checkpoint as `read_index` does.
 
     Raises:
         UserError: if the command has no arguments, or the checkpoint does not contain its configuration.
@@ -47,7 +49,7 @@ def with_options(arguments: list[str], folder: Path) -> list[str]:
     path = Path(options[0])
     if path.is_dir():
         path = Run(path).checkpoint(Run.BEST, Run.LAST) or path
-    experiment = read_index(path).get("experiment")
+    experiment = read(path).get("experiment")
     if experiment is None:
         raise UserError(
             f"CHECKPOINT must hold the configuration of its experiment, but {str(path)!r}, which was not written by "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_tfm.checkpoint import latest_valid
+from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.fit.folder import check_empty, reopen_metrics
@@ -48,22 +48,22 @@ class Resumption(NamedTuple):
         return Run.of(self.checkpoint).folder
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest undamaged checkpoint of an experiment's runs.
+def newest_checkpoint(runs: Iterable[Run], read: Callable[[Path], dict[str, Any]] = read_index) -> Path | None:
+    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones.
 
     Args:
-        folder: the folder of the experiment, which contains a folder for each run.
-
-    Raises:
-        UserError: if there is no undamaged checkpoint.
+        runs: the runs.
+        read: a function that reads a checkpoint as `read_index` does.
     """
-    path = _newest_undamaged(map(Run, folder.glob("*")))
-    if path is None:
-        raise UserError(_no_checkpoint(folder))
+    path, damaged = latest_valid((path for run in runs for path in run.checkpoints()), read)
+    for other in damaged:
+        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
     return path
 
 
-def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption | None:
+def find_run(
+    ckpt_path: str, folder: Path, max_steps: int | None, read: Callable[[Path], dict[str, Any]] = read_index
+) -> Resumption | None:
     """Return the checkpoint from which `fit` resumes a run.
 
     Args:
@@ -72,6 +72,7 @@ def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption 
         folder: the folder of the experiment, which contains a folder for each run.
         max_steps: the number of steps to train; None if the learning rate depends on it, so that a finished run cannot
             be extended.
+        read: a function that reads a checkpoint as `read_index` does.
 
     Returns:
         The checkpoint; None if `ckpt_path` is neither, or if no run has saved a checkpoint.
@@ -80,8 +81,32 @@ def find_run(ckpt_path: str, folder: Path, max_steps: int | None) -> Resumption 
         UserError: if the run or all runs have finished, or there is no undamaged checkpoint.
     """
     if ckpt_path == "last":
-        return _last_run(folder, max_steps)
-    return _named_run(Path(ckpt_path), max_steps) if Path(ckpt_path).is_dir() else None
+        runs = [run for run in map(Run, folder.glob("*")) if run.checkpoints()]
+        if not runs:
+            rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
+            return None
+        path = newest_checkpoint((run for run in runs if not run.has_finished), read)
+        path = path or newest_checkpoint((run for run in runs if run.has_finished and _has_summary(run)), read)
+        if path is None:
+            raise no_checkpoint(folder)
+        rule = f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished"
+        _check_unfinished(Run.of(path), max_steps, rule)
+    elif Path(ckpt_path).is_dir():
+        named = Path(ckpt_path)
+        run = Run(named if len(named.parts) >= 3 else Path(os.path.abspath(named)))  # its parents name the experiment
+        rule = f"--ckpt_path must name an unfinished run, but {str(run.folder)!r} has finished"
+        _check_unfinished(run, max_steps, rule)
+        path = newest_checkpoint([run], read)
+        if path is None:
+            raise no_checkpoint(run.folder)
+    else:
+        return None
+    return Resumption(path, path.stat().st_mtime_ns, extends=Run.of(path).has_finished)
+
+
+def no_checkpoint(folder: Path) -> UserError:
+    """Return the error of a folder without an undamaged checkpoint, in which `--ckpt_path` searches for one."""
+    return UserError(f"--ckpt_path needs an undamaged checkpoint below {str(folder)!r}, but there is none")
 
 
 def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) -> FileLock:
@@ -117,83 +142,40 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     return lock
 
 
-def _last_run(folder: Path, max_steps: int | None) -> Resumption | None:
-    """Return the newest unfinished run of an experiment, or the newest finished run, if it can be extended."""
-    runs = [run for run in map(Run, folder.glob("*")) if run.checkpoints()]
-    if not runs:
-        rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
-        return None
-    path = _newest_undamaged(run for run in runs if not run.has_finished)
-    path = path or _newest_undamaged(run for run in runs if run.has_finished and _has_summary(run))
-    if path is None:
-        raise UserError(_no_checkpoint(folder))
-    if _has_finished(run := Run.of(path), max_steps):
-        raise UserError(
-            f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished; "
-            f"{_extension(max_steps, run)}start a new run without --ckpt_path"
-        )
-    return _resumption(path)
+def _check_unfinished(run: Run, max_steps: int | None, rule: str) -> None:
+    """Check that a run has not finished, or can be extended: a time limit stopped it, or it has fewer steps.
 
+    Args:
+        run: the run.
+        max_steps: see `find_run`.
+        rule: the beginning of the message.
 
-def _extension(max_steps: int | None, run: Run) -> str:
-    """Return the advice to extend a finished run, or why it cannot be extended."""
-    summary = run.summary
-    if summary.stopped_early and (max_steps is None or summary.steps < max_steps):
-        return f"it has stopped early: to train on in a new folder, name {str(run.checkpoint_folder / Run.LAST)!r}, or "
-    if max_steps is None:
-        return "it cannot be extended, since the learning rate depends on trainer.max_steps; "
-    return f"raise trainer.max_steps ({max_steps}) to extend {str(run.folder)!r}, or "
-
-
-def _named_run(folder: Path, max_steps: int | None) -> Resumption:
-    """Return the checkpoint from which the run in a folder is resumed."""
-    run = Run(folder if len(folder.parts) >= 3 else Path(os.path.abspath(folder)))  # its parents name the experiment
-    if _has_finished(run, max_steps):
-        raise UserError(
-            f"--ckpt_path must name an unfinished run, but {str(run.folder)!r} has finished; "
-            f"{_extension(max_steps, run)}start a new run without --ckpt_path"
-        )
-    path = _newest_undamaged([run])
-    if path is None:
-        raise UserError(f"--ckpt_path must name a run with an undamaged checkpoint, but {str(run.folder)!r} has none")
-    return _resumption(path)
-
-
-def _has_finished(run: Run, max_steps: int | None) -> bool:
-    """Return whether a run cannot be continued.
-
-    It has `max_steps` steps, or has finished if `max_steps` is None, or a callback other than a time limit stopped it.
+    Raises:
+        UserError: if it has finished; the message tells how to train on.
     """
-    if not run.has_finished or (run.summary.stopped_early == TIME_LIMIT and max_steps is None):
-        return False
-    has_all_steps = max_steps is None or run.summary.steps >= max_steps
-    return has_all_steps or run.summary.stopped_early not in (None, TIME_LIMIT)
+    summary = run.summary
+    if summary is None:
+        return
+    stopped, last = summary.stopped_early, run.checkpoint_folder / Run.LAST
+    has_all_steps = stopped != TIME_LIMIT if max_steps is None else summary.steps >= max_steps
+    if not has_all_steps and stopped in (None, TIME_LIMIT):
+        return
+    if stopped and (max_steps is None or summary.steps < max_steps):
+        advice = f"it has stopped early: to train on in a new folder, name {str(last)!r}, or "
+    elif max_steps is None:
+        advice = "it cannot be extended, since the learning rate depends on trainer.max_steps; "
+    else:
+        advice = f"raise trainer.max_steps ({max_steps}) to extend {str(run.folder)!r}, or "
+    raise UserError(f"{rule}; {advice}start a new run without --ckpt_path")
 
 
 def _has_summary(run: Run) -> bool:
     """Return whether the summary of a finished run can be read."""
     try:
-        _ = run.summary
+        return run.summary is not None
     except UserError as error:
         rank_zero_print(f"skipping a finished run: {error}")
         return False
-    return True
-
-
-def _newest_undamaged(runs: Iterable[Run]) -> Path | None:
-    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones."""
-    path, damaged = latest_valid(path for run in runs for path in run.checkpoints())
-    for other in damaged:
-        rank_zero_print(f"skipping {other}: it is damaged or incomplete")
-    return path
-
-
-def _no_checkpoint(folder: Path) -> str:
-    return f"--ckpt_path last needs an undamaged checkpoint below {str(folder)!r}, but there is none"
-
-
-def _resumption(path: Path) -> Resumption:
-    return Resumption(path, path.stat().st_mtime_ns, extends=Run.of(path).has_finished)
 
 
 def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -207,8 +189,8 @@ def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str,
     experiment = checkpoint.get("experiment")
     if experiment is None:  # not written by the command
         return {}
-    theirs, ours = map(settings_of_weights, (parse_yaml(experiment["config"], path, "--ckpt_path"), settings))
-    pairs = {name: (theirs.get(name), ours.get(name)) for name in {**theirs, **ours}}
+    saved, current = map(settings_of_weights, (parse_yaml(experiment["config"], path, "--ckpt_path"), settings))
+    pairs = {name: (saved.get(name), current.get(name)) for name in {**saved, **current}}
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 

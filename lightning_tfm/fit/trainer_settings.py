@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ CSV, WANDB = "lightning.pytorch.loggers.CSVLogger", "lightning_tfm.loggers.Wandb
 
 REFUSED = {"min_epochs": (None,), "min_steps": (None,), "limit_train_batches": (None, 1.0)}
 """Settings of the Trainer that must keep one of these values, since a run is a single stream of batches."""
+
+CONVERTED = {"max_epochs": "max_steps", "check_val_every_n_epoch": "val_check_interval"}
+"""Settings of the Trainer in passes over the training data, and the number to which `fit` converts each."""
+
+UNLIMITED = ("devices", "max_epochs", "num_nodes")
+"""Settings of the Trainer for which -1 is no limit."""
+
+POSITIVE = (*UNLIMITED, "accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
+"""Settings of the Trainer that must be at least 1."""
 
 HIDDEN = ("overfit_batches", *REFUSED)
 """Settings of the Trainer that help and shell completion omit."""
@@ -41,48 +51,53 @@ def defaults() -> dict[str, Any]:
     }
 
 
-def check_settings(config: Namespace) -> None:
+def check_settings(config: Namespace, given: Collection[str]) -> None:
     """Check that the seed and the settings of the Trainer are supported.
+
+    Epochs in a YAML file give way to the number that they would be converted to, if the command line has one.
 
     Args:
         config: the settings of a command.
+        given: the options on the command line.
 
     Raises:
         UserError: if one is not.
     """
+    trainer = config.trainer
     if not 0 <= config.seed_everything < 2**32:
         raise UserError(f"seed_everything must be from 0 to {2**32 - 1}, but is {config.seed_everything}; try 1")
-    if config.trainer.overfit_batches:
+    if trainer.overfit_batches:
         raise UserError(
-            f"trainer.overfit_batches must be 0, but is {config.trainer.overfit_batches}; "
+            f"trainer.overfit_batches must be 0, but is {trainer.overfit_batches}; "
             "to overfit a few examples, lower data.train_size"
         )
-    for name in ("devices", "num_nodes"):
-        if re.fullmatch(r"0|-[1-9]\d+|-[2-9]", str(config.trainer[name])):  # -1 is all devices
-            raise UserError(f"trainer.{name} must be at least 1, but is {config.trainer[name]}; try 1")
-    for name in ("val_check_interval", "check_val_every_n_epoch", "accumulate_grad_batches"):
-        if isinstance(config.trainer[name], int | float) and config.trainer[name] <= 0:
-            raise UserError(f"trainer.{name} must be above 0, but is {config.trainer[name]}; try 1")
-    interval = config.trainer.val_check_interval
-    if not isinstance(interval, int | None):
-        raise UserError(
-            f"trainer.val_check_interval must be a number of training batches, but is {interval}; to validate after "
-            "each pass over the training data, set trainer.check_val_every_n_epoch to 1 instead"
-        )
-    if config.trainer.max_epochs == 0 or (config.trainer.max_epochs or 0) < -1:  # -1 is unset
-        raise UserError(f"trainer.max_epochs must be at least 1, but is {config.trainer.max_epochs}; try 1")
-    days, _, _ = str(config.trainer.max_time).partition(":")
-    if days.isdecimal() and len(days) > 8:  # timedelta raises an OverflowError
-        raise UserError(
-            f"trainer.max_time must be below 100,000,000 days, but is {config.trainer.max_time}; leave it out"
-        )
     for name, unset in REFUSED.items():
-        value = config.trainer[name]
+        value = trainer[name]
         if (type(value), value) not in ((type(other), other) for other in unset):  # 1 is one batch, 1.0 is all batches
             raise UserError(
                 f"trainer.{name} must not be set, since a run is a single stream of batches that ends at "
                 f"trainer.max_steps, but is {value}; set trainer.max_steps"
             )
+    if not isinstance(trainer.val_check_interval, int | None):
+        raise UserError(
+            f"trainer.val_check_interval must be a number of training batches, but is {trainer.val_check_interval}; to "
+            "validate after each pass over the training data, set trainer.check_val_every_n_epoch to 1 instead"
+        )
+    for name in POSITIVE:
+        value = trainer[name]
+        if re.fullmatch(r"0|-\d+", str(value)) and not (name in UNLIMITED and str(value) == "-1"):
+            raise UserError(f"trainer.{name} must be at least 1, but is {value}; try 1")
+    days, _, _ = str(trainer.max_time).partition(":")
+    if days.isdecimal() and len(days) > 8:  # timedelta raises an OverflowError
+        raise UserError(f"trainer.max_time must be below 100,000,000 days, but is {trainer.max_time}; leave it out")
+    for name, converted in CONVERTED.items():
+        if trainer[name] not in (None, -1) and f"--trainer.{converted}" in given:
+            if f"--trainer.{name}" in given:
+                raise UserError(
+                    f"trainer.{name} ({trainer[name]}) and trainer.{converted} ({trainer[converted]}) are mutually "
+                    "exclusive; leave one out"
+                )
+            trainer[name] = None
 
 
 def check_evaluations(settings: Namespace, data: TaskDataModule) -> None:

@@ -31,6 +31,11 @@ def check_max_length(max_length: int | None) -> int:
     return max_length
 
 
+def complete(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with a default in place of each that is missing or None."""
+    return settings | {name: value for name, value in defaults.items() if settings.get(name) is None}
+
+
 class DataProperties(Protocol):
     """Properties of a data module that a network depends on.
 
@@ -94,9 +99,9 @@ class Network(nn.Module, ABC):
 
         Args:
             data: the data module.
-            settings: arguments of the constructor, which take precedence over `data_settings`.
+            settings: arguments of the constructor; `data_settings` replaces those that are missing or None.
         """
-        return cls(**(cls.data_settings(data) | settings))
+        return cls(**complete(settings, cls.data_settings(data)))
 
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:

@@ -10,9 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_tfm.config.parsing_errors import nearest
 from lightning_tfm.config.settings import read_yaml
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, nearest
 
 SAMPLERS = ("random", "grid", "tpe")
 

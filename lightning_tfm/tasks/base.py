@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -42,15 +42,9 @@ from lightning_tfm.distributed.tensors import local, mesh_of
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference import AttentionExample, Prediction, Predictor, short_title, worst_first
 from lightning_tfm.networks import Network
+from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
-from lightning_tfm.tasks.checks import (
-    check_callbacks,
-    check_epochs,
-    check_limits,
-    check_pair,
-    check_ranks,
-    check_strategy,
-)
+from lightning_tfm.tasks.checks import check_pair, check_ranks, check_run
 from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -132,6 +126,7 @@ class TaskModule(Predictor, LightningModule):
         self.last_loss: Tensor | None = None  # of the last step
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.is_restored = False  # from a checkpoint
+        self.is_checked = False  # by the command, before it starts the Trainer
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
@@ -160,13 +155,13 @@ class TaskModule(Predictor, LightningModule):
         Args:
             data: the data module.
             network: the network.
-            settings: arguments of the constructor, which take precedence over `data_settings`.
+            settings: arguments of the constructor; `data_settings` replaces those that are missing or None.
 
         Raises:
             UserError: if the module cannot be trained on the data.
         """
         check_pair(cls, type(data))
-        return cls(network, **(cls.data_settings(data) | settings))
+        return cls(network, **complete(settings, cls.data_settings(data)))
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -256,10 +251,9 @@ class TaskModule(Predictor, LightningModule):
             self.trainer.strategy.checkpoint_io = VerifiedCheckpointIO()
         if self.trainer.precision == "64-true":
             self.double()
-        if not self.trainer.fast_dev_run:  # which sets limits
-            check_limits(self.trainer.strategy, self.trainer)
+        if not self.is_checked:
+            check_run(self, self.trainer, self.trainer.datamodule, stage)
         if self.trainer.datamodule is not None:
-            self.check_data(self.trainer.datamodule, self.trainer)
             # The data module divides batches among processes, so Lightning must not do it again.
             self.trainer._accelerator_connector.use_distributed_sampler = False
         if stage == "fit":
@@ -325,6 +319,31 @@ class TaskModule(Predictor, LightningModule):
             if trainer.strategy.activation_checkpointing:
                 check_activation_checkpointing(self.network)
 
+    def check(
+        self,
+        trainer: Trainer,
+        data: TaskDataModule,
+        stage: str,
+        settings: Any,
+        checkpoint: Mapping[str, Any] | None,
+        path: str,
+    ) -> None:
+        """Check the run of a command before it starts, see `check_run`; `setup` checks other runs.
+
+        Args:
+            trainer: the trainer.
+            data: the data module.
+            stage: "fit", "validate" or "test".
+            settings: the settings of the trainer, of which a dry run has replaced some.
+            checkpoint: the content of the checkpoint to resume or to evaluate; None if there is none.
+            path: the path of the checkpoint.
+        """
+        check_run(self, trainer, data, stage, settings)
+        if checkpoint is not None:
+            self.check_checkpoint(dict(checkpoint), path, trainer, resuming=stage == "fit")
+            self.resumed_step = checkpoint["global_step"]
+        self.is_checked = True
+
     @property
     def division(self) -> BatchDivision:
         """Return the micro-batches of a batch that this process computes."""
@@ -355,10 +374,6 @@ class TaskModule(Predictor, LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        check_strategy(self.trainer.strategy)
-        check_callbacks(self.trainer)
-        if not self.trainer.fast_dev_run:  # which sets max_steps
-            check_epochs(self.trainer)
         if not self.is_restored and not is_parallel(self.network):
             self.load_pretrained()
         if self.scales_gradients:  # torch warns if the scaler skips the first step, after which the rate still changes
@@ -597,12 +612,16 @@ class TaskModule(Predictor, LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
+            if not self.is_checked:
+                self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         else:
             checkpoint.pop("loops", None)  # the progress of the training, which Lightning would restore
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         self.alignment_head = checkpoint.get("alignment_head")
         self.is_restored = True
+
+    def teardown(self, stage: str) -> None:
+        self.is_checked = False
 
     def on_train_end(self) -> None:
         self.arriving_signum = None  # an event cannot be copied with the module

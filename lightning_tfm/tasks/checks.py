@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -18,9 +20,17 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from lightning_tfm.config.parsing_errors import INSTEAD, concrete
+from lightning_tfm import networks
+from lightning_tfm.config.trust import INSTEAD
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import (
+    epochs_between_saves,
+    saves_after_epochs,
+    start_method,
+    stops_after_epochs,
+    timer_interval,
+)
 from lightning_tfm.tasks.metrics import all_gather_list
 
 if TYPE_CHECKING:
@@ -50,13 +60,45 @@ def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule])
     for name in tasks.__all__:
         other = getattr(tasks, name)
         if issubclass(data_class, getattr(other, "datamodule_class", ())):
-            networks = concrete(get_type_hints(other.__init__)["network"])
-            fitting.append(f"lightning_tfm.tasks.{name}, whose network is {' or '.join(networks)}")
+            base = get_type_hints(other.__init__)["network"]
+            classes = {name: getattr(networks, name) for name in networks.__all__}
+            names = [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
+            fitting.append(f"lightning_tfm.tasks.{name}, whose network is {' or '.join(names)}")
     raise UserError(
         f"the module must learn from {data_class.holds}, the data of {data_class.__name__}, but "
         f"{module_class.__name__} learns from {module_class.datamodule_class.holds}"
         + (f"; try {'; or '.join(fitting)}" if fitting else "")
     )
+
+
+def check_run(
+    module: TaskModule, trainer: Trainer, data: TaskDataModule | None, stage: str, settings: Any = None
+) -> None:
+    """Check that a task, its data and the Trainer fit together, before they run.
+
+    Args:
+        module: the task.
+        trainer: the trainer.
+        data: the data module; None if the user passes loaders.
+        stage: "fit", "validate", "test" or "predict".
+        settings: the settings of the Trainer, some of which a dry run replaces; None for those of the Trainer.
+
+    Raises:
+        UserError: if they do not.
+    """
+    check_strategy(trainer.strategy)
+    _check_callbacks(trainer)
+    if data is not None:
+        module.check_data(data, trainer)
+    if settings is None and trainer.fast_dev_run:
+        return
+    settings = settings or trainer
+    check_limits(trainer.strategy, settings)
+    if stage == "fit":
+        _check_epochs(trainer)
+        saves = trainer.checkpoint_callback is not None and settings.limit_val_batches != 0
+        if saves and isinstance(settings.val_check_interval, int):
+            check_interval(settings.val_check_interval, trainer.accumulate_grad_batches)
 
 
 def check_strategy(strategy: Strategy) -> None:
@@ -74,10 +116,9 @@ def check_strategy(strategy: Strategy) -> None:
             "lightning_tfm.distributed.strategies.ModelParallel (FSDP2 and tensor parallelism), but is "
             f"{type(strategy).__name__}"
         )
-    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+    if isinstance(strategy, DDPStrategy) and (method := start_method(strategy)) != "popen":
         raise UserError(
-            "trainer.strategy must start each process with the command, but "
-            f"ddp_{strategy._start_method} copies this process; try ddp"
+            f"trainer.strategy must start each process with the command, but ddp_{method} copies this process; try ddp"
         )
 
 
@@ -102,6 +143,24 @@ def check_limits(strategy: Strategy, settings: Any) -> None:
             )
 
 
+def check_interval(interval: float | None, accumulated: int) -> None:
+    """Check that validations, and so checkpoints, are between two steps.
+
+    Args:
+        interval: the number of batches between two validations; None or infinity if there is none.
+        accumulated: the number of batches of a step.
+
+    Raises:
+        UserError: if the interval is not a multiple of the batches of a step.
+    """
+    if interval not in (None, math.inf) and interval % accumulated:
+        raise UserError(
+            "trainer.val_check_interval must be a multiple of trainer.accumulate_grad_batches "
+            f"({accumulated}), since a checkpoint cannot be saved within a step, but is {interval}; "
+            f"try {accumulated * max(1, round(interval / accumulated))}"
+        )
+
+
 def check_ranks(facts: Mapping[str, Any]) -> None:
     """Check that all processes of a run agree, before they train.
 
@@ -121,7 +180,7 @@ def check_ranks(facts: Mapping[str, Any]) -> None:
                 )
 
 
-def check_callbacks(trainer: Trainer) -> None:
+def _check_callbacks(trainer: Trainer) -> None:
     """Check that all callbacks are supported.
 
     Raises:
@@ -134,7 +193,7 @@ def check_callbacks(trainer: Trainer) -> None:
                 raise UserError(f"trainer.callbacks must not contain {name}, which {reason}; try {INSTEAD[name]}")
 
 
-def check_epochs(trainer: Trainer) -> None:
+def _check_epochs(trainer: Trainer) -> None:
     """Refuse settings that count epochs in a run of `max_steps`, which is a single epoch of Lightning.
 
     Raises:
@@ -157,13 +216,13 @@ def check_epochs(trainer: Trainer) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping):
             mend = "set it to false, and trainer.val_check_interval to a number of batches"
-            settings.append(("check_on_train_epoch_end of EarlyStopping", callback._check_on_train_epoch_end, mend))
+            settings.append(("check_on_train_epoch_end of EarlyStopping", stops_after_epochs(callback), mend))
         elif isinstance(callback, ModelCheckpoint):
             mend = "leave it out to save after each validation, or set every_n_train_steps"
-            settings.append(("every_n_epochs of ModelCheckpoint", callback._every_n_epochs > 1, mend))
-            settings.append(("save_on_train_epoch_end of ModelCheckpoint", callback._save_on_train_epoch_end, mend))
+            settings.append(("every_n_epochs of ModelCheckpoint", epochs_between_saves(callback) > 1, mend))
+            settings.append(("save_on_train_epoch_end of ModelCheckpoint", saves_after_epochs(callback), mend))
         elif isinstance(callback, Timer):
-            settings.append(("interval of Timer", callback._interval == "epoch", "set it to step"))
+            settings.append(("interval of Timer", timer_interval(callback) == "epoch", "set it to step"))
         elif isinstance(callback, LearningRateMonitor):
             by_epoch = callback.logging_interval == "epoch"
             settings.append(("logging_interval of LearningRateMonitor", by_epoch, "set it to step"))

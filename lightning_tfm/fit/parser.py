@@ -1,0 +1,106 @@
+"""Parser of fit, validate and test."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from argparse import SUPPRESS
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, Namespace, set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_tfm.callbacks import Checkpoints, Heartbeat
+from lightning_tfm.config.experiments import find_experiment
+from lightning_tfm.config.settings import BoundedLoader, parse_yaml, read_yaml_text
+from lightning_tfm.config.trust import TRUST_HELP, import_policy
+from lightning_tfm.errors import UserError
+from lightning_tfm.fit.trainer_settings import HIDDEN
+from lightning_tfm.networks import Network
+from lightning_tfm.system.private import actions, read_no_files, replace_yaml_loader, yaml_loader
+from lightning_tfm.tasks import TaskModule
+
+EVALUATED = "checkpoint to evaluate: a file, or `last` for the newest one of the experiment"
+RESUMED = (
+    "checkpoint to start from: a file, the folder of a run to resume, or `last` for the newest unfinished run "
+    "of the experiment or, if there is none, the newest finished run, if it can be extended"
+)
+
+HELP = {
+    "trainer.max_steps": "number of optimizer steps of the run",
+    "trainer.max_epochs": "number of passes over the training data, which `fit` converts to max_steps, rounded up",
+    "trainer.val_check_interval": "number of training batches between validations",
+    "trainer.check_val_every_n_epoch": "number of passes over the training data between validations, which `fit` "
+    "converts to val_check_interval",
+    "print_config": "print all settings after applying the other arguments, and exit",
+}
+"""Help of options whose own help, of Lightning and jsonargparse, does not apply here."""
+
+
+class ConfigFile(ActionConfigFile):
+    """Action of the `--config` option, which accepts experiment names and reports YAML errors with file and line."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        if values and not os.path.exists(values) and "/" not in values and not values.endswith((".yaml", ".yml")):
+            values = str(find_experiment(values))
+        text = read_yaml_text(Path(values), "--config")
+        parse_yaml(text, Path(values), "--config")
+        # The text, since the parser reads no files; the comment, since it takes a lone `NAME:` for a string.
+        super().__call__(parser, cfg, f"#\n{text}", option_string)
+        cfg[self.dest][-1] = values
+        for name in ("trainer", "checkpoint", "heartbeat"):  # the parser checks classes only
+            if not isinstance(cfg[name], Namespace):
+                raise UserError(f"{name} must be a mapping of settings, NAME: VALUE, but is {cfg[name]} in {values!r}")
+
+
+class Parser(LightningArgumentParser):
+    """LightningArgumentParser that does not require the arguments that a network or a task takes from the data."""
+
+    def add_class_arguments(self, theclass: type, *arguments: Any, **settings: Any) -> list[str]:
+        added = super().add_class_arguments(theclass, *arguments, **settings)
+        if issubclass(theclass, Network | TaskModule):
+            for action in actions(self):
+                if action.required and action.dest != "network":
+                    action.required, action.default = False, SUPPRESS
+        return added
+
+
+def add_options(parser: LightningArgumentParser, command: str) -> None:
+    """Add the options of the framework to the parser of a command."""
+    parser.link_arguments("seed_everything", "data.init_args.seed")
+    parser.add_lightning_class_args(Checkpoints, "checkpoint")
+    parser.add_lightning_class_args(Heartbeat, "heartbeat")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check all settings and run one batch, but write nothing"
+    )
+    parser.add_argument("--trust-package", default="", metavar="NAME[,NAME]", help=TRUST_HELP)
+    # The configuration of a run has this setting, so that the other commands must accept it.
+    skipping = "evaluate the best checkpoint on the validation data instead of the test data"
+    parser.add_argument("--skip-test", action="store_true", help=skipping if command == "fit" else SUPPRESS)
+    if command == "fit":
+        parser.epilog = "--seeds 1..5 trains once per seed; with --jobs N, N runs at a time."
+
+
+def correct_help(parser: LightningArgumentParser, command: str) -> None:
+    """Hide what `fit` refuses, and remove reStructuredText from help texts, which Lightning takes from docstrings."""
+    texts = HELP | {"ckpt_path": RESUMED if command == "fit" else EVALUATED}
+    for action in actions(parser):
+        if action.dest.removeprefix("trainer.") in HIDDEN:
+            action.help = SUPPRESS
+        elif action.dest in texts:
+            action.help = texts[action.dest]
+        elif action.help:  # a role with `~` shows the last part of its target
+            text = re.sub(r":\w+:`~(?:\w+\.)*(\w+)`", r"\1", action.help)
+            action.help = re.sub(r":\w+:`(?:.*? <)?([^`>]+)>?`|``(.*?)``", r"\1\2", text)
+
+
+def configure_parsing(trust_packages: list[str]) -> None:
+    """Restrict jsonargparse to trusted classes, to YAML of limited size, and to the files of `--config`."""
+    # This logger discards all records; without a level, one would be created for each denied name, which takes 0.1 s.
+    logging.getLogger("jsonargparse_null_logger").setLevel(logging.CRITICAL)
+    set_parsing_settings(**import_policy(trust_packages), instantiate_subclass_spec_in_any=False)
+    if not issubclass(base := yaml_loader(), BoundedLoader):
+        replace_yaml_loader(type("ParserLoader", (BoundedLoader, base), {}))
+    read_no_files()
