@@ -71,7 +71,8 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
         for pattern, rule in RULES.items()
         for detail in re.findall(pattern, reason)
     ]
-    if not (keys and rules):
+    if not (keys and rules):  # of the constructor of a class, which may be an alternative to a string
+        reasons = [reason for reason in reasons if not reason.startswith("Expected a <class 'str'>")] or reasons
         return ": ".join(filter(None, [setting, " ".join(reasons)]))
     value, hint = str(_value(block, text, keys[1:])), ""
     if value in INSTEAD:
@@ -86,9 +87,11 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
 
 def _innermost(text: str) -> str:
     """Return what an error of the parser says about the innermost setting: the lines that are indented below it."""
-    before, _, after = text.rpartition('Parser key "')
-    first, *lines = (after.partition('":')[2] if before or after != text else text).splitlines() or [""]
+    before, key, after = text.rpartition('Parser key "')
+    if not key:
+        return text
     depth = len(before) - before.rfind("\n") - 1
+    first, *lines = after.partition('":')[2].split("\n")
     return "\n".join([first, *takewhile(lambda line: not line or len(line) - len(line.lstrip()) > depth, lines)])
 
 
@@ -116,12 +119,12 @@ def out_of_memory(message: str) -> str | None:
 
 
 def _arguments(class_path: str, group: str | None) -> tuple[list[str], str]:
-    """Return the arguments of a class that the parser has imported, or of the class of one of them, and its name."""
+    """Return the arguments of a class that the parser has imported, or of the class of a group, and where they are."""
     module, _, name = class_path.rpartition(".")
     cls = getattr(sys.modules.get(module), name, object)
     if group:
-        cls = type(inspect.signature(cls).parameters[group].default)
-    return list(inspect.signature(cls).parameters), f" of {cls.__module__}.{cls.__qualname__}"
+        cls, class_path = type(inspect.signature(cls).parameters[group].default), f"{group} of {class_path}"
+    return list(inspect.signature(cls).parameters), f" of {class_path}"
 
 
 def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:
