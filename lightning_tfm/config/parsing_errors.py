@@ -77,12 +77,20 @@ def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
     value, hint = str(_value(block, text, keys[1:])), ""
     if value in INSTEAD:
         hint = f"; try {INSTEAD[value]}"
-    elif any("class_path" in rule for rule in rules):
-        names = {path.rpartition(".")[2] for path in trusted()}
-        hint = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(value, names, n=1, cutoff=0.5))
-    if value in ("True", "False") and "of type str" in rules:
+    elif value in ("True", "False") and "of type str" in rules:
         hint = "; in YAML, quote words such as no, yes, on and off"
+    elif any("class_path" in rule for rule in rules):
+        hint = _classes(value, re.search(r"subclass of (\w+)", block))
     return f"{setting} must be {' or '.join(dict.fromkeys(rules))}, but is {value or 'empty'}{hint}"
+
+
+def _classes(value: str, base: re.Match[str] | None) -> str:
+    """Return the end of a message about a value that is not a class, or not one of a base class: those that are."""
+    classes = {path.rpartition(".")[2]: cls for path, cls in trusted().items() if not inspect.isabstract(cls)}
+    if base is None:
+        return "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(value, classes, 1, 0.5))
+    names = [name for name, cls in classes.items() if base[1] in (parent.__name__ for parent in cls.__mro__)]
+    return f"; available: {', '.join(names)}"
 
 
 def _innermost(text: str) -> str:

@@ -11,7 +11,6 @@ import re
 import sys
 import warnings
 from argparse import ArgumentError
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -306,36 +305,42 @@ class TfmCLI(LightningCLI):
         config[self.command].data = self.datamodule
         if self.resumed is not None and not self.resumed.extends:
             continue_run(config[self.command].trainer.logger, self.resumed.run)
-        return self.parser.instantiate(
-            config, instantiators=[(self._from_data, Network, True), (self._from_data, TaskModule, True)]
-        )
 
-    def _from_data(self, cls: type[Network | TaskModule], **settings: Any) -> Network | TaskModule:
-        """Construct a network, of at most the size of that in the checkpoint, or a task."""
-        settings = complete(settings, cast(Any, cls).data_settings(self.datamodule))
+        # A function, since the optimizer keeps it, and WeightAveraging would copy a method with its object.
+        def from_data(cls: type, **settings: Any) -> Any:
+            return self._from_data(cls, settings)
+
+        instantiators = [(from_data, base, True) for base in (Network, TaskModule)]
+        return self.parser.instantiate(config, instantiators=instantiators)
+
+    def _from_data(self, cls: Any, settings: dict[str, Any]) -> Network | TaskModule:
+        """Construct a network, at most as large as the weights of the checkpoint allow, or a task."""
+        settings = complete(settings, cls.data_settings(self.datamodule))
         for name, parameter in inspect.signature(cls).parameters.items():
             if parameter.default is parameter.empty and settings.get(name) is None and "VAR" not in parameter.kind.name:
                 raise UserError(f"{name} must be set, but is missing; add it to the init_args of {cls.__qualname__}")
-        is_bounded = issubclass(cls, Network) and self.ckpt_path is not None
-        weights = self.checkpoints.peek(cast(str, self.ckpt_path))["state_dict"] if is_bounded else {}
-        with bounded_by(weights, settings) if is_bounded else nullcontext():
-            return cast(Any, cls).from_data(self.datamodule, **settings)  # type: ignore[no-any-return]
+        if not issubclass(cls, Network) or self.ckpt_path is None:
+            return cls.from_data(self.datamodule, **settings)
+        with bounded_by(self.checkpoints.peek(self.ckpt_path)["state_dict"], settings):
+            return cls.from_data(self.datamodule, **settings)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Construct the Trainer, with a progress bar in a terminal, and with a validation at the end of short runs."""
         config = self.config_init[self.command].trainer
-        kwargs["fast_dev_run"] = config.fast_dev_run or self.options.dry_run
         interval, batches = config.val_check_interval, config.max_steps * config.accumulate_grad_batches
         if type(interval) is int and config.check_val_every_n_epoch is None and 0 < batches < interval:
             kwargs["val_check_interval"] = batches
+        has_bar = config.enable_progress_bar
+        if has_bar is None:  # depends on the terminal, so it is not saved in config.yaml
+            has_bar = sys.stdout.isatty()
         callbacks = as_list(config.callbacks)
         bars = [callback for callback in callbacks if isinstance(callback, AnyProgressBar)]
-        if config.enable_progress_bar is None:  # depends on the terminal, so it is not saved in config.yaml
-            kwargs["enable_progress_bar"] = sys.stdout.isatty()
-            if bars and not sys.stdout.isatty():
-                kwargs["callbacks"] = [callback for callback in callbacks if callback not in bars]
-        if kwargs.get("enable_progress_bar", config.enable_progress_bar) and not bars:
-            kwargs["callbacks"] = [*callbacks, ProgressBar()]
+        callbacks = [callback for callback in callbacks if has_bar or callback not in bars]
+        kwargs |= {
+            "callbacks": callbacks if bars or not has_bar else [*callbacks, ProgressBar()],
+            "enable_progress_bar": has_bar,
+            "fast_dev_run": config.fast_dev_run or self.options.dry_run,
+        }
         return super().instantiate_trainer(**kwargs, **launched_settings(config))
 
     # Checks, before anything is written
@@ -439,10 +444,7 @@ class TfmCLI(LightningCLI):
         self._enter("test")
 
     def _enter(self, prefix: str) -> bool:
-        """Create the folder of the run or the test unless a logger names it, and log a description of the run.
-
-        Args:
-            prefix: the prefix of the folder name.
+        """Create the folder `PREFIX_N`, unless a logger names it, and log a description of the run.
 
         Returns:
             Whether this process writes to the folder.

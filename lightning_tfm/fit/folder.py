@@ -1,11 +1,11 @@
-"""Folder of a run: creation, and the metrics of a resumed run."""
+"""Folder of a run: its creation, and its deletion if it has no results."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger
 
@@ -13,6 +13,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, make_folder
+from lightning_tfm.system.private import logger_version, set_version, set_writer
 
 
 class RunFolder:
@@ -29,17 +30,17 @@ class RunFolder:
 
     def enter(self, logger: CSVLogger, prefix: str) -> None:
         """Create the folder set by a logger or, by default, the next `PREFIX_N`, which no other process can get."""
-        if logger._version is not None:
+        if logger_version(logger) is not None:
             self.is_new = make_folder(Path(logger.log_dir))
         else:
             parent = Path(logger.root_dir)
-            found = (re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*"))
-            first = max((int(name[1]) for name in found if name), default=-1) + 1
+            numbers = [re.fullmatch(rf"{prefix}_(\d+)", path.name) for path in parent.glob(f"{prefix}_*")]
+            first = max((int(number[1]) for number in numbers if number), default=-1) + 1
             names = (f"{prefix}_{number}" for number in itertools.count(first))
-            logger._version = next(name for name in names if make_folder(parent / name))
+            set_version(logger, next(name for name in names if make_folder(parent / name)))
             self.is_new = True
         self.path = Path(logger.log_dir)
-        logger._experiment = MetricsWriter(logger.log_dir)
+        set_writer(logger, MetricsWriter(logger.log_dir))
 
     @property
     def resumable(self) -> Path | None:
@@ -69,14 +70,3 @@ def check_empty(folder: Path) -> None:
             f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "
             "the run with --ckpt_path"
         )
-
-
-def reopen_metrics(logger: CSVLogger, step: int | None) -> None:
-    """Delete the rows of `metrics.csv` from `step` on, which a resumed run repeats.
-
-    Args:
-        logger: the logger of the run.
-        step: the number of steps before the checkpoint; None for a new run.
-    """
-    if step is not None:
-        cast(MetricsWriter, logger.experiment).keep(step)

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_type_hints
 
-from lightning_tfm.config.parsing_errors import nearest
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import UserError, nearest
 
 BASE_CLASSES = ("CausalNetwork", "Network", "Seq2SeqNetwork", "TaskModule")
 """Exported base classes, which cannot be chosen by a setting."""
@@ -34,28 +33,11 @@ SETTINGS = """\
   --data.help Date           settings of a class; also --model.network.help GPT
 """
 
-SEEDS = "seed; for several: --seeds 1..6, --jobs N at a time"
-"""Help of `--seed_everything` for `fit`, which alone has `--seeds`."""
-
-USAGE = {
-    "fit": (
-        "lightning-tfm fit EXPERIMENT [--SETTING VALUE ...]",
-        "Train the model of an experiment, then test its best checkpoint.",
-        "resume: last, the folder of a run, or a file",
-    ),
-    "validate": (
-        "lightning-tfm validate CHECKPOINT [--SETTING VALUE ...]",
-        "Evaluate a checkpoint on the validation data of its experiment.",
-        "with --config: the checkpoint, or last",
-    ),
-    "test": (
-        "lightning-tfm test CHECKPOINT [--SETTING VALUE ...]",
-        "Evaluate a checkpoint on the test data of its experiment.",
-        "with --config: the checkpoint, or last",
-    ),
+PURPOSES = {
+    "fit": "Train the model of an experiment, then test its best checkpoint.",
+    "validate": "Evaluate a checkpoint on the validation data of its experiment.",
+    "test": "Evaluate a checkpoint on the test data of its experiment.",
 }
-"""Usage, purpose and help of `--ckpt_path` for each command."""
-
 
 PACKAGES = {"data": "datamodules", "model": "lightning_tfm.tasks", "model.network": "lightning_tfm.networks"}
 """Packages of the classes that a setting can name."""
@@ -63,21 +45,24 @@ PACKAGES = {"data": "datamodules", "model": "lightning_tfm.tasks", "model.networ
 
 def help_text(command: str) -> str:
     """Return the help of `fit`, `validate` or `test` for `--help`."""
-    usage, purpose, ckpt_path = USAGE[command]
+    is_fit = command == "fit"
     settings = SETTINGS.format(
-        seed=SEEDS if command == "fit" else "seed of the data, the weights and dropout",
-        ckpt_path=ckpt_path,
+        seed="seed; for several: --seeds 1..6, --jobs N at a time" if is_fit else "seed of the data and the weights",
+        ckpt_path="resume: last, the folder of a run, or a file"
+        if is_fit
+        else "with --config: the checkpoint, or last",
         data=_column(f"{', '.join(_classes('data'))}; .batch_size N"),
         model=_column(f"{', '.join(_classes('model'))}; .optimizer.lr X"),
         network=_column(f"{', '.join(_classes('model.network'))}; .d_model N"),
     )
-    return f"usage: {usage}\n{purpose}\n\n{settings}"
+    usage = f"lightning-tfm {command} {'EXPERIMENT' if is_fit else 'CHECKPOINT'} [--SETTING VALUE ...]"
+    return f"usage: {usage}\n{PURPOSES[command]}\n\n{settings}"
 
 
 def with_class_names(arguments: list[str]) -> list[str]:
     """Replace the name of a class, in any case, after the `.help` of a setting in PACKAGES by the path of the class.
 
-    The parser knows the networks of a module only, so a module that the network fits is added. Later arguments are
+    The parser knows the networks of a task only, so a task that the network fits is added. Later arguments are
     omitted, since the help ends the command.
 
     Args:
@@ -96,13 +81,13 @@ def with_class_names(arguments: list[str]) -> list[str]:
         if "." in name or (not name and setting != "model.network"):  # a path, or the base class
             break
         name = _class_name(setting, name)
-        module = ["--model", _module_of(name)] if setting == "model.network" else []
-        return [*arguments[:place], *module, f"--{setting}.help", f"{PACKAGES[setting]}.{name}"]
+        task = ["--model", _task_of(name)] if setting == "model.network" else []
+        return [*arguments[:place], *task, f"--{setting}.help", f"{PACKAGES[setting]}.{name}"]
     return arguments
 
 
-def _module_of(network: str) -> str:
-    """Return the name of the first module that a network fits."""
+def _task_of(network: str) -> str:
+    """Return the name of the first task that a network fits."""
     from lightning_tfm import networks, tasks
 
     bases = {name: get_type_hints(getattr(tasks, name).__init__)["network"] for name in tasks.__all__}

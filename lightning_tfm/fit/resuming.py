@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from filelock import FileLock
 from lightning.pytorch.loggers import CSVLogger
@@ -13,19 +13,12 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
-from lightning_tfm.fit.folder import check_empty, reopen_metrics
+from lightning_tfm.fit.folder import check_empty
+from lightning_tfm.loggers import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
 
-RECORDED = (
-    "data.init_args.num_workers",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.max_steps",
-    "trainer.max_time",
-    "trainer.num_nodes",
-    "trainer.plugins",
-    "trainer.strategy",
-)
+TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")
+RECORDED = ("data.init_args.num_workers", *(f"trainer.{name}" for name in TRAINER))
 """Settings that may change when a run is resumed on different hardware or extended; recorded in provenance.json."""
 
 
@@ -49,12 +42,7 @@ class Resumption(NamedTuple):
 
 
 def newest_checkpoint(runs: Iterable[Run], read: Callable[[Path], dict[str, Any]] = read_index) -> Path | None:
-    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones.
-
-    Args:
-        runs: the runs.
-        read: a function that reads a checkpoint as `read_index` does.
-    """
+    """Return the newest undamaged checkpoint of some runs, and print newer damaged ones; see `latest_valid`."""
     path, damaged = latest_valid((path for run in runs for path in run.checkpoints()), read)
     for other in damaged:
         rank_zero_print(f"skipping {other}: it is damaged or incomplete")
@@ -113,9 +101,9 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
     """Lock the folder of a run, and keep the metrics of the steps before the checkpoint.
 
     Args:
-        logger: the logger that creates the folder.
+        logger: the logger of the run.
         resumed: the run to resume; None for a new run.
-        step: the number of steps before the checkpoint; None if training starts without a checkpoint.
+        step: the step of the checkpoint; None if training starts without one.
 
     Returns:
         The lock, which is held until it is deleted.
@@ -138,24 +126,20 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         )
     if resumed is not None and resumed.extends:
         Run(resumed.run).copy_history(run)
-    reopen_metrics(logger, step)
+    if step is not None:
+        cast(MetricsWriter, logger.experiment).keep(step)  # a resumed run repeats the later steps
     return lock
 
 
 def _check_unfinished(run: Run, max_steps: int | None, rule: str) -> None:
     """Check that a run has not finished, or can be extended: a time limit stopped it, or it has fewer steps.
 
-    Args:
-        run: the run.
-        max_steps: see `find_run`.
-        rule: the beginning of the message.
-
     Raises:
-        UserError: if it has finished; the message tells how to train on.
+        UserError: `rule`, and how to train on, if it has finished.
     """
-    summary = run.summary
-    if summary is None:
+    if not run.has_finished:
         return
+    summary = run.summary
     stopped, last = summary.stopped_early, run.checkpoint_folder / Run.LAST
     has_all_steps = stopped != TIME_LIMIT if max_steps is None else summary.steps >= max_steps
     if not has_all_steps and stopped in (None, TIME_LIMIT):
@@ -172,20 +156,15 @@ def _check_unfinished(run: Run, max_steps: int | None, rule: str) -> None:
 def _has_summary(run: Run) -> bool:
     """Return whether the summary of a finished run can be read."""
     try:
-        return run.summary is not None
+        _ = run.summary
     except UserError as error:
         rank_zero_print(f"skipping a finished run: {error}")
         return False
+    return True
 
 
 def changed_settings(checkpoint: dict[str, Any], path: Path, settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from the settings of a checkpoint, as (old, new) by name.
-
-    Args:
-        checkpoint: the content of the checkpoint.
-        path: the path of the checkpoint, for error messages.
-        settings: the settings, nested as in config.yaml.
-    """
+    """Return the settings, nested as in config.yaml, that differ from those of a checkpoint, as (old, new) by name."""
     experiment = checkpoint.get("experiment")
     if experiment is None:  # not written by the command
         return {}
@@ -200,7 +179,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
     Args:
         run: the folder of the run.
         changed: the changes.
-        keeps_max_steps: whether `trainer.max_steps` must be unchanged, since the learning rate depends on it.
+        keeps_max_steps: whether the learning rate depends on `trainer.max_steps`.
 
     Raises:
         UserError: if a changed setting is not in RECORDED.
@@ -220,17 +199,7 @@ def check_changes(run: Path, changed: dict[str, tuple[Any, Any]], keeps_max_step
 
 
 def check_data(run: Path, saved: dict[str, str], fingerprint: dict[str, str], skips_test: bool) -> None:
-    """Check that a run is resumed with the same data.
-
-    Args:
-        run: the folder of the run.
-        saved: the fingerprint of each split in the checkpoint.
-        fingerprint: the fingerprint of each split of the data.
-        skips_test: whether the test data are not read, so that their fingerprint is unknown.
-
-    Raises:
-        UserError: if a split differs.
-    """
+    """Check that each split has the fingerprint in the checkpoint of a run, except for test data that are not read."""
     for split, value in saved.items():
         if fingerprint.get(split) != value and not (skips_test and split not in fingerprint):
             raise UserError(

@@ -31,7 +31,7 @@ def yaml_loader() -> type[Any]:
     """Return the loader of YAML that jsonargparse uses for files and single values."""
     from jsonargparse import _loaders_dumpers
 
-    return _loaders_dumpers.get_yaml_default_loader()  # type: ignore[no-any-return]  # untyped
+    return _loaders_dumpers.get_yaml_default_loader()
 
 
 def replace_yaml_loader(loader: type[Any]) -> None:

@@ -102,11 +102,10 @@ def check_run(
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Check that a strategy is supported.
+    """Check that a strategy is supported, can divide its work, and starts each process by the command.
 
     Raises:
-        UserError: if the strategy is not supported, cannot divide its work among the processes, or starts processes as
-            copies of this one.
+        UserError: if one of these is not so.
     """
     if isinstance(strategy, Elastic | ModelParallel):
         strategy.check_processes(strategy.num_nodes * strategy.num_processes)
@@ -149,9 +148,6 @@ def check_interval(interval: float | None, accumulated: int) -> None:
     Args:
         interval: the number of batches between two validations; None or infinity if there is none.
         accumulated: the number of batches of a step.
-
-    Raises:
-        UserError: if the interval is not a multiple of the batches of a step.
     """
     if interval not in (None, math.inf) and interval % accumulated:
         raise UserError(
@@ -162,30 +158,22 @@ def check_interval(interval: float | None, accumulated: int) -> None:
 
 
 def check_ranks(facts: Mapping[str, Any]) -> None:
-    """Check that all processes of a run agree, before they train.
-
-    Args:
-        facts: the values that must be equal, by name.
+    """Check that all processes of a run have the same values, by name, before they train.
 
     Raises:
         UserError: on all processes, if a value differs.
     """
     first, *others = all_gather_list([dict(facts)])
-    for rank, theirs in enumerate(others, start=1):
+    for rank, other in enumerate(others, start=1):
         for name, value in first.items():
-            if theirs.get(name) != value:
+            if other.get(name) != value:
                 raise UserError(
                     f"all processes of a run must have the same {name}, but rank 0 has {value} and rank {rank} has "
-                    f"{theirs.get(name)}; start them with the same command and packages in a folder that they share"
+                    f"{other.get(name)}; start them with the same command and packages in a folder that they share"
                 )
 
 
 def _check_callbacks(trainer: Trainer) -> None:
-    """Check that all callbacks are supported.
-
-    Raises:
-        UserError: if one is not.
-    """
     for callback in trainer.callbacks:
         for cls, reason in REFUSED.items():
             if isinstance(callback, cls):
@@ -194,16 +182,12 @@ def _check_callbacks(trainer: Trainer) -> None:
 
 
 def _check_epochs(trainer: Trainer) -> None:
-    """Refuse settings that count epochs in a run of `max_steps`, which is a single epoch of Lightning.
-
-    Raises:
-        UserError: if a setting does.
-    """
+    """Refuse settings that count epochs in a run of `max_steps`, which is a single epoch of Lightning."""
     if trainer.max_steps < 1:
         return
     between = trainer.check_val_every_n_epoch
     validates_once = between and trainer.val_check_interval == 1.0 and not trainer.fast_dev_run  # which sets both
-    settings: list[tuple[str, object, str]] = [
+    counted: list[tuple[str, object, str]] = [
         ("trainer.min_epochs", trainer.min_epochs and not trainer.min_steps, "raise trainer.max_steps"),
         ("trainer.min_steps", trainer.min_steps, "raise trainer.max_steps"),
         (
@@ -216,17 +200,17 @@ def _check_epochs(trainer: Trainer) -> None:
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping):
             mend = "set it to false, and trainer.val_check_interval to a number of batches"
-            settings.append(("check_on_train_epoch_end of EarlyStopping", stops_after_epochs(callback), mend))
+            counted.append(("check_on_train_epoch_end of EarlyStopping", stops_after_epochs(callback), mend))
         elif isinstance(callback, ModelCheckpoint):
             mend = "leave it out to save after each validation, or set every_n_train_steps"
-            settings.append(("every_n_epochs of ModelCheckpoint", epochs_between_saves(callback) > 1, mend))
-            settings.append(("save_on_train_epoch_end of ModelCheckpoint", saves_after_epochs(callback), mend))
+            counted.append(("every_n_epochs of ModelCheckpoint", epochs_between_saves(callback) > 1, mend))
+            counted.append(("save_on_train_epoch_end of ModelCheckpoint", saves_after_epochs(callback), mend))
         elif isinstance(callback, Timer):
-            settings.append(("interval of Timer", timer_interval(callback) == "epoch", "set it to step"))
+            counted.append(("interval of Timer", timer_interval(callback) == "epoch", "set it to step"))
         elif isinstance(callback, LearningRateMonitor):
             by_epoch = callback.logging_interval == "epoch"
-            settings.append(("logging_interval of LearningRateMonitor", by_epoch, "set it to step"))
-    for name, counts_epochs, mend in settings:
+            counted.append(("logging_interval of LearningRateMonitor", by_epoch, "set it to step"))
+    for name, counts_epochs, mend in counted:
         if counts_epochs:
             raise UserError(
                 f"{name} must not count epochs, since a run of trainer.max_steps is one epoch of Lightning; {mend}"

@@ -20,6 +20,7 @@ import yaml
 from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
 
 import datamodules
+from datamodules import Copy
 from datamodules.date import FORMATS
 from lightning_tfm import networks, tasks
 from lightning_tfm.__main__ import COMMANDS
@@ -1075,6 +1076,16 @@ def test_a_run_validates_after_passes_over_the_data(options, steps, validations,
     rows = list(csv.DictReader(Path("runs/spelling_gpt/version_0/metrics.csv").read_text().splitlines()))
     assert [int(row["step"]) + 1 for row in rows if row["val/loss"]] == validations
     assert max(int(row["step"]) for row in rows if row["train/loss"]) + 1 == steps
+
+
+def test_training_data_that_epochs_count_are_built_once(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    built, encode = [], Copy.examples
+    monkeypatch.setattr(Copy, "examples", lambda data, split: built.append(split) or encode(data, split))
+    sizes = [f"--data.{name}=30" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
+    assert in_process(monkeypatch, "fit", "copy_gpt", "--dry-run", "--trainer.max_epochs=2", *sizes) == 0
+    assert built.count("train") == 1
+    assert len(built) == len(set(built))
 
 
 @pytest.mark.parametrize(
