@@ -309,7 +309,7 @@ class GeneratedDataModule(PairDataModule):
         return f"{split}_size"
 
     def setup(self, stage: str) -> None:
-        if self.datasets:
+        if "val" in self.datasets:
             return
         for split in self.sizes:
             if split != "train":  # generated last

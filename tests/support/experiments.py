@@ -93,7 +93,7 @@ TASKS = {
 def network_names(base):
     """Return the names of all networks of a base class, as listed in error messages."""
     classes = {name: getattr(networks, name) for name in networks.__all__}
-    return " or ".join(name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls))
+    return ", ".join(name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls))
 
 
 def write_task(name, folder):

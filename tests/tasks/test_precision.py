@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -29,7 +28,6 @@ from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
 from lightning_tfm.errors import UserError
-from lightning_tfm.fit import cli
 from lightning_tfm.layers.attention import MAX_UNFUSED_KEYS, scaled_dot_product_attention
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
@@ -40,8 +38,6 @@ from lightning_tfm.tasks.checks import check_strategy
 from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 from support.corpora import TEXT, reviews, write_lines
-from support.experiments import fit
-from support.processes import in_process
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
@@ -483,23 +479,6 @@ def test_an_unknown_strategy_is_refused(strategy):
 def test_a_strategy_that_copies_the_process_is_refused(method):
     with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
         check_strategy(DDPStrategy(start_method=method))
-
-
-def test_an_unknown_strategy_is_refused_before_training(monkeypatch, tmp_path):
-    """The check runs in the command and in the library."""
-    _, module = make_seq2seq(tmp_path)
-    module.trainer = SimpleNamespace(strategy=object.__new__(FSDPStrategy))
-    with pytest.raises(UserError, match=r"trainer\.strategy must be ddp"):
-        module.on_fit_start()
-
-    def refuse(strategy):
-        assert isinstance(strategy, SingleDeviceStrategy)
-        raise UserError("refused")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "check_strategy", refuse)
-    assert in_process(monkeypatch, *fit("gpt")) == 2
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])

@@ -436,7 +436,7 @@ def change(path, **changes):
         (
             "text_gpt",
             {"network": "AttentionLSTM"},
-            [f"must be {network_names(CausalNetwork)}, but is AttentionLSTM"],
+            ["model.network must be", "AttentionLSTM", network_names(CausalNetwork)],
         ),
         (
             "reviews_classifier",
@@ -451,12 +451,12 @@ def change(path, **changes):
         (
             "reviews_classifier",
             {"network": "Transformer"},
-            ["must be EncoderClassifier, but is Transformer"],
+            ["model.network must be", "Transformer", "available: EncoderClassifier"],
         ),
         (
             "spelling_gpt",
             {"network": "EncoderClassifier"},
-            [f"must be {network_names(Seq2SeqNetwork)}, but is EncoderClassifier"],
+            ["model.network must be", "EncoderClassifier", network_names(Seq2SeqNetwork)],
         ),
     ],
 )  # fmt: skip
