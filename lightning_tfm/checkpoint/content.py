@@ -20,21 +20,13 @@ from lightning_tfm.system.files import copy_file
 FORMAT = 1
 """Version of the format of checkpoints, which is increased when its meaning changes."""
 
+MAPPINGS = ("callbacks", "data_fingerprint", "experiment", "hyper_parameters", "loops", "state_dict", "step_settings")
 TYPES: dict[str, type | UnionType] = {
+    **dict.fromkeys((*MAPPINGS, INDEX), dict),
+    **dict.fromkeys(("lr_schedulers", "optimizer_states"), list),
+    **dict.fromkeys(("global_step", "skipped_steps"), int),
     "alignment_head": tuple | None,
-    "callbacks": dict,
-    "data_fingerprint": dict,
-    "experiment": dict,
-    "global_step": int,
-    "hyper_parameters": dict,
     "longest_source": int | None,
-    "loops": dict,
-    "lr_schedulers": list,
-    "optimizer_states": list,
-    "skipped_steps": int,
-    "state_dict": dict,
-    "step_settings": dict,
-    INDEX: dict,
 }
 """Types of the entries of a checkpoint."""
 
@@ -256,12 +248,7 @@ def is_whole(path: Path) -> bool:
 
 
 def copy_checkpoint(path: Path, target: Path) -> None:
-    """Copy a checkpoint file and its shards, if any.
-
-    Args:
-        path: the path of the file, for which `is_whole` is true.
-        target: the path of the copy, in another folder.
-    """
+    """Copy a whole checkpoint file and its shards, if any, to a path in another folder."""
     checkpoint = _map(path)
     if is_sharded(checkpoint):
         copy_shards(path, checkpoint[INDEX], target)

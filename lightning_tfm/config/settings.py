@@ -12,16 +12,8 @@ import yaml
 from lightning_tfm.errors import UserError
 
 IGNORED = (
-    "ckpt_path",
-    "config",
-    "dry_run",
-    "heartbeat",
-    "skip_test",
-    "trust_package",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.logger",
-    "trainer.profiler",
+    *("ckpt_path", "config", "dry_run", "heartbeat", "skip_test", "trust_package"),
+    *("trainer.enable_model_summary", "trainer.enable_progress_bar", "trainer.logger", "trainer.profiler"),
 )
 """Settings that do not change the weights of a run."""
 
@@ -123,26 +115,21 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, **types: type) -> dict[str, Any]:
-    """Read a JSON object that a command has written.
-
-    Args:
-        path: the path of the file.
-        types: the types of values that the object must contain, by name.
+    """Read a JSON object, with values of some types by name, from a file written by a command.
 
     Raises:
         UserError: if the file is damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        problem = str(error)
-    else:
-        problem = "" if isinstance(content, dict) else f"it holds {content!r:.50}"
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {content!r:.50}")
         for name, kind in types.items():
-            if not problem and not isinstance(content.get(name), kind):
-                problem = f"{name} is {content.get(name)!r:.50}"
-    if problem:
-        raise UserError(f"{str(path)!r} must be a JSON file written by lightning-tfm, but is damaged: {problem}")
+            if not isinstance(content.get(name), kind):
+                raise ValueError(f"{name} is {content.get(name)!r:.50}")
+    except (ValueError, RecursionError) as error:
+        problem = f"must be a JSON file written by lightning-tfm, but is damaged: {error}"
+        raise UserError(f"{str(path)!r} {problem}") from None
     return content
 
 
@@ -173,11 +160,7 @@ def without_seed(settings: dict[str, Any]) -> dict[str, Any]:
 def _check_size(text: str, loader: Any) -> None:
     """Check the number of values in a YAML document, with aliases replaced, and the levels of their nesting.
 
-    A scalar counts as one value per 100 characters.
-
-    Args:
-        text: the document.
-        loader: the class of the loader, since the parsers of PyYAML and libyaml accept different documents.
+    A scalar counts as one value per 100 characters. The parsers of PyYAML and libyaml accept different documents.
 
     Raises:
         yaml.YAMLError: if the text exceeds a limit, contains itself or is not valid.

@@ -21,59 +21,25 @@ from typing import Any
 
 from lightning_tfm.errors import UserError
 
-EXPORTED = (
-    "lightning_tfm.tasks",
-    "lightning_tfm.networks",
-    "lightning_tfm.callbacks",
-    "datamodules",
-)
+EXPORTED = ("lightning_tfm.tasks", "lightning_tfm.networks", "lightning_tfm.callbacks", "datamodules")
 """Packages whose exported classes are trusted."""
 
 CLASSES = {
-    "lightning_tfm.loggers": ("TensorBoardLogger", "WandbLogger"),
-    "lightning_tfm.optimizers": ("AdamW", "LRSchedule", "Muon"),
-    "lightning_tfm.distributed.strategies": ("Elastic", "ModelParallel"),
-    "torch.optim": (
-        "ASGD",
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    ),
-    "lightning.pytorch.accelerators": ("CPUAccelerator", "CUDAAccelerator", "MPSAccelerator"),
-    "lightning.pytorch.callbacks": (
-        "DeviceStatsMonitor",
-        "EarlyStopping",
-        "LearningRateMonitor",
-        "ModelCheckpoint",
-        "ModelSummary",
-        "OnExceptionCheckpoint",
-        "RichModelSummary",
-        "RichProgressBar",
-        "TQDMProgressBar",
-        "Timer",
-    ),
-    "lightning.pytorch.loggers": ("CSVLogger",),
-    "lightning.pytorch.plugins": (
-        "DoublePrecision",
-        "FSDPPrecision",
-        "HalfPrecision",
-        "MixedPrecision",
-        "Precision",
-        "TorchSyncBatchNorm",
-    ),
-    "lightning.pytorch.plugins.environments": ("LightningEnvironment", "SLURMEnvironment", "TorchElasticEnvironment"),
-    "lightning.pytorch.profilers": ("AdvancedProfiler", "PyTorchProfiler", "SimpleProfiler"),
-    "lightning.pytorch.strategies": ("DDPStrategy", "FSDPStrategy", "SingleDeviceStrategy"),
+    "lightning_tfm.loggers": "TensorBoardLogger WandbLogger",
+    "lightning_tfm.optimizers": "AdamW LRSchedule Muon",
+    "lightning_tfm.distributed.strategies": "Elastic ModelParallel",
+    "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD",
+    "lightning.pytorch.accelerators": "CPUAccelerator CUDAAccelerator MPSAccelerator",
+    "lightning.pytorch.callbacks": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint ModelSummary "
+    "OnExceptionCheckpoint RichModelSummary RichProgressBar TQDMProgressBar Timer",
+    "lightning.pytorch.loggers": "CSVLogger",
+    "lightning.pytorch.plugins": "DoublePrecision FSDPPrecision HalfPrecision MixedPrecision Precision "
+    "TorchSyncBatchNorm",
+    "lightning.pytorch.plugins.environments": "LightningEnvironment SLURMEnvironment TorchElasticEnvironment",
+    "lightning.pytorch.profilers": "AdvancedProfiler PyTorchProfiler SimpleProfiler",
+    "lightning.pytorch.strategies": "DDPStrategy FSDPStrategy SingleDeviceStrategy",
 }
-"""Trusted classes, by the package that exports them."""
+"""Names of the trusted classes, by the package that exports them."""
 
 INSTEAD = {
     "BatchSizeFinder": "lightning-tfm plan, which estimates the memory for data.batch_size",
@@ -95,7 +61,8 @@ TRUST_HELP = "additional packages to trust, installed or in the current folder; 
 def trusted() -> dict[str, type]:
     """Return the trusted classes by each of their import paths."""
     classes = {}
-    for package, names in {**{name: import_module(name).__all__ for name in EXPORTED}, **CLASSES}.items():
+    exported = {package: import_module(package).__all__ for package in EXPORTED}
+    for package, names in (exported | {package: names.split() for package, names in CLASSES.items()}).items():
         for name in names:
             cls: type = getattr(import_module(package), name)
             parts = cls.__module__.split(".")
@@ -131,9 +98,6 @@ def import_policy(trust_packages: Sequence[str]) -> dict[str, Any]:
 
     An entry in the lists of jsonargparse also matches all names that it prefixes, so the attributes of a class are
     denied by name.
-
-    Args:
-        trust_packages: the packages in `--trust-package`.
     """
     classes = trusted()
     attributes = [f"{path}.{name}" for path, cls in classes.items() for name in {*dir(cls), *dir(type(cls))}]
@@ -144,14 +108,13 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
     """Check that a parsed configuration only names classes that are allowed at their place, and local files.
 
     The parser rejects untrusted classes that it would import. This function also checks values that the parser does
-    not, such as arguments of any type, and rejects a network or a module as the value of a setting that takes a
-    function.
+    not, such as arguments of any type, and rejects a network or a task as the value of a setting that takes a function.
 
     Args:
         settings: the configuration, or a part of it.
         trust_packages: the packages in `--trust-package`.
         key: the name of the part.
-        callables: whether the classes of the part may be callable, such as networks and modules.
+        callables: whether the classes of the part may be callable, such as networks and tasks.
 
     Raises:
         UserError: if a class is not allowed, a text is an address, or an integer is beyond 64 bits.
@@ -220,11 +183,7 @@ class CurrentFolder:
 
 
 def search_current_folder(trust_packages: Sequence[str]) -> None:
-    """Import trusted packages from the current folder unless they are installed.
-
-    Args:
-        trust_packages: the packages in `--trust-package`.
-    """
+    """Import trusted packages from the current folder unless they are installed."""
     finder = CurrentFolder(os.getcwd(), frozenset(name.split(".")[0] for name in trust_packages))
     if finder not in sys.meta_path:
         sys.meta_path.append(finder)
@@ -239,14 +198,7 @@ def trusted_packages() -> list[str]:
 
 
 def package_names(text: str) -> list[str]:
-    """Parse the packages and modules in a value of `--trust-package`, as an argument type for argparse.
-
-    Args:
-        text: the names, separated by commas.
-
-    Raises:
-        ArgumentTypeError: if a name is not a dotted name, or belongs to jsonargparse.
-    """
+    """Parse the names of packages and modules, separated by commas, as an argument type for argparse."""
     names = [name for name in text.split(",") if name]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")) or name.split(".")[0] == "jsonargparse":

@@ -449,7 +449,8 @@ def test_every_listed_class_of_lightning_can_be_named(parse_only, monkeypatch, c
         if package.startswith(("torch", "lightning_tfm.optimizers")):
             continue
         kind = re.sub(r"lightning_tfm\.(distributed\.)?|lightning\.pytorch\.", "", package).partition(".")[0]
-        places[kind] += [{"class_path": f"{package}.{name}", "init_args": REQUIRED.get(name, {})} for name in names]
+        for name in names.split():
+            places[kind].append({"class_path": f"{package}.{name}", "init_args": REQUIRED.get(name, {})})
     for index in range(3):
         trainer = {"callbacks": places["callbacks"], "logger": places["loggers"], "plugins": places["plugins"]}
         for name, kind in (("profiler", "profilers"), ("strategy", "strategies"), ("accelerator", "accelerators")):

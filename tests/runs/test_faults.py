@@ -426,7 +426,7 @@ def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
     last.write_bytes(last.read_bytes()[:-1])
     child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
     assert child.wait() == 2
-    assert "--ckpt_path last needs an undamaged checkpoint below 'runs/copy_gpt', but there is none" in last_line(child)
+    assert "--ckpt_path needs an undamaged checkpoint below 'runs/copy_gpt', but there is none" in last_line(child)
     assert last.exists()
 
 
@@ -470,7 +470,7 @@ def test_only_a_full_disk_is_answered_by_the_advice_to_free_space(reason, kind, 
 
     monkeypatch.setattr(LightningCLI, "__init__", fail)
     with pytest.raises(kind, match="free disk space" if kind is UserError else "Permission denied"):
-        TfmCLI(command="fit")
+        TfmCLI("fit", [], VerifiedCheckpointIO())
 
 
 def test_an_unwritable_folder_is_reported(tmp_path):
