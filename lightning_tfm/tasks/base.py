@@ -341,7 +341,6 @@ class TaskModule(Predictor, LightningModule):
         check_run(self, trainer, data, stage, settings)
         if checkpoint is not None:
             self.check_checkpoint(dict(checkpoint), path, trainer, resuming=stage == "fit")
-            self.resumed_step = checkpoint["global_step"]
         self.is_checked = True
 
     @property
@@ -609,6 +608,7 @@ class TaskModule(Predictor, LightningModule):
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
         settings = self.step_settings(trainer)
         check_fits(checkpoint, path, dict(self.hparams_initial), shapes, resuming, averages, settings)
+        self.resumed_step = checkpoint["global_step"] if resuming else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
