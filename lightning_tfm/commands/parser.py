@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from lightning_tfm.config.trust import TRUST_HELP, package_names
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import actions
 
 
 def check_new_file(option: str, path: Path, overwrite: bool) -> None:
@@ -59,7 +60,7 @@ class CommandParser(ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -") and any(one.dest == "texts" for one in self._actions):
+        if message.startswith("unrecognized arguments: -") and any(action.dest == "texts" for action in actions(self)):
             message += "; write texts that begin with - after --"
         elif message.endswith("expected one argument"):
             message += ", which follows = if it begins with -"
