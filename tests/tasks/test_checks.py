@@ -70,6 +70,6 @@ def test_a_run_that_a_check_refuses_writes_nothing(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checks, "check_strategy", refuse)
     assert in_process(monkeypatch, "fit", "copy_gpt") == 2
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="refused"):
         fit_in_python(tmp_path)
-    assert list(tmp_path.iterdir()) == []
