@@ -1,25 +1,35 @@
-"""End of all processes of a run when one is lost."""
+"""End of all processes of a run when one of them is lost."""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import sys
-from multiprocessing.util import Finalize
+import threading
+import time
+from contextlib import suppress
+from typing import NoReturn
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _get_default_store
 
-from lightning_tfm.distributed.heartbeat import Endpoint, Monitor
 from lightning_tfm.errors import UserError
+
+GRACE = 10
+"""Seconds in which a process ends by itself after another one has failed, for example with the same error."""
 
 
 class Heartbeat(Callback):
     """Callback that ends all processes of a run when one of them is lost, with a message that names it.
 
-    A process is lost if it was killed, if it is stopped, or if its machine or the network is down. The processes check
-    each other in the background, so a long computation, such as a validation, does not count.
+    A process is lost if it has ended, is stopped, or cannot be reached. A long computation, such as a validation, does
+    not count, since the beats come from a thread.
 
     Args:
-        timeout: number of seconds without an answer after which a process is lost.
+        timeout: number of seconds without a beat after which a process is lost.
     """
 
     def __init__(self, timeout: int = 20) -> None:
@@ -29,30 +39,102 @@ class Heartbeat(Callback):
         self.monitor: Monitor | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if trainer.world_size == 1 or self.monitor is not None:
-            return
-        if trainer.is_global_zero:
+        if trainer.world_size > 1:
             self.monitor = Monitor(self.timeout)
-        endpoint = trainer.strategy.broadcast(self.monitor.endpoint if self.monitor else None)
-        if self.monitor is None:
-            try:
-                self.monitor = Monitor(self.timeout, Endpoint(*endpoint), trainer.global_rank)
-            except OSError as error:
-                print(
-                    f"lightning-tfm: {error}: if a process is lost, the others wait for minutes; open the port",
-                    file=sys.stderr,
-                )
-                return
-        Finalize(None, self.monitor.stop, exitpriority=0)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.monitor is not None:
+            trainer.strategy.barrier()  # a process that waits here for another one still watches it
+            self.monitor.stopped.set()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.monitor is None:
-            return
-        if is_of_communication(exception):
-            self.monitor.wait()
-        self.monitor.stop(failed=True)
+        if self.monitor is not None and not self.monitor.stopped.is_set():
+            if is_of_communication(exception):
+                self.monitor.wait()
+            self.monitor.report_failure()
+
+
+class Monitor:
+    """Threads that count the beats of this process in the store of torch.distributed, and watch those of others.
+
+    Rank 0, which has the store, watches all processes and tells them which one is lost. The others watch rank 0.
+
+    Args:
+        timeout: number of seconds without a beat after which a process is lost.
+    """
+
+    def __init__(self, timeout: int) -> None:
+        self.timeout, self.grace = timeout, GRACE
+        self.rank = torch.distributed.get_rank()
+        hosts: list[str] = [""] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(hosts, socket.gethostname())
+        self.names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+        self.silent = dict.fromkeys([0] if self.rank else range(1, len(hosts)), 0)  # seconds, by rank
+        self.loss = b""
+        # The main thread may wait in the original.
+        self.store = _get_default_store().clone()  # type: ignore[attr-defined]  # missing in the stubs
+        self.store.set(f"beats of rank {self.rank}", "0")
+        if self.rank == 0:
+            self.store.set("loss", "")
+        torch.distributed.barrier()
+        self.stopped = threading.Event()
+        # Two threads, since a store that cannot be reached never answers.
+        threading.Thread(target=self._beat, daemon=True).start()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Wait until the loss of another process ends this one, after communication has failed."""
+        seconds = self.timeout + GRACE
+        self.timeout, self.grace = 3, 0
+        self.thread.join(seconds)
+
+    def report_failure(self) -> None:
+        """Tell the other processes that this one fails, and stop watching them."""
+        self.stopped.set()
+        with suppress(RuntimeError):  # rank 0 has ended
+            self.store.set("loss", f"lost {self.names[self.rank]} by an error, which its output shows")
+
+    def _beat(self) -> None:
+        beats: dict[int, bytes] = {}
+        keys = ["loss", *(f"beats of rank {rank}" for rank in self.silent)]
+        with suppress(RuntimeError):  # rank 0 has ended, which is found as its silence
+            while not self.stopped.wait(1):
+                self.store.add(f"beats of rank {self.rank}", 1)
+                self.loss, *values = self.store.multi_get(keys)
+                for rank, value in zip(self.silent, values, strict=True):
+                    if value != beats.get(rank):
+                        self.silent[rank], beats[rank] = 0, value
+
+    def _watch(self) -> None:
+        failed = 0
+        # The seconds are counted, since a process that was stopped itself must not take the others for silent.
+        while not self.stopped.wait(1):
+            if self.loss:
+                failed += 1
+                if failed > self.grace:
+                    self._end(self.loss.decode())
+            for rank in self.silent:
+                self.silent[rank] += 1
+            if max(self.silent.values()) > self.timeout:
+                lost = [self.names[rank] for rank, seconds in self.silent.items() if seconds > self.timeout / 2]
+                reason = "no answer, so it was killed or is stopped, or its machine or the network is down"
+                self._end(f"lost {', '.join(lost)}: {reason}")
+
+    def _end(self, loss: str) -> NoReturn:
+        """Print what is lost, tell the others, and end the process, whose main thread may wait for the lost one."""
+        os.write(2, f"lightning-tfm: error: {loss}; resume with --ckpt_path last\n".encode())
+        flush = threading.Thread(target=sys.stdout.flush, daemon=True)  # waits forever if the main thread writes
+        flush.start()
+        flush.join(1)
+        if self.rank == 0:
+            self.store.set("loss", loss)
+            time.sleep(2)  # until the others have read it
+        os._exit(1)
 
 
 def is_of_communication(error: BaseException) -> bool:
     """Return whether an error may follow from the loss of another process; gloo has no class for its errors."""
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and re.search("gloo|pair closure", str(error)) is not None
+    )

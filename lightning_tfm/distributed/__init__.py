@@ -1,1 +1,1 @@
-"""Several processes: strategies, sharded tensors, launchers and heartbeats."""
+"""Several processes: strategies, sharded tensors and launchers."""

@@ -91,13 +91,13 @@ def check_processes(trainer: Trainer) -> None:
 
 
 def meet_processes(trainer: Trainer) -> TCPStore | None:
-    """Check the port of the run, and wait for the processes that this one has not started itself.
+    """Check the port of the run, and wait for the processes that this one does not start itself.
 
     Args:
         trainer: the trainer of the run.
 
     Returns:
-        The store of rank 0, which must exist until the processes are connected; None on other ranks.
+        The store of the run, which rank 0 must keep until the processes are connected; None if it is not needed.
 
     Raises:
         UserError: if another program uses the port, or if a process does not come.
@@ -106,43 +106,34 @@ def meet_processes(trainer: Trainer) -> TCPStore | None:
         torch would wait too, but in C++, where signals are not handled.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    if environment is None or isinstance(environment, TorchElasticEnvironment):  # torchrun holds the port itself
+    # torchrun holds the port itself, and so does an earlier run of this process.
+    if environment is None or isinstance(environment, TorchElasticEnvironment) or is_initialized():
         return None
-    if is_initialized():  # by an earlier run of this process, which holds the port
-        return None
-    own = (environment.node_rank(), environment.local_rank())
-    on_node = trainer.num_devices if environment.creates_processes_externally else 1
-    others = {(node, local) for node in range(trainer.num_nodes) for local in range(on_node)} - {(0, 0)}
+    others = trainer.num_nodes * (trainer.num_devices if environment.creates_processes_externally else 1) - 1
     limit = time.monotonic() + TIMEOUT.total_seconds()
-    store = _start_store(environment, bool(others)) if own == (0, 0) else _connect_store(environment, limit)
     try:
-        if store is not None and own != (0, 0):
-            store.set(_key(own), "")
-        while store is not None and others and not store.check([*map(_key, others)]):
-            if time.monotonic() > limit and (missing := [other for other in others if not store.check([_key(other)])]):
-                node, local = min(missing)
+        if environment.node_rank() == environment.local_rank() == 0:
+            store = _start_store(environment)
+        else:
+            store = _connect_store(environment, limit)
+            store.add("processes", 1)
+        while (missing := others - store.add("processes", 0)) > 0:
+            if time.monotonic() > limit:
                 raise UserError(
-                    f"all processes of a run must start within {TIMEOUT}, but {len(missing)} have not, such as that of "
-                    f"node {node} and local rank {local}; start the command on each machine"
+                    f"all processes of a run must start within {TIMEOUT}, but {missing} of {others + 1} have not; "
+                    "start the command on each machine"
                 )
             time.sleep(0.1)
     except DistError as error:
         raise UserError("rank 0 must wait for the other processes, but has ended; its output may show why") from error
-    return store if own == (0, 0) else None
+    return store
 
 
-def _key(process: tuple[int, int]) -> str:
-    node, local = process
-    return f"node {node}, local rank {local}"
-
-
-def _start_store(environment: ClusterEnvironment, is_needed: bool) -> TCPStore | None:
-    """Check that the port is free, and return the store of the run if it is needed already."""
+def _start_store(environment: ClusterEnvironment) -> TCPStore:
+    """Return the store of the run, which listens at its port."""
     port = environment.main_port
     try:
         socket.create_server(("", port)).close()
-        if not is_needed:
-            return None
         return TCPStore(environment.main_address, port, is_master=True, wait_for_workers=False, multi_tenant=True)
     except (OSError, DistError) as error:
         raise _taken(port) from error
@@ -151,14 +142,16 @@ def _start_store(environment: ClusterEnvironment, is_needed: bool) -> TCPStore |
 def _connect_store(environment: ClusterEnvironment, limit: float) -> TCPStore:
     """Connect to the store of rank 0 once it answers, until a limit of `time.monotonic`."""
     address, port = environment.main_address, environment.main_port
-    while time.monotonic() < limit:
+    while True:
         try:
             socket.create_connection((address, port), timeout=ANSWER_TIMEOUT).close()
             break
-        except OSError:  # rank 0 has not started yet
+        except OSError as error:  # rank 0 has not started yet
+            if time.monotonic() > limit:
+                raise UserError(
+                    f"rank 0 must be reachable at MASTER_ADDR and MASTER_PORT, but is not at {address}:{port}"
+                ) from error
             time.sleep(0.1)
-    else:
-        raise UserError(f"rank 0 must be reachable at MASTER_ADDR and MASTER_PORT, but is not at {address}:{port}")
     stores = []
 
     def connect() -> None:

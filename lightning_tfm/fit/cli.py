@@ -515,6 +515,8 @@ def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
     configure_parsing(trust_packages)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # errors are a single line
+    # The launcher names a process that was killed.
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     for pattern in SILENCED:
         warnings.filterwarnings("ignore", pattern)
     checkpoints = VerifiedCheckpointIO()

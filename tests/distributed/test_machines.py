@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from uuid import uuid4
 import pytest
 
 from lightning_tfm.callbacks import Heartbeat
-from lightning_tfm.distributed.heartbeat import STRANGERS, Endpoint, Monitor
 from lightning_tfm.errors import UserError
 from support.equality import assert_same_run
 from support.experiments import fit, folder, new_folders, tiny, wait_for_step
@@ -142,7 +140,7 @@ def test_a_cut_link_ends_both_sides(lost, machines, tmp_path):
     wait_for_step(5, both[0].process, tmp_path, "gpt")
     machines[lost].ip("link", "set", "cable", "down")
     for child, other in zip(both, (1, 0), strict=True):
-        assert_ended(child, f"lost rank {other} on .*: no answer for 5 s")
+        assert_ended(child, f"lost rank {other} on .*: no answer")
 
 
 def test_a_lost_machine_is_named(machines, tmp_path):
@@ -150,7 +148,7 @@ def test_a_lost_machine_is_named(machines, tmp_path):
     wait_for_step(5, four[0].process, tmp_path, "gpt")
     machines[1].signal(signal.SIGKILL)
     for child in four[:2]:
-        assert_ended(child, "lost rank [23] on .*: the process was killed")
+        assert_ended(child, "lost rank 2 on .*, rank 3 on .*: no answer")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -158,7 +156,7 @@ def test_a_stopped_process_ends_the_others(rank, machines, tmp_path):
     both = start_nodes(machines, 1, tmp_path, **ENDLESS)
     wait_for_step(5, both[0].process, tmp_path, "gpt")
     os.kill(both[rank].process.pid, signal.SIGSTOP)
-    assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer for 5 s")
+    assert_ended(both[1 - rank], f"lost rank {rank} on .*: no answer")
 
 
 def test_survivors_of_a_kill_during_a_checkpoint_end(tmp_path):
@@ -169,9 +167,7 @@ def test_survivors_of_a_kill_during_a_checkpoint_end(tmp_path):
     child.process.join(LIMIT)
     assert child.process.exitcode == -9
     for rank, process in enumerate(child.others, start=1):
-        assert_ended(
-            Child(process, child.out, tmp_path / f"stderr_{rank}"), "lost rank 0 on .*: the process was killed"
-        )
+        assert_ended(Child(process, child.out, tmp_path / f"stderr_{rank}"), "lost rank 0 on .*: no answer")
 
 
 def test_a_busy_process_is_not_lost(tmp_path):
@@ -312,49 +308,6 @@ def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
         "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
         in capsys.readouterr().err
     )
-
-
-def test_another_program_cannot_disturb_the_heartbeats():
-    """Strangers connect to the port of rank 0, say anything and leave; the real processes say goodbye."""
-    first = Monitor(5)
-    assert first.listener.getsockname()[0] == "127.0.0.1", "only processes of this machine can connect"
-    try:
-        strangers = [socket.create_connection(("127.0.0.1", first.endpoint.port)) for _ in range(3)]
-        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
-        strangers[1].sendall(b"x" * 10_000)
-        flood = [socket.create_connection(("127.0.0.1", first.endpoint.port), timeout=5) for _ in range(2 * STRANGERS)]
-        for stranger in flood[:STRANGERS]:
-            assert stranger.recv(1) == b"", "the oldest are closed"
-        strangers += flood
-        second = Monitor(5, first.endpoint, rank=1)
-        for stranger in strangers:
-            stranger.close()
-        second.stop()
-        first.thread.join(3)
-        assert first.thread.is_alive()
-        assert first.peers == []
-    finally:
-        first.stop()
-    with pytest.raises(OSError, match="no connection to rank 0"):
-        Monitor(5, first.endpoint, rank=1)
-
-
-def test_a_goodbye_is_received_although_heartbeats_are_unread():
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
-        endpoint = Endpoint(["127.0.0.1"], server.getsockname()[1], "token", "localhost")
-        connected = pool.submit(Monitor, 5, endpoint, 1)
-        connection, _ = server.accept()
-        with connection, connection.makefile("rb") as received:
-            assert received.readline().startswith(b"token 1 ")
-            connection.sendall(b"token\n")
-            monitor = connected.result()
-            try:
-                connection.sendall(200_000 * b"\n")  # many times what the monitor reads at once
-            finally:
-                stopped = pool.submit(monitor.stop)
-            assert received.read().strip() == b"done"  # and no reset
-        stopped.result()
-    assert not monitor.thread.is_alive()
 
 
 def test_a_short_limit_is_refused():
