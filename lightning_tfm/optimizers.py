@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_tfm.distributed.tensors import shard, whole
+from lightning_tfm.distributed.tensors import full_tensor, shard
 from lightning_tfm.errors import UserError
 
 HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
@@ -158,7 +158,7 @@ class _MatrixMuon(Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
         average = state["momentum_buffer"].lerp_(matrix.grad, 1 - momentum)
-        return whole(matrix.grad.lerp(average, momentum))
+        return full_tensor(matrix.grad.lerp(average, momentum))
 
 
 class Muon(Optimizer):

@@ -66,11 +66,11 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    written, known = {}, set()
+    written, addresses = {}, set()
     for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
         address = cast("DTensor", tensor).to_local().data_ptr()
-        written[key] = tensor.clone() if address in known else tensor
-        known.add(address)
+        written[key] = tensor.clone() if address in addresses else tensor
+        addresses.add(address)
     torch.distributed.barrier()  # after all processes have chosen the folder
     own: dict[str, str] = {}
     failure = None
@@ -97,15 +97,19 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
     return {name: checksum for part, _ in gathered for name, checksum in part.items()}
 
 
-def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any]) -> None:
-    """Read the shards of this process of distributed tensors, in place; called by all processes.
+def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any], no_dist: bool = False) -> None:
+    """Read tensors from the shards of a checkpoint, in place; called by all processes.
 
     Args:
-        tensors: the distributed tensors by key, in any layout.
+        tensors: the tensors by key; distributed tensors may have any layout.
         path: the path of the checkpoint file.
         index: the value of INDEX in the checkpoint.
+        no_dist: whether a single process reads.
     """
-    _load(tensors, path, index)
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # slow to import
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load(tensors, storage_reader=HuggingFaceStorageReader(str(path.with_name(index["folder"]))), no_dist=no_dist)
 
 
 def verify_shards(path: Path, index: Mapping[str, Any]) -> bool:
@@ -137,17 +141,17 @@ def remove_shards(path: Path, kept: str | None = None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def placeholders(content: Any, key: str = "") -> Iterator[tuple[dict[Any, Any], Any, str]]:
+def _placeholders(content: Any, key: str = "") -> Iterator[tuple[dict[Any, Any], Any, str]]:
     """Yield the tensors of a checkpoint that are in its shards: the dictionary, its key, and the key in the shards."""
     if isinstance(content, dict):
         for name, value in content.items():
             if isinstance(value, Tensor) and value.is_meta:
                 yield content, name, f"{key}{name}"
             else:
-                yield from placeholders(value, f"{key}{name}/")
+                yield from _placeholders(value, f"{key}{name}/")
     elif isinstance(content, list):
         for number, value in enumerate(content):
-            yield from placeholders(value, f"{key}{number}/")
+            yield from _placeholders(value, f"{key}{number}/")
 
 
 def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
@@ -158,13 +162,13 @@ def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
         path: the path of the checkpoint.
     """
     index = checkpoint.pop(INDEX)
-    found = list(placeholders(checkpoint))
-    if not found:
+    entries = list(_placeholders(checkpoint))
+    if not entries:
         return
-    tensors = {key: torch.empty(state[name].shape, dtype=state[name].dtype) for state, name, key in found}
+    tensors = {key: torch.empty(state[name].shape, dtype=state[name].dtype) for state, name, key in entries}
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that a single process reads
-        _load(tensors, path, index, no_dist=True)
-    for state, name, key in found:
+        read_shards(tensors, path, index, no_dist=True)
+    for state, name, key in entries:
         parts = index["fused"].get(key, 1)
         state[name] = part_major(tensors[key], parts, index["tensor_parallel_size"])
 
@@ -193,14 +197,6 @@ def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
     if parts == 1:
         return rows
     return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def _load(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any], no_dist: bool = False) -> None:
-    """Load tensors from the shards of a checkpoint, in place, with or without other processes."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # slow to import
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    load(tensors, storage_reader=HuggingFaceStorageReader(str(path.with_name(index["folder"]))), no_dist=no_dist)
 
 
 def _checksum(path: Path) -> str:

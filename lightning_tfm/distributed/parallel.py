@@ -26,19 +26,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.optim import Optimizer
 
 from lightning_tfm.checkpoint.shards import INDEX, new_folder, part_major, rank_major, read_shards, write_shards
-from lightning_tfm.distributed.tensors import local, mesh_of, shard, whole
+from lightning_tfm.distributed.tensors import full_tensor, local, mesh_of, shard
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import AlibiPositions, CrossAttention, Linear, SelfAttention, TransformerLayer
+from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 """Dimensions of a device mesh, named as Lightning does."""
-
-COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
-"""Linear layers of a Transformer layer whose outputs are divided."""
-
-ROWS = ("self_attention.out_proj", "cross_attention.out_proj", "feed_forward.2")
-"""Linear layers of a Transformer layer whose inputs are divided, and whose outputs are added."""
 
 ENTRIES = ("encode", "decode_step")
 """Methods of a network that are called instead of `forward`."""
@@ -57,25 +51,13 @@ def check_tensor_parallel(network: Network, size: int) -> None:
     if size == 1 or is_parallel(network):
         return
     layers = _transformer_layers(network)
+    reasons = [str(module.UNDIVIDED) for module in network.modules() if hasattr(module, "UNDIVIDED")]
     if not layers:
+        reasons = [f"{type(network).__name__}, whose layers cannot be divided"]
+    if reasons:
         raise UserError(
-            f"tensor_parallel_size must be 1 for {type(network).__name__}, whose layers cannot be divided, but is "
-            f"{size}; its weights can be sharded over all devices instead"
-        )
-    if any(isinstance(module, AlibiPositions) for module in network.modules()):
-        raise UserError(
-            f"tensor_parallel_size must be 1 for positions alibi, whose biases are not divided, but is {size}; try "
-            "positions rotary"
-        )
-    if network.hyper_parameters.get("pointer_generator"):
-        raise UserError(
-            "tensor_parallel_size must be 1 for pointer_generator, which reads the weights of all heads, but is "
-            f"{size}; its weights can be sharded over all devices instead"
-        )
-    if network.hyper_parameters.get("cross_attention") == "monotonic":
-        raise UserError(
-            "tensor_parallel_size must be 1 for cross_attention monotonic, whose heads are not divided, but is "
-            f"{size}; its weights can be sharded over all devices instead"
+            f"tensor_parallel_size must be 1 for {reasons[0]}, but is {size}; its weights can be sharded over all "
+            "devices instead"
         )
     for layer in layers:
         hidden = cast(Linear, layer.feed_forward[0]).out_features
@@ -152,7 +134,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
 def _divide(layer: TransformerLayer, mesh: DeviceMesh) -> None:
     """Divide the heads and the hidden layer of a Transformer layer."""
     names = {name for name, _ in layer.named_modules()}
-    styles = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+    styles = dict.fromkeys(layer.COLUMNS, ColwiseParallel()) | dict.fromkeys(layer.ROWS, RowwiseParallel())
     parallelize_module(layer, mesh, {name: style for name, style in styles.items() if name in names})
     for module in layer.modules():
         if isinstance(module, SelfAttention | CrossAttention):
@@ -169,15 +151,12 @@ def _transformer_layers(network: nn.Module) -> list[TransformerLayer]:
 
 
 def _fused(network: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
-    """Yield the fused projections of all layers: the linear layer, the name of the parameter, the number of parts."""
-    for layer in _transformer_layers(network):
-        projections = [(layer.self_attention.qkv_proj, 3)]
-        cross_attention = getattr(layer, "cross_attention", None)
-        if isinstance(cross_attention, CrossAttention):
-            projections.append((cross_attention.kv_proj, 2))
-        for projection, parts in projections:
-            for name, _ in projection.named_parameters():
-                yield projection, name, parts
+    """Yield the parameters of fused projections: the linear layer, the name of the parameter, the number of parts."""
+    for module in network.modules():
+        if isinstance(module, SelfAttention | CrossAttention):
+            name, parts = module.FUSED
+            for parameter, _ in getattr(module, name).named_parameters():
+                yield getattr(module, name), parameter, parts
 
 
 class Layout:
@@ -204,7 +183,7 @@ class Layout:
         """
         keeps = torch.distributed.get_rank() == 0
         for state, name, parameter, _ in self._tensors(checkpoint):
-            value = whole(state[name])
+            value = full_tensor(state[name])
             value = value.cpu() if keeps else torch.empty_like(value, device="meta")
             state[name] = part_major(value, self._parts(parameter), self.tensor_parallel_size)
 
@@ -221,15 +200,15 @@ class Layout:
             checkpoint: the content of the checkpoint.
             path: the path at which the checkpoint will be written.
         """
-        found = list(self._tensors(checkpoint))
+        entries = list(self._tensors(checkpoint))
         folder = new_folder(path, checkpoint["global_step"])
         checkpoint[INDEX] = {
             "folder": folder.name,
-            "files": write_shards({key: state[name] for state, name, _, key in found}, folder),
+            "files": write_shards({key: state[name] for state, name, _, key in entries}, folder),
             "tensor_parallel_size": self.tensor_parallel_size,
-            "fused": {key: parts for *_, parameter, key in found if (parts := self._parts(parameter)) > 1},
+            "fused": {key: parts for *_, parameter, key in entries if (parts := self._parts(parameter)) > 1},
         }
-        for state, name, _, _ in found:
+        for state, name, _, _ in entries:
             state[name] = torch.empty(state[name].shape, dtype=state[name].dtype, device="meta")
 
     def read(self, checkpoint: dict[str, Any], path: Path) -> None:
@@ -240,13 +219,13 @@ class Layout:
             path: the path of the checkpoint.
         """
         index = checkpoint[INDEX]
-        found = [entry for entry in self._tensors(checkpoint) if entry[0][entry[1]].is_meta]
-        tensors = {key: torch.empty_like(parameter, dtype=state[name].dtype) for state, name, parameter, key in found}
+        entries = [entry for entry in self._tensors(checkpoint) if entry[0][entry[1]].is_meta]
+        tensors = {key: torch.empty_like(parameter, dtype=state[name].dtype) for state, name, parameter, key in entries}
         read_shards(tensors, path, index)
-        for state, name, parameter, key in found:
+        for state, name, parameter, key in entries:
             state[name] = tensors[key]
             if self._parts(parameter) > 1 and index["tensor_parallel_size"] != self.tensor_parallel_size:
-                value = part_major(whole(tensors[key]), self._parts(parameter), index["tensor_parallel_size"])
+                value = part_major(full_tensor(tensors[key]), self._parts(parameter), index["tensor_parallel_size"])
                 state[name] = shard(rank_major(value, self._parts(parameter), self.tensor_parallel_size), parameter)
 
     def _parts(self, parameter: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -28,9 +27,6 @@ TIMEOUT = timedelta(minutes=10)
 
 STRATEGY_TIMEOUT = timedelta(seconds=10)
 """Maximum time that a process waits for another one to tell its strategy, after both have met."""
-
-RUNS = itertools.count()
-"""Numbers of the runs of this process that divide a network, which have one store."""
 
 
 class Elastic(DDPStrategy):
@@ -105,13 +101,13 @@ class Elastic(DDPStrategy):
         module = self.lightning_module
         assert module is not None
 
-        def backward(index: int) -> None:
+        def backward_micro_batch(index: int) -> None:
             # The loss of the first micro-batch is given; the others are divided as Lightning divides the first.
             loss = self._loss(index) / module.trainer.accumulate_grad_batches if index else closure_loss
             super(Elastic, self).backward(loss, optimizer, *args, **kwargs)
 
         weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
-        add_gradients(weights, backward, len(self._micro_batches))
+        add_gradients(weights, backward_micro_batch, len(self._micro_batches))
         return closure_loss
 
 
@@ -243,30 +239,28 @@ class ModelParallel(ModelParallelStrategy):
         super().setup_environment()
 
     def _setup_distributed(self) -> None:
-        super()._setup_distributed()
-        self._check_ranks()
-
-    def _check_ranks(self) -> None:
         """Check that all processes have this strategy, before they create a mesh, which would wait for the others.
 
         Raises:
             UserError: if one has another.
         """
-        store, run = _get_default_store(), next(RUNS)
+        super()._setup_distributed()
+        store, keys = _get_default_store(), []
         own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
-        keys = [f"strategy of rank {rank} in run {run}" for rank in range(self.world_size)]
         with suppress(RuntimeError):  # rank 0, which has the store, has ended, as is found below
+            run = store.add(f"runs of rank {self.global_rank}", 1)  # one store for all runs of a process
+            keys = [f"strategy of rank {rank} in run {run}" for rank in range(self.world_size)]
             store.set(keys[self.global_rank], own)
-        for rank, key in enumerate(keys):
+        for rank in range(self.world_size):
             try:
-                store.wait([key], STRATEGY_TIMEOUT)
-                theirs = store.get(key).decode()
-            except RuntimeError:
-                theirs = "not answered, so it has another one or has ended"
-            if theirs != own:
+                store.wait([keys[rank]], STRATEGY_TIMEOUT)
+                other = store.get(keys[rank]).decode()
+            except (RuntimeError, IndexError):
+                other = "not answered, so it has another one or has ended"
+            if other != own:
                 raise UserError(
                     f"all processes of a run must have the same trainer.strategy, but rank {self.global_rank} has "
-                    f"{own} and rank {rank} has {theirs}; start all of them with the same command"
+                    f"{own} and rank {rank} has {other}; start all of them with the same command"
                 )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -194,6 +194,7 @@ class SelfAttention(Attention):
     """
 
     over_memory = False
+    FUSED = ("qkv_proj", 3)  # linear layer, and the number of its projections
 
     def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -255,6 +256,8 @@ class CrossAttention(Attention):
         num_heads: number of heads H; must divide d_model.
         bias: whether the projections have a bias.
     """
+
+    FUSED = ("kv_proj", 2)
 
     def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -496,6 +499,8 @@ class MonotonicCrossAttention(Attention):
         num_heads: number of heads H; must divide d_model.
         bias: whether the projections have a bias.
     """
+
+    UNDIVIDED = "cross_attention monotonic, whose heads are not divided"  # by tensor parallelism
 
     def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
         super().__init__()

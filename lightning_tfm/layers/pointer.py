@@ -23,6 +23,8 @@ class PointerGenerator(nn.Module):
         d_features: width F of the features.
     """
 
+    UNDIVIDED = "pointer_generator, which reads the weights of all heads"  # by tensor parallelism
+
     def __init__(self, d_features: int) -> None:
         super().__init__()
         self.generation = Linear(d_features, 1)

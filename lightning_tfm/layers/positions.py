@@ -184,6 +184,9 @@ class AlibiPositions(Positions):
         num_heads: number of heads H.
     """
 
+    UNDIVIDED = "positions alibi, whose biases are not divided"
+    """Why tensor parallelism does not divide a network with this layer."""
+
     slopes: Tensor
 
     def __init__(self, num_heads: int) -> None:

@@ -79,6 +79,12 @@ class TransformerLayer(nn.Module):
         cross_attention: how the layer attends to an encoder; None without an encoder.
     """
 
+    COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
+    """Linear layers whose outputs are divided by tensor parallelism."""
+
+    ROWS = ("self_attention.out_proj", "cross_attention.out_proj", "feed_forward.2")
+    """Linear layers whose inputs are divided, and whose outputs are added."""
+
     def __init__(
         self,
         d_model: int,

@@ -372,7 +372,7 @@ def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed
     codes = [process.exitcode for process in (child.process, *child.others)]
     assert codes == ([-9, 1] if killed == 0 else [1, -9])
     printed = (tmp_path / ("stderr_1" if killed == 0 else "stderr")).read_text()
-    assert re.match(f"lightning-tfm: error: lost rank {killed} on .*: the process was killed", printed.splitlines()[-1])
+    assert re.match(f"lightning-tfm: error: lost rank {killed} on .*: no answer", printed.splitlines()[-1])
     assert "Traceback" not in printed
     saved = folder(tmp_path, "gpt") / "checkpoints"
     assert read(saved / "last.ckpt")["global_step"] == 5
