@@ -66,6 +66,7 @@ def main() -> None:
         arguments = [*arguments[1:], "--help"]
     command = arguments[0] if arguments else "--help"
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes must not import modules from the current folder
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise, a lost connection prints the stack of C++
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")

@@ -18,15 +18,12 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lightning_tfm.errors import UserError
 
-GRACE = 10
-"""Seconds in which a process ends by itself after another one has failed, for example with the same error."""
-
 
 class Heartbeat(Callback):
     """Callback that ends all processes of a run when one of them is lost, with a message that names it.
 
-    A process is lost if it has ended, is stopped, or cannot be reached. A long computation, such as a validation, does
-    not count, since the beats come from a thread.
+    A process is lost if it has ended, is stopped, or cannot be reached. A long computation, such as a validation, is
+    no loss, since the beats come from a thread.
 
     Args:
         timeout: number of seconds without a beat after which a process is lost.
@@ -48,10 +45,10 @@ class Heartbeat(Callback):
             self.monitor.stopped.set()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.monitor is not None and not self.monitor.stopped.is_set():
+        if self.monitor is not None:
             if is_of_communication(exception):
                 self.monitor.wait()
-            self.monitor.report_failure()
+            self.monitor.stopped.set()
 
 
 class Monitor:
@@ -64,18 +61,17 @@ class Monitor:
     """
 
     def __init__(self, timeout: int) -> None:
-        self.timeout, self.grace = timeout, GRACE
-        self.rank = torch.distributed.get_rank()
+        self.timeout, self.rank = timeout, torch.distributed.get_rank()
         hosts: list[str] = [""] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(hosts, socket.gethostname())
         self.names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
         self.silent = dict.fromkeys([0] if self.rank else range(1, len(hosts)), 0)  # seconds, by rank
-        self.loss = b""
+        self.lost = b""  # as rank 0 tells
         # The main thread may wait in the original.
         self.store = _get_default_store().clone()  # type: ignore[attr-defined]  # missing in the stubs
         self.store.set(f"beats of rank {self.rank}", "0")
         if self.rank == 0:
-            self.store.set("loss", "")
+            self.store.set("lost", "")
         torch.distributed.barrier()
         self.stopped = threading.Event()
         # Two threads, since a store that cannot be reached never answers.
@@ -85,50 +81,40 @@ class Monitor:
 
     def wait(self) -> None:
         """Wait until the loss of another process ends this one, after communication has failed."""
-        seconds = self.timeout + GRACE
-        self.timeout, self.grace = 3, 0
+        seconds, self.timeout = self.timeout + 10, 3
         self.thread.join(seconds)
-
-    def report_failure(self) -> None:
-        """Tell the other processes that this one fails, and stop watching them."""
-        self.stopped.set()
-        with suppress(RuntimeError):  # rank 0 has ended
-            self.store.set("loss", f"lost {self.names[self.rank]} by an error, which its output shows")
 
     def _beat(self) -> None:
         beats: dict[int, bytes] = {}
-        keys = ["loss", *(f"beats of rank {rank}" for rank in self.silent)]
+        keys = ["lost", *(f"beats of rank {rank}" for rank in self.silent)]
         with suppress(RuntimeError):  # rank 0 has ended, which is found as its silence
             while not self.stopped.wait(1):
                 self.store.add(f"beats of rank {self.rank}", 1)
-                self.loss, *values = self.store.multi_get(keys)
+                self.lost, *values = self.store.multi_get(keys)
                 for rank, value in zip(self.silent, values, strict=True):
                     if value != beats.get(rank):
                         self.silent[rank], beats[rank] = 0, value
 
     def _watch(self) -> None:
-        failed = 0
         # The seconds are counted, since a process that was stopped itself must not take the others for silent.
         while not self.stopped.wait(1):
-            if self.loss:
-                failed += 1
-                if failed > self.grace:
-                    self._end(self.loss.decode())
             for rank in self.silent:
                 self.silent[rank] += 1
+            if self.lost:
+                self._end(self.lost.decode())
             if max(self.silent.values()) > self.timeout:
-                lost = [self.names[rank] for rank, seconds in self.silent.items() if seconds > self.timeout / 2]
-                reason = "no answer, so it was killed or is stopped, or its machine or the network is down"
-                self._end(f"lost {', '.join(lost)}: {reason}")
+                lost = (self.names[rank] for rank, seconds in self.silent.items() if seconds > self.timeout / 2)
+                self._end(", ".join(lost))
 
-    def _end(self, loss: str) -> NoReturn:
-        """Print what is lost, tell the others, and end the process, whose main thread may wait for the lost one."""
-        os.write(2, f"lightning-tfm: error: {loss}; resume with --ckpt_path last\n".encode())
+    def _end(self, lost: str) -> NoReturn:
+        """End this process, whose main thread may wait for the lost one, and name that one to the others."""
+        reason = "no answer, so it has ended or is stopped, or its machine or the network is down"
+        os.write(2, f"lightning-tfm: error: lost {lost}: {reason}; resume with --ckpt_path last\n".encode())
         flush = threading.Thread(target=sys.stdout.flush, daemon=True)  # waits forever if the main thread writes
         flush.start()
         flush.join(1)
         if self.rank == 0:
-            self.store.set("loss", loss)
+            self.store.set("lost", lost)
             time.sleep(2)  # until the others have read it
         os._exit(1)
 

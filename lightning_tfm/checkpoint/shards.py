@@ -34,12 +34,7 @@ def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def new_folder(path: Path, step: int) -> Path:
-    """Return the path of a new folder for the shards of a checkpoint; called by all processes.
-
-    Args:
-        path: the path of the checkpoint file.
-        step: the number of steps before the checkpoint.
-    """
+    """Return the path of a new folder for the shards of a checkpoint after a step; called by all processes."""
     names = [f"{path.stem}_step_{step}.shards"]
     while path.with_name(names[-1]).exists():  # of the checkpoint that is replaced, or of a killed process
         names.append(f"{path.stem}_step_{step}_{len(names)}.shards")
@@ -49,14 +44,7 @@ def new_folder(path: Path, step: int) -> Path:
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
-    """Write the shards of distributed tensors; called by all processes.
-
-    Args:
-        tensors: the tensors by key.
-        folder: the new folder.
-
-    Returns:
-        The SHA-256 checksum of each file.
+    """Write the shards of distributed tensors, and return the SHA-256 checksum of each file; called by all processes.
 
     Raises:
         UserError: on all processes, if one cannot write.
@@ -113,11 +101,7 @@ def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any]
 
 
 def verify_shards(path: Path, index: Mapping[str, Any]) -> bool:
-    """Return whether all files of a sharded checkpoint exist and have not changed.
-
-    Raises:
-        OSError: if a file cannot be read.
-    """
+    """Return whether all files of a sharded checkpoint exist and have not changed."""
     folder = path.with_name(index["folder"])
     return all(
         (folder / name).is_file() and _checksum(folder / name) == value for name, value in index["files"].items()
@@ -130,12 +114,7 @@ def shard_folders(path: Path) -> list[Path]:
 
 
 def remove_shards(path: Path, kept: str | None = None) -> None:
-    """Remove the folders with shards of a checkpoint file.
-
-    Args:
-        path: the path of the checkpoint file, which may not exist.
-        kept: the name of a folder that is kept.
-    """
+    """Remove the folders with shards of a checkpoint file, which may not exist, except one."""
     for folder in shard_folders(path):
         if folder.name != kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,12 +134,7 @@ def _placeholders(content: Any, key: str = "") -> Iterator[tuple[dict[Any, Any],
 
 
 def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
-    """Read the tensors of the shards into a checkpoint, in place, as a single process would have saved them.
-
-    Args:
-        checkpoint: the content of the checkpoint; tensors that have data are left as they are.
-        path: the path of the checkpoint.
-    """
+    """Read the tensors of the shards into a checkpoint, in place, as a single process would have saved them."""
     index = checkpoint.pop(INDEX)
     entries = list(_placeholders(checkpoint))
     if not entries:
@@ -174,13 +148,7 @@ def gather_shards(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
-    """Copy the shards of a checkpoint.
-
-    Args:
-        path: the path of the checkpoint file.
-        index: the value of INDEX in the checkpoint.
-        target: the path of the copy of the checkpoint file, in another folder.
-    """
+    """Copy the shards of a checkpoint, whose copy has the path `target` in another folder."""
     source, copy = (file.with_name(index["folder"]) for file in (path, target))
     shutil.copytree(source, copy, copy_function=copy_file, dirs_exist_ok=True)
 

@@ -60,11 +60,7 @@ def launched_settings(settings: Any) -> dict[str, int]:
 
 
 def check_processes(trainer: Trainer) -> None:
-    """Check that the processes of a run can be started.
-
-    Raises:
-        UserError: if they cannot.
-    """
+    """Raise UserError if the processes of a run cannot be started."""
     strategy = trainer.strategy
     if not isinstance(strategy, ParallelStrategy):
         return
@@ -92,9 +88,6 @@ def check_processes(trainer: Trainer) -> None:
 
 def meet_processes(trainer: Trainer) -> TCPStore | None:
     """Check the port of the run, and wait for the processes that this one does not start itself.
-
-    Args:
-        trainer: the trainer of the run.
 
     Returns:
         The store of the run, which rank 0 must keep until the processes are connected; None if it is not needed.

@@ -39,15 +39,7 @@ ENTRIES = ("encode", "decode_step")
 
 
 def check_tensor_parallel(network: Network, size: int) -> None:
-    """Check that a network can be divided among a number of processes.
-
-    Args:
-        network: the network.
-        size: the number of processes.
-
-    Raises:
-        UserError: if the network has no layers that can be divided, or its heads, hidden layers or biases cannot.
-    """
+    """Raise UserError if the Transformer layers of a network cannot be divided among `size` processes."""
     if size == 1 or is_parallel(network):
         return
     layers = _transformer_layers(network)
@@ -69,11 +61,7 @@ def check_tensor_parallel(network: Network, size: int) -> None:
 
 
 def check_activation_checkpointing(network: Network) -> None:
-    """Check that a network has layers whose activations can be computed again.
-
-    Raises:
-        UserError: if it has none.
-    """
+    """Raise UserError if a network has no layers whose activations can be computed again."""
     if not _transformer_layers(network):
         raise UserError(
             f"activation_checkpointing must be false for {type(network).__name__}, which has no Transformer layers, "
@@ -82,9 +70,7 @@ def check_activation_checkpointing(network: Network) -> None:
 
 
 def broadcast_weights(module: nn.Module, device: torch.device) -> None:
-    """Broadcast the weights of rank 0 to all processes, in place.
-
-    Buffers are not broadcast: they are the same in all processes.
+    """Broadcast the weights of rank 0 to all processes, in place; the buffers are the same in all processes.
 
     Args:
         module: the module, which stays on its device.
@@ -98,13 +84,7 @@ def broadcast_weights(module: nn.Module, device: torch.device) -> None:
 
 
 def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bool) -> None:
-    """Divide a network over a mesh, in place.
-
-    Args:
-        network: the network, with the same weights on all processes.
-        mesh: the mesh.
-        activation_checkpointing: whether the activations of Transformer layers are computed again in the backward pass.
-    """
+    """Divide a network, which has the same weights on all processes, over a mesh, in place."""
     data, tensor = mesh[DATA], mesh[TENSOR]
     layers = _transformer_layers(network)
     if tensor.size() > 1:
@@ -194,12 +174,7 @@ class Layout:
             state[name] = shard(value.to(parameter.device), like=parameter)
 
     def write(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Write the shards in a checkpoint to files, and replace them by tensors without data, in place.
-
-        Args:
-            checkpoint: the content of the checkpoint.
-            path: the path at which the checkpoint will be written.
-        """
+        """Write the shards in a checkpoint to files beside its path, and replace them by tensors without data."""
         entries = list(self._tensors(checkpoint))
         folder = new_folder(path, checkpoint["global_step"])
         checkpoint[INDEX] = {
@@ -214,9 +189,7 @@ class Layout:
     def read(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Replace the tensors without data in a checkpoint by the shards of this process, in place.
 
-        Args:
-            checkpoint: the content of the checkpoint, whose shards may have been written by other processes.
-            path: the path of the checkpoint.
+        The files may have been written by another number of processes.
         """
         index = checkpoint[INDEX]
         entries = [entry for entry in self._tensors(checkpoint) if entry[0][entry[1]].is_meta]
@@ -260,12 +233,7 @@ def data_group(strategy: Strategy) -> ProcessGroup | None:
 
 
 def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the norm (N) of each tensor over all processes, with one all-reduce per group of processes.
-
-    Args:
-        tensors: the tensors N.
-        dtype: the type of the norms.
-    """
+    """Return the norm (N) of each of N tensors over all processes, with one all-reduce per group of processes."""
     values = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors], 2, dtype))
     groups: dict[ProcessGroup, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
@@ -285,10 +253,6 @@ def keep_weights(network: nn.Module, whole: bool) -> None:
 
     Decoding calls the network once per token, and each process stops when its own rows have ended, so weights cannot be
     gathered in each call.
-
-    Args:
-        network: the network.
-        whole: whether to keep the whole weights.
     """
     if not whole:
         reshard(network)

@@ -60,11 +60,7 @@ class Elastic(DDPStrategy):
         self.num_micro_batches, self.num_threads = num_micro_batches, num_threads
 
     def check_processes(self, world_size: int) -> None:
-        """Check that the micro-batches can be divided among the processes.
-
-        Raises:
-            UserError: if the number of micro-batches is not a multiple of the number of processes.
-        """
+        """Raise UserError if the micro-batches cannot be divided among the processes."""
         if self.num_micro_batches % world_size:
             *divisors, last = (str(2**power) for power in range(self.num_micro_batches.bit_length()))
             mend = f"try {', '.join(divisors)} or {last}" if divisors else f"try {last}"
@@ -207,11 +203,7 @@ class ModelParallel(ModelParallelStrategy):
         self.tensor_parallel_size, self.activation_checkpointing = tensor_parallel_size, activation_checkpointing
 
     def check_processes(self, world_size: int) -> None:
-        """Check that the processes can be divided into groups of `tensor_parallel_size`, and exchange tensors.
-
-        Raises:
-            UserError: if they cannot.
-        """
+        """Raise UserError if the processes cannot be divided into groups, or exchange tensors."""
         if world_size > 1 and self._process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
             raise UserError(
                 "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but "
@@ -239,11 +231,7 @@ class ModelParallel(ModelParallelStrategy):
         super().setup_environment()
 
     def _setup_distributed(self) -> None:
-        """Check that all processes have this strategy, before they create a mesh, which would wait for the others.
-
-        Raises:
-            UserError: if one has another.
-        """
+        """Check that all processes have this strategy, before they create a mesh, which would wait for the others."""
         super()._setup_distributed()
         store, keys = _get_default_store(), []
         own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"

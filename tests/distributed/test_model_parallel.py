@@ -52,15 +52,13 @@ UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_step
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
 DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
+ACCUMULATED = {"trainer.accumulate_grad_batches": 3}
+CLIPPED_BY_VALUE = {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01}
 WIDE = {"model.init_args.network.init_args.d_model": 64}
 
 VARIANTS = {
     "GPT, DDP": ("gpt", "DDP", TWO_HEADS),
-    "Transformer, DDP of four, accumulated": (
-        "transformer",
-        "DDP of four",
-        TWO_HEADS | {"trainer.accumulate_grad_batches": 2},
-    ),
+    "Transformer, DDP of four, accumulated": ("transformer", "DDP of four", TWO_HEADS | ACCUMULATED),
     "attention LSTM, DDP of four": ("attention_lstm", "DDP of four", {}),
     "GPT, elastic determinism": ("gpt", "elastic determinism", TWO_HEADS),
     "Transformer, FSDP2 of four, Muon": ("transformer", "FSDP2 of four", TWO_HEADS | MUON),
@@ -68,15 +66,11 @@ VARIANTS = {
     "GPT, FSDP2": ("gpt", "FSDP2", TWO_HEADS),
     "GPT, tensor parallel, dropout": ("gpt", "tensor parallel", TWO_HEADS | DROPOUT),
     "GPT, checkpointed activations": ("gpt", "checkpointed activations", TWO_HEADS),
-    "GPT, FSDP2, accumulated": ("gpt", "FSDP2", TWO_HEADS | {"trainer.accumulate_grad_batches": 3}),
+    "GPT, FSDP2, accumulated": ("gpt", "FSDP2", TWO_HEADS | ACCUMULATED),
     "GPT, FSDP2, Muon": ("gpt", "FSDP2", TWO_HEADS | MUON),
     "GPT, both, Muon": ("gpt", "FSDP2 and tensor parallel", TWO_HEADS | MUON),
     "Transformer, both, averaged": ("transformer", "FSDP2 and tensor parallel", TWO_HEADS | AVERAGED),
-    "Transformer, tensor parallel, clipped by value": (
-        "transformer",
-        "tensor parallel",
-        TWO_HEADS | {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01},
-    ),
+    "Transformer, tensor parallel, clipped by value": ("transformer", "tensor parallel", TWO_HEADS | CLIPPED_BY_VALUE),
     "attention LSTM, FSDP2": ("attention_lstm", "FSDP2", {}),
 }
 """The network, the layout, and the settings of both runs."""
@@ -87,11 +81,9 @@ VARIANTS = {
 def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
     model, layout, settings = VARIANTS[variant]
     one, divided = new_folders(tmp_path, "one", "divided")
-    child = start(*fit(model, **UNDIVIDED | settings), cwd=one)
-    assert child.wait() == 0, child.err.read_text()
+    child = start(*fit(model, **UNDIVIDED | settings), cwd=one).finish()
     first = child.out.read_text().splitlines()[0]
-    child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=divided)
-    assert child.wait() == 0, child.err.read_text()
+    child = LAYOUTS[layout](*fit(model, **UNDIVIDED | settings), cwd=divided).finish()
     assert child.out.read_text().splitlines()[0] == first  # the network, the number of parameters and the device
     assert_close_runs(folder(divided, model), folder(one, model))
 
@@ -111,8 +103,7 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
     runs = {}
     for name in ("one process", layout):
         (cwd,) = new_folders(tmp_path, name)
-        child = LAYOUTS[name](*fit(model, **settings), cwd=cwd)
-        assert child.wait() == 0, child.err.read_text()
+        LAYOUTS[name](*fit(model, **settings), cwd=cwd).finish()
         run = folder(cwd, model)
         runs[name] = [float(row["train/loss"]) for row in rows(run) if row["train/loss"]]
         assert {weight.dtype for weight in read(run / "checkpoints/last.ckpt")["state_dict"].values()} == {
@@ -178,8 +169,7 @@ def test_a_task_trains_as_in_one_process(task, tmp_path):
         "masked_encoder": "tensor parallel",  # with data parallelism, each process masks other tokens
     }.get(task, "FSDP2 and tensor parallel")
     for cwd, name in ((one, "one process"), (divided, layout)):
-        child = LAYOUTS[name](*arguments, cwd=cwd)
-        assert child.wait() == 0, child.err.read_text()
+        LAYOUTS[name](*arguments, cwd=cwd).finish()
     assert_close_runs(*(cwd / f"runs/{task}/version_0" for cwd in (divided, one)))
 
 
@@ -225,21 +215,8 @@ def predictions(run):
     return list(map(json.loads, (run / "predictions.jsonl").read_text().splitlines()))
 
 
-CIRCUIT = [
-    "one process",
-    "DDP",
-    "one process",
-    "FSDP2",
-    "one process",
-    "tensor parallel",
-    "DDP",
-    "FSDP2",
-    "DDP",
-    "tensor parallel",
-    "FSDP2",
-    "tensor parallel",
-    "one process",
-]
+ONE, DDP, FSDP, TENSOR = "one process", "DDP", "FSDP2", "tensor parallel"
+CIRCUIT = [ONE, DDP, ONE, FSDP, ONE, TENSOR, DDP, FSDP, DDP, TENSOR, FSDP, TENSOR, ONE]
 """Layouts such that each of the four follows each other one once."""
 
 
@@ -267,17 +244,11 @@ SHARDED = [
 def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | settings | {"trainer.max_steps": 5 * len(starts)}
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    child = start(*fit("gpt", **settings), cwd=whole)
-    assert child.wait() == 0, child.err.read_text()
+    start(*fit("gpt", **settings), cwd=whole).finish()
     for begin in starts[:-1]:
         fault = ("before an update of the weights", 7)
-        child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault)
-        child.process.join(300)
-        for other in child.others:
-            other.kill()
-        assert child.wait() == -9, child.err.read_text()
-    child = starts[-1](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed)
-    assert child.wait() == 0, child.err.read_text()
+        begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=killed, fault=fault).die()
+    starts[-1](*fit("gpt", "--ckpt_path=last", **settings), cwd=killed).finish()
     assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"))
 
 
@@ -285,18 +256,12 @@ def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
 def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, capsys):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     one, divided = new_folders(tmp_path, "one", "divided")
-    child = start(*fit("gpt", **settings), cwd=one)
-    assert child.wait() == 0, child.err.read_text()
-    child = start_parallel(4, 2, *fit("gpt", **settings), cwd=divided, save_distributed_checkpoint=True)
-    assert child.wait() == 0, child.err.read_text()
+    start(*fit("gpt", **settings), cwd=one).finish()
+    start_parallel(4, 2, *fit("gpt", **settings), cwd=divided, save_distributed_checkpoint=True).finish()
     assert_close_runs(folder(divided, "gpt"), folder(one, "gpt"))
     saved = folder(divided, "gpt") / "checkpoints"
-    assert sorted(path.name for path in saved.iterdir()) == [
-        "best.ckpt",
-        "best_step_12.shards",
-        "last.ckpt",
-        "last_step_12.shards",
-    ]
+    names = sorted(path.name for path in saved.iterdir())
+    assert names == ["best.ckpt", "best_step_12.shards", "last.ckpt", "last_step_12.shards"]
     assert len(list((saved / "last_step_12.shards").iterdir())) == 4
     assert (saved / "last.ckpt").stat().st_size < (folder(one, "gpt") / "checkpoints/last.ckpt").stat().st_size
     monkeypatch.chdir(tmp_path)
@@ -324,16 +289,11 @@ def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
     for call_number, call in enumerate((2, 1), start=1):  # the second start resumes at step 5
         step, fault = 5, ("while shards are written", call)
-        child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault)
-        child.process.join(300)
-        for other in child.others:
-            other.kill()
-        assert child.wait() == -9, child.err.read_text()
+        begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path, fault=fault).die()
         saved = folder(tmp_path, "gpt") / "checkpoints"
         assert read(saved / "last.ckpt")["global_step"] == step
         assert len(list(saved.glob("last_step_10*.shards"))) == call_number, "the next one was begun"
-    child = begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    begin(*fit("gpt", "--ckpt_path=last", **settings), cwd=tmp_path).finish()
     names = sorted(path.name for path in (folder(tmp_path, "gpt") / "checkpoints").glob("*.shards"))
     assert names == ["best_step_12.shards", "last_step_12.shards"]
 
@@ -357,8 +317,7 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
     saved = folder(tmp_path, "gpt") / "checkpoints"
     assert read(saved / "last.ckpt")["global_step"] == 5
     assert [path.name for path in saved.glob("last*.shards")] == ["last_step_5.shards"]
-    child = begin(*fit("gpt", "--ckpt_path=last", **settings))
-    assert child.wait() == 0, child.err.read_text()
+    begin(*fit("gpt", "--ckpt_path=last", **settings)).finish()
     assert read(saved / "last.ckpt")["global_step"] == 12
 
 
@@ -376,8 +335,7 @@ def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed
     assert "Traceback" not in printed
     saved = folder(tmp_path, "gpt") / "checkpoints"
     assert read(saved / "last.ckpt")["global_step"] == 5
-    child = begin(*fit("gpt", "--ckpt_path=last", **settings))
-    assert child.wait() == 0, child.err.read_text()
+    begin(*fit("gpt", "--ckpt_path=last", **settings)).finish()
     assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
 
 
@@ -396,13 +354,11 @@ def test_the_circuit_has_all_pairs_of_layouts():
 )
 @pytest.mark.run
 def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
-    child = start(*fit("transformer", **settings | {"trainer.max_steps": 20}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    start(*fit("transformer", **settings | {"trainer.max_steps": 20}), cwd=tmp_path).finish()
     trained = folder(tmp_path, "transformer")
     _, *arguments = fit("transformer", **settings)
     for number, layout in enumerate(layouts):
-        child = LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path)
-        assert child.wait() == 0, child.err.read_text()
+        LAYOUTS[layout]("test", *arguments, "--ckpt_path", trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
         for line, expected in zip(*map(predictions, (trained.parent / f"test_{number}", trained)), strict=True):
             assert line.pop("nll") == pytest.approx(expected.pop("nll"), rel=TOLERANCE)
             assert line == expected
@@ -436,23 +392,13 @@ def test_what_reads_all_heads_is_not_divided(network, setting):
     [
         ("transformer", 4, 4, "tensor_parallel_size must divide num_heads (2), but is 4; try 2"),
         ("attention_lstm", 2, 2, "tensor_parallel_size must be 1 for AttentionLSTM, whose layers cannot be divided"),
-        (
-            "gpt",
-            3,
-            2,
-            "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size (2), but is 3",
-        ),
+        ("gpt", 3, 2, "num_nodes must be a multiple of tensor_parallel_size (2), but is 3"),
         ("gpt", 1, 0, "tensor_parallel_size must be at least 1, but is 0; try 1"),
     ],
 )
 @pytest.mark.run
 def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message, tmp_path):
-    child = start_parallel(number, size, *fit(model), cwd=tmp_path)
-    assert child.wait() == 2
-    assert [other.exitcode for other in child.others] == [2] * (number - 1)
-    printed = child.err.read_text()
-    assert message in printed.splitlines()[-1]
-    assert "Traceback" not in printed
+    start_parallel(number, size, *fit(model), cwd=tmp_path).refuse(message)
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
 
 
@@ -473,15 +419,9 @@ SHARDED_BY_TWO = [
 @pytest.mark.parametrize(
     ("first_has", "named"),
     [
-        (TWO_PROCESSES, "the processes of a run must reach each other"),
-        (
-            ["--trainer.devices=2", "--config", EXPERIMENTS / "elastic.yaml"],
-            "the processes of a run must reach each other",
-        ),
-        (
-            [*SHARDED_BY_TWO, "--trainer.strategy.init_args.tensor_parallel_size=2"],
-            "the same trainer.strategy, but rank 0",
-        ),
+        (TWO_PROCESSES, "must reach each other"),
+        (["--trainer.devices=2", "--config", EXPERIMENTS / "elastic.yaml"], "must reach each other"),
+        ([*SHARDED_BY_TWO, "--trainer.strategy.init_args.tensor_parallel_size=2"], "trainer.strategy, but rank 0"),
     ],
     ids=["DDP", "elastic determinism", "tensor parallel"],
 )
@@ -489,19 +429,11 @@ SHARDED_BY_TWO = [
 def test_processes_with_different_strategies_are_refused(first_has, named, tmp_path):
     starts = [partial(start, *fit("gpt", *options), cwd=tmp_path) for options in (first_has, SHARDED_BY_TWO)]
     first, second = (begin(**rank) for begin, rank in zip(starts, ranks(), strict=True))
-    assert (first.wait(), second.wait()) == (2, 2)
-    messages = [child.err.read_text() for child in (first, second)]
-    assert named in messages[0].splitlines()[-1]
-    expected = "the same trainer.strategy, but rank 1 has ModelParallel with tensor_parallel_size 1"
-    assert expected in messages[1].splitlines()[-1]
-    assert "Traceback" not in "".join(messages)
+    first.refuse(named)
+    second.refuse("the same trainer.strategy, but rank 1 has ModelParallel with tensor_parallel_size 1")
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
 @pytest.mark.run
 def test_a_network_interface_that_does_not_exist_is_one_mistake(tmp_path):
-    child = start_two(*fit("gpt"), cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0")
-    assert child.wait() == 2
-    message = child.err.read_text()
-    assert "nosuch0" in message.splitlines()[-1]
-    assert "Traceback" not in message
+    start_two(*fit("gpt"), cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0").refuse("nosuch0")

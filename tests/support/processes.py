@@ -54,6 +54,26 @@ class Child:
             assert process.exitcode is not None, "the process hangs"
         return self.process.exitcode
 
+    def finish(self) -> Child:
+        """Wait for all processes, which must succeed."""
+        assert self.wait() == 0, self.err.read_text()
+        return self
+
+    def die(self) -> None:
+        """Wait until a fault has killed the first process, and kill the others, which may wait for it."""
+        self.process.join(300)
+        for other in self.others:
+            other.kill()
+        assert self.wait() == -signal.SIGKILL, self.err.read_text()
+
+    def refuse(self, message: str) -> None:
+        """Wait for all processes, whose mistake must be reported in one line that contains a message."""
+        assert self.wait() == 2, self.err.read_text()
+        assert [other.exitcode for other in self.others] == [2] * len(self.others)
+        printed = self.err.read_text()
+        assert message in printed.splitlines()[-1]
+        assert "Traceback" not in printed
+
 
 def start(
     *arguments: object,
