@@ -62,8 +62,7 @@ class Elastic(DDPStrategy):
     def check_processes(self, world_size: int) -> None:
         """Raise UserError if the micro-batches cannot be divided among the processes."""
         if self.num_micro_batches % world_size:
-            *divisors, last = (str(2**power) for power in range(self.num_micro_batches.bit_length()))
-            mend = f"try {', '.join(divisors)} or {last}" if divisors else f"try {last}"
+            mend = f"try {min(self.num_micro_batches, 1 << world_size.bit_length() - 1)}"
             if not world_size & (world_size - 1):
                 mend += f", or set num_micro_batches to {world_size}"
             raise UserError(
@@ -113,7 +112,7 @@ def add_gradients(weights: list[Tensor], backward: Callable[[int], None], num_mi
     Args:
         weights: the weights.
         backward: a function that computes the gradients of the micro-batch with an index in this process.
-        num_micro_batches: the number of micro-batches of this process.
+        num_micro_batches: number of micro-batches of this process.
     """
     accumulated = [weight.grad for weight in weights]  # of earlier batches of the step
     partial: list[tuple[int, list[Tensor]]] = []
