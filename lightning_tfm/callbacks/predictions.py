@@ -54,7 +54,7 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if outputs is None or trainer.sanity_checking:  # language models have no predictions
+        if outputs["predictions"] is None or trainer.sanity_checking:
             return
         predictions = list(zip(batch.rows.tolist(), outputs["predictions"], strict=True))
         if trainer.state.fn == TrainerFn.VALIDATING:
@@ -99,7 +99,7 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if outputs is None:
+        if outputs["predictions"] is None:
             return
         name = trainer.datamodule.test_sets[dataloader_idx]
         self.lines += [(name, *line) for line in zip(batch.rows.tolist(), outputs["predictions"], strict=True)]

@@ -374,7 +374,6 @@ class TfmCLI(LightningCLI):
             checkpoint, self.checkpoint = self.checkpoint or read_index(path), {}
             self.model.check_checkpoint(checkpoint, path, self.trainer, resuming=self.subcommand == "fit")
             self.step, self.fingerprint = checkpoint["global_step"], checkpoint.get("data_fingerprint", {})
-            self.model.resumed_step = self.step
             # A resumed run may lack only its test.
             if self.subcommand == "fit" and settings.max_steps < self.step + (self.resumed is None):
                 raise UserError(

@@ -109,12 +109,6 @@ class AttentionExample(NamedTuple):
     content: dict[str, Any]
 
 
-class Evaluation(TypedDict):
-    """Output of a validation or test step: the predictions for the batch."""
-
-    predictions: list[Prediction]
-
-
 def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
     """Return a prediction for the source of a pair as a Prediction."""
     return {

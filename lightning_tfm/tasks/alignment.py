@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torchmetrics.utilities import dim_zero_cat
 from lightning_tfm.data import Batch, Pair
 from lightning_tfm.tasks.metrics import exact_sum
 from lightning_tfm.tokenization import EOS, PAD
+
+HIGHER_IS_BETTER = {"accuracy": True, "aer": False}
+"""Whether higher values of a score are better; of the entropy, it is not known."""
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
@@ -95,3 +98,50 @@ class AlignmentScore(Metric):
             "aer": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
             "entropy": exact_sum(dim_zero_cat(self.entropies)) / self.symbols,
         }
+
+
+class AlignmentScores(Metric):
+    """Agreement of the attention heads of all layers with a gold alignment, see `AlignmentScore`.
+
+    Attributes:
+        best_head: the layer and the head with the highest accuracy at the last computation; None before.
+    """
+
+    full_state_update = False
+    higher_is_better = HIGHER_IS_BETTER  # type: ignore[assignment]  # by score
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best_head: tuple[str, int] | None = None
+        self.layers: dict[str, AlignmentScore] = {}
+
+    def update(self, maps: Mapping[str, Tensor], gold: Tensor, batch: Batch) -> None:
+        """Update the state with a batch.
+
+        Args:
+            maps: the attention weights (B, H, T, S) by layer.
+            gold: the gold links (B, T, S), see `gold_links`.
+            batch: the batch.
+        """
+        for layer, weights in maps.items():
+            if layer not in self.layers:
+                self.layers[layer] = AlignmentScore(weights.size(1)).to(weights.device)
+                self.layers[layer].process_group = self.process_group
+            self.layers[layer].update(weights, gold, batch)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores by name, such as `alignment/decoder.1.cross_attention/head_0/accuracy`."""
+        scores, accuracies = {}, {}
+        for layer, score in self.layers.items():
+            for name, values in score.compute().items():
+                for head, value in enumerate(torch.atleast_1d(values)):  # torchmetrics squeezes a single head
+                    scores[f"alignment/{layer}/head_{head}/{name}"] = value.float()
+                    if name == "accuracy":
+                        accuracies[layer, head] = value.item()
+        self.best_head = max(accuracies, key=accuracies.__getitem__, default=None)
+        return scores
+
+    def reset(self) -> None:
+        """Discard the scores of all layers."""
+        super().reset()
+        self.layers = {}
