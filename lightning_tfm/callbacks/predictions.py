@@ -18,7 +18,8 @@ from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.inference import Prediction
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.system.files import atomic_write, write_text
-from lightning_tfm.tasks.base import TaskModule, test_prefix
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.evaluation import test_prefix
 from lightning_tfm.tasks.metrics import all_gather_list
 
 SAMPLES = 16

@@ -12,7 +12,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_tfm.callbacks.checkpoints import time_is_up
 from lightning_tfm.loggers import flush, run_folder
 from lightning_tfm.system.files import write_text
-from lightning_tfm.tasks.base import TaskModule, test_prefix
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.evaluation import test_prefix
 
 SUMMARY = "summary.json"
 """Name of the file that is written last and thus marks a finished run."""

@@ -20,8 +20,16 @@ from torch.optim import Optimizer
 from lightning_tfm.checkpoint import read_index
 from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
 from lightning_tfm.data import MicroBatches
-from lightning_tfm.distributed.parallel import Layout, broadcast_weights, keep_weights, reshard
+from lightning_tfm.distributed.parallel import (
+    Layout,
+    broadcast_weights,
+    check_activation_checkpointing,
+    check_tensor_parallel,
+    keep_weights,
+    reshard,
+)
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import Network
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -224,6 +232,16 @@ class ModelParallel(ModelParallelStrategy):
             )
         if world_size == 1 and self._save_distributed_checkpoint:
             raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
+
+    def check_network(self, network: Network) -> None:
+        """Check that a network can be divided as the arguments say.
+
+        Raises:
+            UserError: if it cannot.
+        """
+        check_tensor_parallel(network, self.tensor_parallel_size)
+        if self.activation_checkpointing:
+            check_activation_checkpointing(network)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

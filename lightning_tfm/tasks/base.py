@@ -5,33 +5,24 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from lightning_tfm.checkpoint import FORMAT, check_fits
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import BatchDivision, TaskDataModule
-from lightning_tfm.distributed.parallel import (
-    broadcast_weights,
-    check_activation_checkpointing,
-    check_tensor_parallel,
-    data_group,
-    is_parallel,
-    parallelize,
-)
+from lightning_tfm.distributed.parallel import broadcast_weights, is_parallel, parallelize
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.distributed.tensors import mesh_of
 from lightning_tfm.errors import UserError, rank_zero_print
@@ -46,23 +37,13 @@ from lightning_tfm.tasks.checks import (
     check_ranks,
     check_strategy,
 )
+from lightning_tfm.tasks.evaluation import EvaluationModule
 from lightning_tfm.tasks.settings import shared_settings, step_settings
 from lightning_tfm.tasks.step import TrainingStep, seed_dropout
 from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def test_prefix(test_set: str) -> str:
-    """Return the prefix of the metrics that a test logs for a test set.
-
-    It is "test" for "test", "test/longer" for "longer", and "val/final" for "val", the only test set of data without a
-    test split: the metrics of this last evaluation are not another point of the curves under "val".
-    """
-    if test_set == "val":
-        return "val/final"
-    return test_set if test_set == "test" else f"test/{test_set}"
 
 
 def check_label_smoothing(value: float) -> None:
@@ -75,7 +56,7 @@ def check_label_smoothing(value: float) -> None:
         raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
 
-class TaskModule(Predictor, LightningModule):
+class TaskModule(Predictor, EvaluationModule):
     """Base class of tasks, which train a network with the mean loss per token of a step.
 
     A task defines `datamodule_class`, `loss`, `new_metrics`, `evaluate` and the methods of its predictor. Each token
@@ -92,10 +73,8 @@ class TaskModule(Predictor, LightningModule):
     Attributes:
         datamodule_class: the base class of the data modules on which the task can be trained.
         step_arguments: the arguments of the constructor that change the loss of a step.
-        step: the training step; its `loss` is that of the last one.
-        higher_is_better: whether higher values of a metric are better, by logged name; of others, it is not known.
-        token_metrics: the logged names of the metrics that are not comparable between tokenizers.
-        resumed_step: the step of the checkpoint from which training is resumed; None if it is not.
+        step: the training step.
+        resumed_step: the step of the checkpoint from which training is resumed; None for a new run.
     """
 
     datamodule_class: ClassVar[type[TaskDataModule]]
@@ -114,9 +93,6 @@ class TaskModule(Predictor, LightningModule):
         self.lr_schedule = lr_schedule
         # DDP need not broadcast buffers, which are lookup tables and scores that are the same on all processes.
         self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
-        self.metrics = nn.ModuleDict()  # by prefix, see `setup`
-        self.higher_is_better: dict[str, bool] = {}
-        self.token_metrics: set[str] = set()
         self.step = TrainingStep({})
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.resumed_step: int | None = None
@@ -135,11 +111,7 @@ class TaskModule(Predictor, LightningModule):
 
     @classmethod
     def data_settings(cls, data: Any) -> dict[str, Any]:
-        """Return the arguments of the constructor that depend on the data.
-
-        Args:
-            data: a data module of `datamodule_class`.
-        """
+        """Return the arguments of the constructor that depend on a data module of `datamodule_class`."""
         return {"tokenizer": data.tokenizer}
 
     @classmethod
@@ -150,9 +122,6 @@ class TaskModule(Predictor, LightningModule):
             data: the data module.
             network: the network.
             settings: arguments of the constructor, which take precedence over `data_settings`.
-
-        Raises:
-            UserError: if the module cannot be trained on the data.
         """
         check_pair(cls, type(data))
         return cls(network, **(cls.data_settings(data) | settings))
@@ -161,28 +130,6 @@ class TaskModule(Predictor, LightningModule):
     def loss(self, batch: Any) -> tuple[Tensor, Tensor | int]:
         """Return the training loss of a batch, summed over tokens, and the number of tokens."""
 
-    @abstractmethod
-    def new_metrics(self) -> dict[str, Metric]:
-        """Return new metrics for one validation or test set, by name.
-
-        A metric that computes several values returns them in a dictionary, by the names under which they are logged.
-        Its attribute `higher_is_better` says whether higher values are better, and `depends_on_tokenizer = True` that
-        they are not comparable between tokenizers.
-        """
-
-    @abstractmethod
-    def evaluate(self, batch: Any, dataset: Any, metrics: Mapping[str, Metric]) -> list[Prediction] | None:
-        """Update the metrics with a batch of the validation or a test.
-
-        Args:
-            batch: the batch.
-            dataset: the dataset of the batch.
-            metrics: the metrics of this dataset, see `new_metrics`.
-
-        Returns:
-            The prediction for each example of the batch; None if the task has no predictions.
-        """
-
     def load_pretrained(self) -> None:
         """Load pretrained weights, if any, into the network; called when a new run starts."""
 
@@ -190,42 +137,8 @@ class TaskModule(Predictor, LightningModule):
         """Return figures of the test predictions, by name."""
         return {}
 
-    def log(
-        self, name: str, value: Any, *arguments: Any, higher_is_better: bool | None = None, **settings: Any
-    ) -> None:
-        """Log a value, as LightningModule does.
-
-        Args:
-            name: the name.
-            value: the value, or a metric of torchmetrics.
-            *arguments: further arguments of `LightningModule.log`.
-            higher_is_better: whether higher values are better, for comparisons and the best checkpoint; None for what
-                the metric says.
-            **settings: further arguments of `LightningModule.log`.
-        """
-        direction = getattr(value, "higher_is_better", None) if higher_is_better is None else higher_is_better
-        if direction is not None:
-            self.higher_is_better[name] = direction
-        if getattr(value, "depends_on_tokenizer", False):
-            self.token_metrics.add(name)
-        super().log(name, value, *arguments, **settings)
-
-    @property
-    def signatures(self) -> dict[str, str]:
-        """Return the signatures (settings) of sacrebleu's scores, by name; empty if the task has none."""
-        found: dict[str, str] = {}
-        for metric in self.metrics.modules():
-            found |= getattr(metric, "signatures", {})
-        return found
-
-    @property
-    def test_prefixes(self) -> list[str]:
-        """Return the prefix of the metrics of each test set."""
-        data = self.trainer.datamodule
-        return [test_prefix(name) for name in (data.test_sets if data else ("test",))]
-
     def setup(self, stage: str) -> None:
-        """Set up checkpoints with checksums, convert the module to float64 if required, and create the metrics.
+        """Set up checkpoints with checksums, convert the module to float64 if required, and check the settings.
 
         Note:
             Lightning converts the module only after it restores a checkpoint, which would round float64 weights.
@@ -244,22 +157,13 @@ class TaskModule(Predictor, LightningModule):
             settings = {"step to resume": self.resumed_step} | self.step_settings(self.trainer)
             arguments = dict(self.hparams) | {"tokenizer": self.tokenizer.fingerprint}
             check_ranks(settings | shared_settings(self.trainer, arguments))
-        for prefix in ["val"] if stage in ("fit", "validate") else self.test_prefixes:
-            if prefix not in self.metrics:
-                self.metrics[prefix] = nn.ModuleDict(self.new_metrics())
-            for metric in self._metrics(prefix).values():
-                metric.process_group = data_group(self.trainer.strategy)
-                metric.reset()
+        super().setup(stage)
 
     def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
-        """Check that the network can be trained on a data module.
-
-        Args:
-            data: the data module.
-            trainer: the trainer.
+        """Check that the network can be trained on a data module with the strategy of a trainer.
 
         Raises:
-            UserError: if the vocabulary, the lengths or the batch size do not fit.
+            UserError: if it cannot.
         """
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
@@ -267,9 +171,7 @@ class TaskModule(Predictor, LightningModule):
         self.network.check_lengths(data.max_source_length, data.max_target_length)
         data.check_micro_batches(BatchDivision.of(trainer.strategy).num_micro_batches)
         if isinstance(trainer.strategy, ModelParallel):
-            check_tensor_parallel(self.network, trainer.strategy.tensor_parallel_size)
-            if trainer.strategy.activation_checkpointing:
-                check_activation_checkpointing(self.network)
+            trainer.strategy.check_network(self.network)
 
     def configure_model(self) -> None:
         """Divide the network among the processes, if the strategy does."""
@@ -307,16 +209,15 @@ class TaskModule(Predictor, LightningModule):
         self.seed = torch.initial_seed()
         if self.trainer.datamodule is not None:
             self.longest_source = self.trainer.datamodule.longest_source
-        self.step = TrainingStep(
-            dict(self.named_parameters()), BatchDivision.of(self.trainer.strategy), self.trainer.world_size
-        )
+        weights, division = dict(self.named_parameters()), BatchDivision.of(self.trainer.strategy)
+        self.step = TrainingStep(weights, division, self.trainer.world_size)
 
     def on_train_epoch_start(self) -> None:
         self.step.begin()  # Lightning has dropped the gradients of an unfinished step
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the summed loss of a batch, or of a shard of it."""
-        seed_dropout(self.seed, self.trainer.fit_loop.total_batch_idx, self.step.shard, self.device)
+        """Return the summed loss of a batch, or of a micro-batch of it."""
+        seed_dropout(self.seed, self.trainer.fit_loop.total_batch_idx, self.step.micro_batch, self.device)
         loss, tokens = self.loss(batch)
         self.step.add(loss, tokens)
         if not self.trainer.fit_loop._should_accumulate():  # an epoch ends with a step, which may have fewer batches
@@ -324,18 +225,15 @@ class TaskModule(Predictor, LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        division, sums = self.step.division, isinstance(self.trainer.strategy, Elastic)
-        self.step.reduce(self.trainer.accumulate_grad_batches * (1 if sums else division.world_size))
+        averaged = 1 if isinstance(self.trainer.strategy, Elastic) else self.step.division.world_size
+        self.step.reduce(self.trainer.accumulate_grad_batches * averaged)
         if (self.global_step + 1) % (self.trainer.log_every_n_steps or 1) == 0:  # logging takes time
             self.log("train/loss", self.step.loss)
             self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
             self.log("train/gradient_norm", self.step.norms.norm())
 
     def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         self.step.divide_and_clip(gradient_clip_val, gradient_clip_algorithm == "value")
 
@@ -372,40 +270,8 @@ class TaskModule(Predictor, LightningModule):
             if self.scales_gradients:
                 self.log("train/skipped_steps", float(self.skipped_steps))
 
-    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, list[Prediction] | None]:
-        dataset = self.trainer.val_dataloaders.dataset
-        return {"predictions": self.evaluate(batch, dataset, self._metrics("val"))}
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, list[Prediction] | None]:
-        dataset, prefix = self.trainer.test_dataloaders[dataloader_idx].dataset, self.test_prefixes[dataloader_idx]
-        return {"predictions": self.evaluate(batch, dataset, self._metrics(prefix))}
-
     def on_validation_start(self) -> None:
         self.check_finite()
-
-    def on_validation_epoch_end(self) -> None:
-        self._log_metrics("val")
-
-    def on_test_epoch_end(self) -> None:
-        for prefix in self.test_prefixes:
-            self._log_metrics(prefix)
-
-    def _metrics(self, prefix: str) -> Mapping[str, Metric]:
-        return cast(Mapping[str, Metric], self.metrics[prefix])
-
-    def _log_metrics(self, prefix: str) -> None:
-        """Log the metrics of a validation or test set over all processes, and reset them."""
-        for name, metric in self._metrics(prefix).items():
-            if metric.update_called:
-                values = metric.compute()
-                for key, value in (values if isinstance(values, dict) else {name: values}).items():
-                    better: Any = metric.higher_is_better
-                    if isinstance(better, dict):
-                        better = better.get(key.rpartition("/")[2])
-                    if getattr(metric, "depends_on_tokenizer", False):
-                        self.token_metrics.add(f"{prefix}/{key}")
-                    self.log(f"{prefix}/{key}", value, sync_dist=True, higher_is_better=better)
-            metric.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()  # before a good checkpoint is replaced
@@ -419,14 +285,8 @@ class TaskModule(Predictor, LightningModule):
     def check_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, trainer: Trainer, resuming: bool) -> None:
         """Check that a checkpoint fits the model and, if training is resumed, the run.
 
-        Args:
-            checkpoint: the content of the checkpoint.
-            path: the path of the checkpoint, for error messages.
-            trainer: the trainer of the run.
-            resuming: whether training is resumed.
-
         Raises:
-            UserError: if it does not fit.
+            UserError: if it does not fit; the message names its path.
         """
         shapes = {name: weight.shape for name, weight in self.state_dict().items()}
         averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)

@@ -17,17 +17,17 @@ from lightning_tfm.errors import UserError
 class TrainingStep:
     """Mean loss over the tokens of a step, and its gradients.
 
-    A step has A accumulated batches, each of which is divided into shards over W processes. If L is the sum of the
-    losses of the tokens of a shard, and N the number of its tokens, then
+    A step has A accumulated batches, each of which is divided into micro-batches over W processes. If L is the sum of
+    the losses of the tokens of a micro-batch, and N the number of its tokens, then
 
         loss = (sum of all L) / (sum of all N),    gradient = (sum of all dL/dw) / (sum of all N).
 
-    So each token has the same weight, for any number of batches, shards and processes. For each shard, the caller calls
-    `add` and backpropagates L; after the last one, it calls `gather`, `reduce` and `divide_and_clip`.
+    So each token has the same weight, for any number of batches, micro-batches and processes. For each micro-batch, the
+    caller calls `add` and backpropagates L; at the last one, it calls `gather`, and then `reduce` and `divide_and_clip`.
 
     Args:
         weights: the weights by name.
-        division: the shards of a batch that this process computes.
+        division: the micro-batches of a batch that this process computes.
         num_processes: the number of processes P, a multiple of W: consecutive processes may read the same data.
 
     Attributes:
@@ -42,7 +42,7 @@ class TrainingStep:
         self.division, self.num_processes = division, num_processes
         self.loss: Tensor | None = None
         self.norms = self._scale = torch.empty(0)
-        self._sums: list[Tensor] = []  # loss and number of tokens of each shard so far
+        self._sums: list[Tensor] = []  # loss and number of tokens of each micro-batch so far
         self._gathering: tuple[list[Tensor], Work] | None = None
         self._unchecked: list[Tensor] = []  # loss and norms of each step since the last check
 
@@ -51,12 +51,12 @@ class TrainingStep:
         self._sums = []
 
     @property
-    def shard(self) -> int:
-        """Return the number of the shard that is added next, among those of all processes."""
+    def micro_batch(self) -> int:
+        """Return the number of the micro-batch that is added next, among those of all processes."""
         return self.division.own[len(self._sums) % len(self.division.own)]
 
     def add(self, loss: Tensor, tokens: Tensor | int) -> None:
-        """Add a shard.
+        """Add a micro-batch.
 
         Args:
             loss: the sum of the losses of its tokens.
@@ -65,15 +65,15 @@ class TrainingStep:
         self._sums.append(torch.stack((loss.detach(), torch.as_tensor(tokens, dtype=loss.dtype, device=loss.device))))
 
     def gather(self) -> None:
-        """Start to gather the sums of all processes, during the last backward pass, once all shards have been added."""
-        if self.num_processes > 1 and self.shard == self.division.own[0]:
+        """Start to gather the sums of all processes once all micro-batches have been added."""
+        if self.num_processes > 1 and self.micro_batch == self.division.own[0]:
             values = torch.cat(self._sums)
             gathered = list(values.new_empty(self.num_processes, len(values)))
             self._gathering = gathered, torch.distributed.all_gather(gathered, values, async_op=True)
 
     def _totals(self) -> tuple[Tensor, Tensor]:
-        """Return the loss and the number of tokens of the step, added in the order of batches and shards."""
-        sums, self._sums = torch.stack(self._sums), []  # (A n, 2) with n shards of each batch on this process
+        """Return the loss and the number of tokens of the step, added in the order of batches and micro-batches."""
+        sums, self._sums = torch.stack(self._sums), []  # (A n, 2) with n micro-batches of each batch on this process
         if self._gathering is not None:
             (gathered, work), self._gathering = self._gathering, None
             work.wait()
@@ -154,16 +154,16 @@ class TrainingStep:
         return [weight.grad for weight in self.weights.values() if weight.grad is not None]
 
 
-def seed_dropout(seed: int, batch: int, shard: int, device: torch.device) -> None:
-    """Seed the random numbers of a shard of a batch, which do not depend on those before.
+def seed_dropout(seed: int, batch: int, micro_batch: int, device: torch.device) -> None:
+    """Seed the random numbers of a micro-batch, which do not depend on those before.
 
     Args:
         seed: the seed of the run.
         batch: the number of the batch.
-        shard: the number of the shard.
-        device: the device that computes the shard.
+        micro_batch: the number of the micro-batch.
+        device: the device that computes it.
     """
-    number = stable_hash(f"{seed} {batch} {shard}") >> 1
+    number = stable_hash(f"{seed} {batch} {micro_batch}") >> 1
     torch.default_generator.manual_seed(number)  # torch.manual_seed would query every type of device
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(number)

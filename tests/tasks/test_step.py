@@ -33,12 +33,12 @@ def expected_gradients():
 
 
 def simulated_step(processes, batches, num_micro_batches, monkeypatch, copies=1):
-    """Return the steps of several processes, which have added all shards and share the sum of their gradients.
+    """Return the steps of several processes, which have added all micro-batches and share the sum of their gradients.
 
     Args:
         processes: the number W of processes that read different data.
         batches: the number A of accumulated batches.
-        num_micro_batches: the number of shards of a batch.
+        num_micro_batches: the number of micro-batches of a batch.
         monkeypatch: the fixture that replaces the all-gather.
         copies: the number of processes that read the same data.
     """
@@ -46,7 +46,7 @@ def simulated_step(processes, batches, num_micro_batches, monkeypatch, copies=1)
     generator = torch.Generator().manual_seed(1)
     cuts = torch.randperm(TOKENS - 1, generator=generator)[: batches * num_micro_batches - 1].add(1).sort().values
     parts = zip(inputs.tensor_split(cuts), classes.tensor_split(cuts), strict=True)  # of unequal numbers of tokens
-    shards = [list(batch) for batch in zip(*[iter(parts)] * num_micro_batches, strict=True)]
+    micro_batches = [list(batch) for batch in zip(*[iter(parts)] * num_micro_batches, strict=True)]
     sent, steps, weights = [], [], dict(linear.named_parameters())
 
     def all_gather(gathered, values, async_op):
@@ -57,9 +57,9 @@ def simulated_step(processes, batches, num_micro_batches, monkeypatch, copies=1)
     for rank in range(processes):
         for _ in range(copies):
             step = TrainingStep(weights, BatchDivision(rank, processes, num_micro_batches), processes * copies)
-            for batch in shards:
+            for batch in micro_batches:
                 for number in step.division.own:
-                    assert step.shard == number
+                    assert step.micro_batch == number
                     own_inputs, own_classes = batch[number]
                     loss = F.cross_entropy(linear(own_inputs), own_classes, reduction="sum")
                     if not steps or steps[-1].division.rank != rank:
@@ -71,11 +71,11 @@ def simulated_step(processes, batches, num_micro_batches, monkeypatch, copies=1)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize(("processes", "batches", "shards"), [(1, 1, 1), (1, 4, 1), (1, 3, 4), (2, 3, 2), (2, 2, 4)])
-def test_gradients_are_those_of_the_mean_over_all_tokens(processes, batches, shards, copies, monkeypatch):
+@pytest.mark.parametrize(("processes", "batches", "number"), [(1, 1, 1), (1, 4, 1), (1, 3, 4), (2, 3, 2), (2, 2, 4)])
+def test_gradients_are_those_of_the_mean_over_all_tokens(processes, batches, number, copies, monkeypatch):
     """Gradients have been averaged over batches and processes, as by Lightning and DDP."""
     loss, gradients = expected_gradients()
-    steps, linear = simulated_step(processes, batches, shards, monkeypatch, copies)
+    steps, linear = simulated_step(processes, batches, number, monkeypatch, copies)
     divisor = batches * processes
     torch._foreach_div_([weight.grad for weight in linear.parameters()], divisor)
     for step in steps:
@@ -173,7 +173,7 @@ def test_a_gradient_scaler_skips_overflows_but_not_a_loss_that_is_not_finite():
 # Dropout
 
 
-def test_dropout_depends_on_seed_batch_and_shard_only():
+def test_dropout_depends_on_seed_batch_and_micro_batch_only():
     masks = set()
     for arguments in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         for _ in range(2):
@@ -184,7 +184,7 @@ def test_dropout_depends_on_seed_batch_and_shard_only():
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps", "xpu"])
-def test_dropout_is_seeded_on_the_device_of_the_shard(kind, monkeypatch):
+def test_dropout_is_seeded_on_the_device(kind, monkeypatch):
     seeds = {}
     for other in ("cuda", "mps", "xpu"):
         monkeypatch.setattr(getattr(torch, other), "manual_seed", partial(seeds.__setitem__, other))
