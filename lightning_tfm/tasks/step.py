@@ -23,7 +23,7 @@ class TrainingStep:
         loss = (sum of all L) / (sum of all N),    gradient = (sum of all dL/dw) / (sum of all N).
 
     So each token has the same weight, for any number of batches, micro-batches and processes. For each micro-batch, the
-    caller calls `add` and backpropagates L; at the last one, it calls `gather`, and then `reduce` and `divide_and_clip`.
+    caller calls `add` and backpropagates L; at the last one, it calls `gather`, then `reduce` and `divide_and_clip`.
 
     Args:
         weights: the weights by name.
