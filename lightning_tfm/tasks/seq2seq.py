@@ -29,7 +29,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
 
     Logs `loss`, `perplexity`, `token_accuracy`, `exact_match` (the fraction of outputs equal to the target), `ser` and
     the `text_metrics`; at a validation with a gold alignment, also the scores of each head that attends to the source,
-    see `AlignmentScore`. predictions.jsonl records which outputs are correct.
+    see `AlignmentScores`. predictions.jsonl records which outputs are correct.
 
     The symbol error rate `ser` is the sum of the edit distances of the outputs to their references, divided by the
     number of symbols of the references, without EOS: 0 is perfect, and there is no maximum. The symbols are those of
@@ -109,8 +109,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         )  # of the whole split, for all processes
         with attention_maps(self.network) if scores_alignment else nullcontext() as maps:
             logits = self.network(batch.source, batch.target_in)
-        if maps is not None:
-            weights = self.network.source_attention(maps, batch.source)
+        if maps and (weights := self.network.source_attention(maps, batch.source)):  # there may be no attention
             metrics["alignment"].update(weights, gold_links(pairs, batch), batch)
         nlls = sequence_nll(logits, batch.target_out)  # (B)
         right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
