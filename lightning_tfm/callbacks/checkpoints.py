@@ -287,9 +287,6 @@ def _check_monitor(
         monitor: the name of the metric.
         mode: "min", "max", or None for what the metric says.
         higher_is_better: what the metric says; None if it does not.
-
-    Raises:
-        UserError: if there is no such metric, or if the mode contradicts the metric or is not known.
     """
     if monitor not in trainer.callback_metrics:
         names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))

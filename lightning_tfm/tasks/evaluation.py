@@ -14,7 +14,7 @@ from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.inference import Prediction
 from lightning_tfm.tasks.metrics import CorpusScores
 
-Predictions = dict[str, list[Prediction] | None]
+StepOutput = dict[str, list[Prediction] | None]
 """Output of a validation or test step: `{"predictions": ...}` with the prediction for each example of the batch."""
 
 
@@ -81,11 +81,11 @@ class EvaluationModule(LightningModule, ABC):
                 metric.process_group = data_group(self.trainer.strategy)
                 metric.reset()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Predictions:
+    def validation_step(self, batch: Any, batch_idx: int) -> StepOutput:
         dataset = self.trainer.val_dataloaders.dataset
         return {"predictions": self.evaluate(batch, dataset, self._metrics("val"))}
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Predictions:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
         dataset = self.trainer.test_dataloaders[dataloader_idx].dataset
         return {"predictions": self.evaluate(batch, dataset, self._metrics(self.test_prefixes[dataloader_idx]))}
 
