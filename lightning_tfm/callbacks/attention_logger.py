@@ -1,8 +1,9 @@
-"""Logging of attention weights: alignment scores at each validation, plots after the test."""
+"""Plots of attention weights after the test."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,69 +13,27 @@ from lightning import Callback, LightningModule, Trainer
 from lightning_tfm.callbacks.predictions import Predictions
 from lightning_tfm.callbacks.progress import track
 from lightning_tfm.callbacks.summary import evaluated_prefix
-from lightning_tfm.data import Batch
-from lightning_tfm.distributed.parallel import data_group
-from lightning_tfm.inference import AttentionExample
+from lightning_tfm.inference import AttentionExample, Prediction, short_title, worst_first
 from lightning_tfm.layers import Positions
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import atomic_write
-from lightning_tfm.tasks.alignment import AlignmentScore
 from lightning_tfm.tasks.base import TaskModule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+NUM_EXAMPLES = 2
+"""Number of first test examples, and of test examples with the largest loss, whose attention is plotted."""
+
+
 class AttentionLogger(Callback):
-    """Callback that scores attention weights at each validation, and plots them after the test.
+    """Callback that plots attention weights after the test.
 
-    If all validation pairs have a gold alignment, `val/alignment/LAYER/head_N/accuracy`, `aer` and `entropy` are
-    logged for each head that attends to the source, over the whole validation split, see `AlignmentScore`. The head
-    with the highest accuracy is saved in checkpoints for `lightning-tfm generate --alignments`.
-
-    After the test, the run's folder contains `attention/*.png`: a plot of each layer for a few examples, of the model's
-    own output, with the gold alignment outlined if the output is right, and the positional encodings if the network has
-    any.
+    The run's folder then contains a plot of each layer for a few examples, of the model's own output, with the gold
+    alignment outlined if the output is right, and the positional encodings if the network has any.
     """
-
-    def __init__(self) -> None:
-        self.scores: dict[str, AlignmentScore] = {}  # by layer
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        aligned = cast(TaskModule, pl_module).aligned_attention(trainer.val_dataloaders.dataset, batch)
-        if aligned is None:
-            return
-        maps, gold = aligned
-        for layer, weights in maps.items():
-            if layer not in self.scores:
-                self.scores[layer] = AlignmentScore(weights.size(1)).to(pl_module.device)
-                self.scores[layer].process_group = data_group(trainer.strategy)
-            self.scores[layer].update(weights, gold, batch)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        best = -1.0
-        for layer, score in self.scores.items():
-            for name, values in score.compute().items():  # over all processes
-                for head, value in enumerate(torch.atleast_1d(values)):  # torchmetrics squeezes a single head
-                    cast(TaskModule, pl_module).log(
-                        f"val/alignment/{layer}/head_{head}/{name}",
-                        value.float(),
-                        sync_dist=True,
-                        higher_is_better={"accuracy": True, "aer": False}.get(name),
-                    )
-                    if name == "accuracy" and value > best:
-                        best = value.item()
-                        cast(TaskModule, pl_module).alignment_head = (layer, head)
-            score.reset()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         predictions = next((other for other in trainer.callbacks if isinstance(other, Predictions)), None)
@@ -83,7 +42,8 @@ class AttentionLogger(Callback):
             return
         tested = [(row, line) for name, row, line in predictions.lines if name == trainer.datamodule.test_sets[0]]
         module = cast(TaskModule, pl_module)
-        examples = module.attention_examples(trainer.test_dataloaders[0].dataset, tested)
+        dataset = trainer.test_dataloaders[0].dataset
+        examples = predicted_examples(tested) if tested else text_examples(module, dataset)
         if not trainer.is_global_zero:
             for example in examples:
                 module.attention(example.content)  # processes that divide the heads compute together
@@ -114,6 +74,33 @@ class AttentionLogger(Callback):
                 _save(draw_positions(encodings, name.replace("_", " ")), path := run.attention_folder / f"{name}.png")
                 pictures.append(path)
         return pictures
+
+
+def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
+    """Return the first predictions, and those with the largest loss, as attention examples.
+
+    Args:
+        predictions: the rows and their predictions.
+    """
+    worst = sorted(predictions, key=lambda line: worst_first(line[1]))[:NUM_EXAMPLES]
+    examples = []
+    for row, prediction in dict([*predictions[:NUM_EXAMPLES], *worst]).items():
+        # Fonts have no tab.
+        texts = (prediction["source"], prediction["target"], prediction["prediction"])
+        source, target, output = (short_title(" ".join(text.split())) for text in texts)
+        title = f"{source}\ntrue: {target}\npredicted: {output}"
+        examples.append(AttentionExample(row, title, {**prediction}))
+    return examples
+
+
+def text_examples(module: TaskModule, dataset: Any) -> list[AttentionExample]:
+    """Return the first windows of a text as attention examples."""
+    examples = []
+    for row in range(min(NUM_EXAMPLES, len(dataset))):
+        ids = dataset[torch.tensor([row])].target_in[0].tolist()
+        content = {"ids": ids, "text": module.tokenizer.decode(ids).strip()}
+        examples.append(AttentionExample(row, "self-attention", content))
+    return examples
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.checkpoint import copy_checkpoint, is_whole
+from lightning_tfm.distributed.signals import SignalExchange
 from lightning_tfm.errors import (
     Interrupted,
     UserError,
@@ -74,6 +74,7 @@ class Checkpoints(Checkpoint):
         self.higher_is_better = mode == "max"  # without a mode, what the metric says at the first validation
         self.stopped = False  # by early stopping
         self.signum: int | None = None  # the first that this process has received
+        self.exchange = SignalExchange()
         self.has_ctrl_c = False  # whether it has received SIGINT
         self.ending: int | None = None  # the signal that ends training, the same on all processes
         self.saved_step: int | None = None  # since the run was started or resumed
@@ -127,7 +128,8 @@ class Checkpoints(Checkpoint):
         # `check_run` checks a number of batches; a fraction of them becomes one only now.
         if trainer.enable_validation and isinstance(trainer.val_check_interval, float) and not trainer.fast_dev_run:
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
-        # Lightning broadcasts a SIGTERM in each batch; here, all signals travel with the sums of the loss.
+        self.exchange = SignalExchange()
+        # Lightning broadcasts a SIGTERM in each batch; here, all signals are exchanged, see `SignalExchange`.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = handle_signals(self._on_signal)
@@ -143,7 +145,6 @@ class Checkpoints(Checkpoint):
         if self.saved_step == trainer.global_step:  # metrics of this step were logged after the checkpoint
             flush(trainer)
         self._end_if_interrupted(trainer)
-        cast(TaskModule, pl_module).signum = self.signum or 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -151,9 +152,7 @@ class Checkpoints(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         # Lightning checks the same next; a run resumed from a checkpoint saved before a validation would skip it.
         if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
-            # Processes exchange their signals with the loss, since each exchange of its own would take time.
-            several = trainer.world_size > 1
-            self._save_if_due(trainer, (cast(TaskModule, pl_module).signum_of_any or None) if several else self.signum)
+            self._save_if_due(trainer, self._signal_of_any(trainer, waits=False))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -183,7 +182,7 @@ class Checkpoints(Checkpoint):
             steps = sorted(int(name[1]) for name in names if name and name[1])
             for step in steps[: -self.keep_last]:
                 trainer.strategy.remove_checkpoint(self.dirpath / Run.STEP.format(step))
-        self._save_if_due(trainer, self._signal_of_any(trainer))
+        self._save_if_due(trainer, self._signal_of_any(trainer, waits=True))
 
     def _not_finite(self, trainer: Trainer) -> str:
         """Return a message if the validation loss or the monitored metric is not finite, otherwise ""."""
@@ -216,14 +215,17 @@ class Checkpoints(Checkpoint):
         if failure is not None:
             raise UserError(failure)
 
-    def _signal_of_any(self, trainer: Trainer) -> int | None:
-        """Return the signal that any process has received, or None."""
+    def _signal_of_any(self, trainer: Trainer, waits: bool) -> int | None:
+        """Return the signal that any process has received, or None.
+
+        Args:
+            trainer: the trainer.
+            waits: whether to wait for the other processes; otherwise, the signal is that of the step before.
+        """
         if trainer.world_size == 1:
-            return self.signum  # a tensor would synchronize with the device
-        signum = torch.tensor(self.signum or 0, device=trainer.strategy.root_device)
-        # Lightning's all_reduce adds a barrier.
-        torch.distributed.all_reduce(signum, torch.distributed.ReduceOp.MAX)
-        return int(signum) or None
+            return self.signum
+        exchange = self.exchange.now if waits else self.exchange.of_last_step
+        return exchange(self.signum or 0, trainer.strategy.root_device) or None
 
     def _end_if_interrupted(self, trainer: Trainer) -> None:
         if self.ending is not None:
@@ -235,7 +237,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         flush(trainer)  # with the last step, whose metrics were logged after the checkpoint
-        self.ending = self._signal_of_any(trainer)
+        self.ending = self._signal_of_any(trainer, waits=True)
         self._end_if_interrupted(trainer)
         self._restore_handlers()
         if self.signum is not None:  # it has arrived meanwhile
@@ -267,9 +269,6 @@ def _check_monitor(
         monitor: the name of the metric.
         mode: "min", "max", or None for what the metric says.
         higher_is_better: what the metric says; None if it does not.
-
-    Raises:
-        UserError: if there is no such metric, or if the mode contradicts the metric or is not known.
     """
     if monitor not in trainer.callback_metrics:
         names = sorted(name for name in trainer.callback_metrics if name.startswith("val/"))

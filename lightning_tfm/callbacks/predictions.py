@@ -16,7 +16,8 @@ from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.loggers import media_loggers, run_folder
 from lightning_tfm.runs.record import PER_CATEGORY, Prediction, Run
 from lightning_tfm.system.files import atomic_write
-from lightning_tfm.tasks.base import TaskModule, test_prefix
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.evaluation import test_prefix
 from lightning_tfm.tasks.metrics import all_gather_list
 
 SAMPLES = 16
@@ -52,7 +53,7 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if outputs is None or trainer.sanity_checking:  # language models have no predictions
+        if outputs["predictions"] is None or trainer.sanity_checking:
             return
         predictions = list(zip(batch.rows.tolist(), outputs["predictions"], strict=True))
         if trainer.state.fn == TrainerFn.VALIDATING:
@@ -97,7 +98,7 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if outputs is None:
+        if outputs["predictions"] is None:
             return
         name = trainer.datamodule.test_sets[dataloader_idx]
         self.lines += [(name, *line) for line in zip(batch.rows.tolist(), outputs["predictions"], strict=True)]

@@ -93,7 +93,7 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 def _values(trainer: Trainer, pl_module: LightningModule) -> str:
     """Format the loss of the last step and the best value of the monitored metric so far."""
     shown = []
-    if (loss := cast(TaskModule, pl_module).last_loss) is not None:
+    if (loss := cast(TaskModule, pl_module).step.loss) is not None:
         shown.append(f"loss {loss.item():.4f}")
     checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
     if checkpoints is not None and checkpoints.best_model_path:

@@ -13,7 +13,8 @@ from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs import record
 from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import TIME_LIMIT, Run
-from lightning_tfm.tasks.base import TaskModule, test_prefix
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.evaluation import test_prefix
 
 
 def results(trainer: Trainer) -> dict[str, dict[str, float]]:

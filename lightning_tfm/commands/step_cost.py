@@ -46,8 +46,8 @@ SAMPLE = 100
 COLLECTIVES = ("allreduce", "reducescatter", "allgather", "alltoall", "broadcast")
 """Collectives that strategies use, as torch names them without underscores."""
 
-Step = Callable[[Any, int], Tensor]
-"""Function from a batch and its index to the loss, such as `TaskModule.training_step`."""
+Step = Callable[[Any], Tensor]
+"""Function from a batch to its summed loss."""
 
 Strategy = Callable[[TaskModule, DeviceMesh], Step]
 """Function that distributes a module over a mesh, before it has an optimizer, and returns its training step."""
@@ -99,12 +99,12 @@ def fake_processes(number: int, tensor_parallel_size: int = 1) -> Iterator[Devic
 
 def replicate(module: TaskModule, mesh: DeviceMesh) -> Step:
     """Keep a copy of the module on each device and reduce nothing: one device, or elastic determinism."""
-    return module.training_step
+    return lambda batch: module.loss(batch)[0]
 
 
 def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
     """Keep a copy of the module on each device, with DDP."""
-    module.forward = module.training_step  # type: ignore[method-assign]  # as Lightning does
+    module.forward = replicate(module, mesh)  # type: ignore[method-assign]  # which DDP calls
     parallel = DistributedDataParallel(module, process_group=mesh[DATA].get_group(), init_sync=False)
 
     def reduce(bucket: Tensor) -> torch.futures.Future[Tensor]:  # as by default, but visible to dispatch modes
@@ -121,7 +121,7 @@ def divide(module: TaskModule, mesh: DeviceMesh, activation_checkpointing: bool 
     """Shard the weights with FSDP2, and divide the Transformer layers with tensor parallelism."""
     with unset_fake_temporarily():  # the weights stay fake, but the mesh reads tensors of its own
         parallelize(module.network, mesh, activation_checkpointing)
-    return module.training_step
+    return lambda batch: module.loss(batch)[0]
 
 
 def largest_batch(data: TaskDataModule, world_size: int = 1, num_micro_batches: int | None = None) -> Any:
@@ -230,7 +230,7 @@ def step_cost(
 
         def forward(batch: Any) -> Tensor:
             with precision.forward_context():
-                return step(batch, 0)
+                return step(batch)
 
         if any(isinstance(weight, DTensor) for weight in weights):
             # In their first call, operations on distributed tensors also run on whole fake tensors, to infer shapes.

@@ -11,16 +11,24 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_tfm.checkpoint import CheckpointReader, read_index
 from lightning_tfm.checkpoint.shards import gather_shards, is_sharded
-from lightning_tfm.data import BatchDivision, MicroBatches
-from lightning_tfm.distributed.parallel import Layout, broadcast_weights
+from lightning_tfm.data import MicroBatches
+from lightning_tfm.distributed.parallel import (
+    Layout,
+    broadcast_weights,
+    check_activation_checkpointing,
+    check_tensor_parallel,
+    keep_weights,
+    reshard,
+)
 from lightning_tfm.errors import UserError
+from lightning_tfm.networks import Network
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -83,13 +91,7 @@ class Elastic(DDPStrategy):
         """Return the loss of the first micro-batch; `backward` computes the others, to keep one graph in memory."""
         self._micro_batches = batch if isinstance(batch, MicroBatches) else MicroBatches((batch,))
         self._batch_idx = batch_idx
-        return self._loss(0)
-
-    def _loss(self, index: int) -> Tensor:
-        """Return the loss of the micro-batch with an index in this process."""
-        division = BatchDivision(self.global_rank, self.world_size, self.num_micro_batches)
-        cast(Any, self.lightning_module).seed_dropout(division.own[index])
-        return cast(Tensor, super().training_step(self._micro_batches[index], self._batch_idx))
+        return cast(Tensor, super().training_step(self._micro_batches[0], batch_idx))
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Add the sum of the gradients of all micro-batches over all processes to the gradients of the weights."""
@@ -97,8 +99,10 @@ class Elastic(DDPStrategy):
         assert module is not None
 
         def backward_micro_batch(index: int) -> None:
-            # The loss of the first micro-batch is given; the others are divided as Lightning divides the first.
-            loss = self._loss(index) / module.trainer.accumulate_grad_batches if index else closure_loss
+            loss = closure_loss
+            if index:  # divided as Lightning divides the first
+                loss = cast(Tensor, super(Elastic, self).training_step(self._micro_batches[index], self._batch_idx))
+                loss = loss / module.trainer.accumulate_grad_batches
             super(Elastic, self).backward(loss, optimizer, *args, **kwargs)
 
         weights: list[Tensor] = [weight for weight in module.parameters() if weight.requires_grad]
@@ -216,6 +220,16 @@ class ModelParallel(ModelParallelStrategy):
         if world_size == 1 and self._save_distributed_checkpoint:
             raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
 
+    def check_network(self, network: Network) -> None:
+        """Check that a network can be divided as the arguments say.
+
+        Raises:
+            UserError: if it cannot.
+        """
+        check_tensor_parallel(network, self.tensor_parallel_size)
+        if self.activation_checkpointing:
+            check_activation_checkpointing(network)
+
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Return the number of processes that read different data, and the rank of this one among them.
@@ -250,8 +264,22 @@ class ModelParallel(ModelParallelStrategy):
                     f"{own} and rank {rank} has {other}; start all of them with the same command"
                 )
 
+    def on_validation_start(self) -> None:
+        """Keep the whole weights, since each process decodes for as long as its own rows need."""
+        keep_weights(self._network, whole=True)
+
+    def on_validation_end(self) -> None:
+        keep_weights(self._network, whole=False)
+
+    on_test_start, on_test_end = on_validation_start, on_validation_end
+
+    @property
+    def _network(self) -> nn.Module:
+        return cast(nn.Module, cast(nn.Module, self.lightning_module).network)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.model is not None
+        reshard(self.model)  # a checkpoint may be saved while a validation keeps the whole weights
         return self.model.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

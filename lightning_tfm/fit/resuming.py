@@ -14,7 +14,7 @@ from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.fit.folder import check_empty
-from lightning_tfm.loggers import MetricsWriter
+from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
 
 TRAINER = ("accelerator", "devices", "max_steps", "max_time", "num_nodes", "plugins", "strategy")

@@ -5,7 +5,6 @@ from lightning_tfm.inference.language_model import LanguageModelPredictor
 from lightning_tfm.inference.masked_language_model import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.inference.prediction import (
     AttentionExample,
-    Evaluation,
     LinePrediction,
     Output,
     Score,
@@ -22,7 +21,6 @@ __all__ = [
     "MASK",
     "AttentionExample",
     "ClassifierPredictor",
-    "Evaluation",
     "LanguageModelPredictor",
     "LinePrediction",
     "MaskedLanguageModelPredictor",

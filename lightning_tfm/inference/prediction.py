@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_tfm.runs.record import Prediction
 
@@ -85,12 +85,6 @@ class AttentionExample(NamedTuple):
     row: int
     title: str
     content: dict[str, Any]
-
-
-class Evaluation(TypedDict):
-    """Output of a validation or test step: the predictions for the batch."""
-
-    predictions: list[Prediction]
 
 
 def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:

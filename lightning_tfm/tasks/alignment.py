@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torchmetrics.utilities import dim_zero_cat
 from lightning_tfm.data import Batch, Pair
 from lightning_tfm.tasks.metrics import exact_sum
 from lightning_tfm.tokenization import EOS, PAD
+
+HIGHER_IS_BETTER = {"accuracy": True, "aer": False}
+"""Whether higher values of a score are better; of the entropy, it is not known."""
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
@@ -28,8 +31,8 @@ def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
     return gold.to(batch.source.device)
 
 
-class AlignmentScore(Metric):
-    """Agreement of each attention head of a layer with a gold alignment.
+class AlignmentScores(Metric):
+    """Agreement of each attention head with a gold alignment.
 
     A head links each target symbol to the source symbol with the largest weight. If the largest weight is at EOS, the
     target symbol has no link.
@@ -42,56 +45,62 @@ class AlignmentScore(Metric):
     - `entropy`: the entropy of the weights over the source, in nats, averaged over target symbols; 0 if each target
       symbol attends to a single position.
 
-    Args:
-        num_heads: number of heads H.
+    Attributes:
+        best_head: the layer and the head with the highest accuracy at the last computation; None before.
     """
 
     full_state_update = False
-    correct: Tensor
-    sure_correct: Tensor
-    found: Tensor
-    sure: Tensor
-    linked: Tensor
-    symbols: Tensor
-    entropies: list[Tensor] | Tensor
+    higher_is_better = HIGHER_IS_BETTER  # type: ignore[assignment]  # by score
+    by_head: list[Tensor] | Tensor
+    symbols: list[Tensor] | Tensor
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        for name in ("correct", "sure_correct", "found"):
-            self.add_state(name, torch.zeros(num_heads, dtype=torch.long), dist_reduce_fx="sum")
-        for name in ("sure", "linked", "symbols"):
-            self.add_state(name, torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("entropies", [], dist_reduce_fx="cat")
+        self.heads: list[tuple[str, int]] = []  # N heads of all layers
+        self.best_head: tuple[str, int] | None = None
+        self.add_state("by_head", [], dist_reduce_fx="cat")
+        self.add_state("symbols", [], dist_reduce_fx="cat")
 
-    def update(self, weights: Tensor, gold: Tensor, batch: Batch) -> None:
+    def update(self, maps: Mapping[str, Tensor], gold: Tensor, batch: Batch) -> None:
         """Update the state with a batch.
 
         Args:
-            weights: the attention weights (B, H, T, S), with sum 1 over S.
+            maps: the attention weights (B, H, T, S) by layer, with sum 1 over S.
             gold: the gold links (B, T, S), see `gold_links`.
             batch: the batch.
         """
-        heads = weights.size(1)
         is_source = (batch.source != PAD) & (batch.source != EOS)  # (B, S)
         is_target = (batch.target_out != PAD) & (batch.target_out != EOS)  # (B, T)
-        attended = weights.argmax(-1)  # (B, H, T)
-        correct = gold.unsqueeze(1).expand(-1, heads, -1, -1).gather(-1, attended.unsqueeze(-1)).squeeze(-1)
-        found = is_source.unsqueeze(1).expand(-1, heads, -1).gather(-1, attended) & is_target.unsqueeze(1)
         is_sure = gold.sum(-1) == 1  # (B, T)
-        entropy = torch.special.entr(weights.float()).sum(-1) * is_target.unsqueeze(1)  # (B, H, T)
-        self.correct += correct.sum((0, 2))
-        self.sure_correct += (correct & is_sure.unsqueeze(1)).sum((0, 2))
-        self.found += found.sum((0, 2))
-        assert isinstance(self.entropies, list)
-        self.entropies.append(entropy.sum((0, 2)).unsqueeze(0))  # (1, H)
-        self.sure += is_sure.sum()
-        self.linked += gold.any(-1).sum()
-        self.symbols += is_target.sum()
+        rows = torch.arange(len(gold), device=gold.device)[:, None, None]
+        columns = torch.arange(gold.size(1), device=gold.device)
+        by_layer = []
+        for weights in maps.values():
+            attended = weights.argmax(-1)  # (B, H, T)
+            correct = gold[rows, columns, attended]
+            is_linked = is_source[rows, attended] & is_target.unsqueeze(1)
+            entropy = torch.special.entr(weights.float()).sum(-1) * is_target.unsqueeze(1)
+            counted = (correct, correct & is_sure.unsqueeze(1), is_linked, entropy)
+            by_layer.append(torch.stack([value.sum((0, 2)) for value in counted], dim=1))  # (H, 4)
+        self.heads = [(layer, head) for layer, weights in maps.items() for head in range(weights.size(1))]
+        assert isinstance(self.by_head, list)
+        assert isinstance(self.symbols, list)
+        self.by_head.append(torch.cat(by_layer).unsqueeze(0))  # (1, N, 4)
+        self.symbols.append(torch.stack([value.sum() for value in (is_sure, gold.any(-1), is_target)]).unsqueeze(0))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the scores by name, each with one value per head (H)."""
+        """Return the scores by name, such as `alignment/decoder.1.cross_attention/head_0/accuracy`."""
+        correct, sure_correct, linked, entropies = exact_sum(dim_zero_cat(self.by_head)).unbind(1)  # (N)
+        sure, gold, symbols = dim_zero_cat(self.symbols).sum(0)
+        accuracy = correct / gold.clamp(min=1)
+        scores = {
+            "accuracy": accuracy,
+            "aer": 1 - (sure_correct + correct) / (linked + sure).clamp(min=1),
+            "entropy": entropies / symbols,
+        }
+        self.best_head = self.heads[int(accuracy.argmax())]
         return {
-            "accuracy": self.correct / self.linked.clamp(min=1),
-            "aer": 1 - (self.sure_correct + self.correct) / (self.found + self.sure).clamp(min=1),
-            "entropy": exact_sum(dim_zero_cat(self.entropies)) / self.symbols,
+            f"alignment/{layer}/head_{head}/{name}": values[index]
+            for index, (layer, head) in enumerate(self.heads)
+            for name, values in scores.items()
         }

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_tfm.data import LabeledBatch, LabeledDataModule, LabeledDataset
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import ClassifierPredictor, Evaluation, Prediction, make_prediction
+from lightning_tfm.inference import ClassifierPredictor, Prediction, make_prediction
 from lightning_tfm.layers import at_least_float32
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
@@ -74,15 +74,6 @@ class Classifier(TaskModule, ClassifierPredictor):
     def data_settings(cls, data: LabeledDataModule) -> dict[str, Any]:
         return super().data_settings(data) | {"labels": data.labels}
 
-    def new_metrics(self) -> nn.ModuleDict:
-        return nn.ModuleDict(
-            {
-                "loss": Loss(),
-                "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
-                "f1": MulticlassF1Score(len(self.labels), average="macro"),
-            }
-        )
-
     def on_train_start(self) -> None:
         super().on_train_start()
         if self.network.naive_bayes is not None:
@@ -90,38 +81,31 @@ class Classifier(TaskModule, ClassifierPredictor):
             batches = (dataset[rows] for rows in torch.arange(len(dataset)).split(1024))
             self.network.naive_bayes.fit((batch.text, batch.label) for batch in batches)
 
-    def training_step(self, batch: LabeledBatch, batch_idx: int) -> Tensor:
+    def loss(self, batch: LabeledBatch) -> tuple[Tensor, int]:
         logits = at_least_float32(self.network(batch.text))
         loss = F.cross_entropy(logits, batch.label, label_smoothing=self.label_smoothing, reduction="sum")
-        return self.accumulate_loss(loss, torch.tensor(len(batch.label), device=loss.device))
+        return loss, len(batch.label)
 
-    def _evaluate(self, batch: LabeledBatch, prefix: str, dataset: LabeledDataset) -> Evaluation:
+    def new_metrics(self) -> dict[str, Metric]:
+        return {
+            "loss": Loss(),
+            "accuracy": MulticlassAccuracy(len(self.labels), average="micro"),
+            "f1": MulticlassF1Score(len(self.labels), average="macro"),
+        }
+
+    def evaluate(self, batch: LabeledBatch, dataset: LabeledDataset, metrics: Mapping[str, Metric]) -> list[Prediction]:
         logits = at_least_float32(self.network(batch.text))
-        nll = F.cross_entropy(logits, batch.label, reduction="none")
-        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
-        metrics["loss"].update(nll.sum(), len(nll))
-        for name in ("accuracy", "f1"):
-            metrics[name].update(logits, batch.label)
-        self.log_dict(
-            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
-            add_dataloader_idx=False,
-            batch_size=len(batch.label),
-        )
-        probabilities, labels = (values.tolist() for values in logits.softmax(-1).max(1))
+        nlls = F.cross_entropy(logits, batch.label, reduction="none")  # (B)
+        metrics["loss"].update(nlls.sum(), len(nlls))
+        metrics["accuracy"].update(logits, batch.label)
+        metrics["f1"].update(logits, batch.label)
         predictions = []
-        for row, label, probability, loss in zip(batch.rows.tolist(), labels, probabilities, nll.tolist(), strict=True):
-            prediction = make_prediction(dataset.pairs[row], self.labels[label], loss)
+        best = zip(*(values.tolist() for values in logits.softmax(-1).max(1)), strict=True)
+        for row, (probability, label), nll in zip(batch.rows.tolist(), best, nlls.tolist(), strict=True):
+            prediction = make_prediction(dataset.pairs[row], self.labels[label], nll)
             prediction["probability"] = round(probability, 4)
             predictions.append(prediction)
-        return {"predictions": predictions}
-
-    def validation_step(self, batch: LabeledBatch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
-
-    def test_step(self, batch: LabeledBatch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        return self._evaluate(
-            batch, self.test_prefixes[dataloader_idx], self.trainer.test_dataloaders[dataloader_idx].dataset
-        )
+        return predictions
 
     def figures(self, predictions: list[Prediction]) -> dict[str, Figure]:
         """Return `confusion`, the number of texts of each class that were predicted as each class."""

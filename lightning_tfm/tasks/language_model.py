@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
-from lightning_tfm.inference import AttentionExample, LanguageModelPredictor, Prediction
+from lightning_tfm.inference import LanguageModelPredictor
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import CausalNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tasks.base import NUM_EXAMPLES, TaskModule
-from lightning_tfm.tasks.metrics import Loss, Perplexity, TokenLoss
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.metrics import Loss, TokenLoss
 from lightning_tfm.tokenization import Tokenizer
 
 
@@ -54,50 +52,13 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
             self.network.load_pretrained(self.pretrained)
             self.pretrained = None
 
-    def new_metrics(self) -> nn.ModuleDict:
-        return nn.ModuleDict({"loss": TokenLoss(), "loss_per_character": Loss(), "perplexity": Perplexity()})
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        nll = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
-        return self.accumulate_loss(nll, batch.tokens)
+    def new_metrics(self) -> dict[str, Metric]:
+        return {"loss": TokenLoss(), "loss_per_character": Loss()}
 
-    def _evaluate(self, batch: Batch, prefix: str, dataset: TextDataset) -> None:
-        nll, tokens = token_nll(self.network(batch.source, batch.target_in), batch.target_out), batch.tokens
-        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
+    def evaluate(self, batch: Batch, dataset: TextDataset, metrics: Mapping[str, Metric]) -> None:
+        nll, tokens = self.loss(batch)
         metrics["loss"].update(nll, tokens)
-        metrics["perplexity"].update(nll, tokens)
         metrics["loss_per_character"].update(nll / dataset.characters_per_token, tokens)
-        for name, metric in metrics.items():
-            self.log(
-                f"{prefix}/{name}",
-                metric,
-                add_dataloader_idx=False,
-                batch_size=batch.target_in.size(0),
-            )
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset)
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, self.test_prefixes[dataloader_idx], self.trainer.test_dataloaders[dataloader_idx].dataset)
-
-    def attention_examples(
-        self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
-    ) -> list[AttentionExample]:
-        """Return the first windows of the text."""
-        return window_examples(dataset, self.tokenizer, "causal self-attention")
-
-
-def window_examples(dataset: TextDataset, tokenizer: Tokenizer, title: str) -> list[AttentionExample]:
-    """Return the first windows of a text as attention examples.
-
-    Args:
-        dataset: the windows.
-        tokenizer: the tokenizer.
-        title: the title of the plots.
-    """
-    examples = []
-    for row in range(min(NUM_EXAMPLES, len(dataset))):
-        ids = dataset[torch.tensor([row])].target_in[0].tolist()
-        examples.append(AttentionExample(row, title, {"ids": ids, "text": tokenizer.decode(ids).strip()}))
-    return examples

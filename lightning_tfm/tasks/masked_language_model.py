@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import MASK, AttentionExample, MaskedLanguageModelPredictor, Prediction
+from lightning_tfm.inference import MASK, MaskedLanguageModelPredictor
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.base import TaskModule
-from lightning_tfm.tasks.language_model import window_examples
-from lightning_tfm.tasks.metrics import Perplexity, TokenAccuracy, TokenLoss
+from lightning_tfm.tasks.metrics import TokenAccuracy, TokenLoss
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD, Tokenizer
 
 
@@ -55,9 +53,6 @@ class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
         super().__init__(network, tokenizer, optimizer, lr_schedule, mask_fraction=mask_fraction)
         self.mask_fraction = mask_fraction
 
-    def new_metrics(self) -> nn.ModuleDict:
-        return nn.ModuleDict({"loss": TokenLoss(), "perplexity": Perplexity(), "accuracy": TokenAccuracy()})
-
     def _masked(self, text: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input (B, T) of the network, and the target (B, T), which is PAD where no token is masked.
 
@@ -75,13 +70,15 @@ class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
         other = NUM_SPECIAL + (draws[2] * num_ids).long().clamp(max=num_ids - 1)
         return torch.where(masked & (draws[1] >= 0.9), other, source), target
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         text = batch.target_in
-        draws = torch.rand(3, *text.shape, dtype=torch.float32, device=text.device)
-        source, target = self._masked(text, draws)
-        return self.accumulate_loss(token_nll(self.network(source), target), (target != PAD).sum())
+        source, target = self._masked(text, torch.rand(3, *text.shape, dtype=torch.float32, device=text.device))
+        return token_nll(self.network(source), target), (target != PAD).sum()
 
-    def _evaluate(self, batch: Batch, prefix: str) -> None:
+    def new_metrics(self) -> dict[str, Metric]:
+        return {"loss": TokenLoss(), "accuracy": TokenAccuracy()}
+
+    def evaluate(self, batch: Batch, dataset: TextDataset, metrics: Mapping[str, Metric]) -> None:
         text = batch.target_in
         # Draw in float32 for every precision, since the same tokens must be masked.
         draws = [
@@ -90,25 +87,5 @@ class MaskedLanguageModel(TaskModule, MaskedLanguageModelPredictor):
         ]
         source, target = self._masked(text, torch.stack(draws, dim=1).to(text.device))
         logits, tokens = self.network(source), (target != PAD).sum()
-        nll = token_nll(logits, target)
-        metrics = cast(Mapping[str, Metric], self.metrics[prefix])
-        metrics["loss"].update(nll, tokens)
-        metrics["perplexity"].update(nll, tokens)
+        metrics["loss"].update(token_nll(logits, target), tokens)
         metrics["accuracy"].update(((logits.argmax(-1) == target) & (target != PAD)).sum(), tokens)
-        self.log_dict(
-            {f"{prefix}/{name}": metric for name, metric in metrics.items()},
-            add_dataloader_idx=False,
-            batch_size=text.size(0),
-        )
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, self.test_prefixes[dataloader_idx])
-
-    def attention_examples(
-        self, dataset: TextDataset, predictions: Sequence[tuple[int, Prediction]]
-    ) -> list[AttentionExample]:
-        """Return the first windows of the text."""
-        return window_examples(dataset, self.tokenizer, "bidirectional self-attention")

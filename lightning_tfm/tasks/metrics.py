@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,8 @@ from torch.distributed import ProcessGroup
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lightning_tfm.data import Batch
 from lightning_tfm.layers import at_least_float32
-from lightning_tfm.layers.losses import token_nll
-from lightning_tfm.tokenization import PAD, pad_sequences
+from lightning_tfm.tokenization import pad_sequences
 
 
 def exact_sum(values: Tensor) -> Tensor:
@@ -55,7 +53,7 @@ class Mean(Metric):
         self.add_state("totals", [], dist_reduce_fx="cat")
         self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, total: Tensor, count: Tensor | int) -> None:
+    def update(self, total: Tensor | int, count: Tensor | int) -> None:
         """Update the state with values.
 
         Args:
@@ -63,10 +61,10 @@ class Mean(Metric):
             count: the number of values.
         """
         assert isinstance(self.totals, list)
-        self.totals.append(at_least_float32(total) if total.is_floating_point() else total.float())
+        self.totals.append(at_least_float32(torch.as_tensor(total, device=self.count.device)))
         self.count += count
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Any:
         """Return the mean; NaN if any value is NaN."""
         return exact_sum(dim_zero_cat(self.totals)) / self.count
 
@@ -84,10 +82,21 @@ class Loss(Mean):
     higher_is_better = False
 
 
-class TokenLoss(Loss):
-    """Mean loss per token, or another mean per token of which lower values are better."""
+class ErrorRate(Loss):
+    """Number of errors per symbol of the references."""
 
     depends_on_tokenizer = True
+
+
+class TokenLoss(Loss):
+    """Mean loss per token, and the perplexity exp(loss), from the totals over all batches."""
+
+    depends_on_tokenizer = True
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return `loss` and `perplexity`."""
+        loss = super().compute()
+        return {"loss": loss, "perplexity": loss.exp()}
 
 
 class Accuracy(Mean):
@@ -100,13 +109,6 @@ class TokenAccuracy(Accuracy):
     """Fraction of tokens that are predicted correctly."""
 
     depends_on_tokenizer = True
-
-
-class Perplexity(TokenLoss):
-    """Perplexity exp(sum of -log p / number of tokens), computed from the totals over all batches."""
-
-    def compute(self) -> Tensor:
-        return super().compute().exp()
 
 
 def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Tensor:
@@ -133,85 +135,46 @@ def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequen
     return distances.gather(1, reference_lengths.unsqueeze(1)).squeeze(1)
 
 
-class SequenceMetrics(nn.ModuleDict):
-    """Loss, perplexity and accuracy per token, exact match per sequence, and symbol error rate (SER).
-
-    The SER is the sum of the edit distances of the outputs to their references, divided by the number of symbols of the
-    references: 0 is perfect, and there is no maximum. As in yoyodyne, it is a fraction and not a percentage, and EOS is
-    not counted. The symbols are those of the tokenizer, such as characters or words, but characters if its tokens are
-    subwords.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            {
-                "loss": TokenLoss(),
-                "perplexity": Perplexity(),
-                "token_accuracy": TokenAccuracy(),
-                "exact_match": Accuracy(),
-                "ser": TokenLoss(),
-            }
-        )
-
-    def count(
-        self,
-        batch: Batch,
-        logits: Tensor,
-        exact: Tensor,
-        outputs: Sequence[Sequence[str]],
-        references: Sequence[Sequence[str]],
-    ) -> None:
-        """Update the metrics with a batch.
-
-        Args:
-            batch: the sources and references.
-            logits: the logits (B, T, V), given the prefixes of the references.
-            exact: whether the text of each decoded output equals the reference (B).
-            outputs: the symbols of the decoded outputs.
-            references: the symbols of the references.
-        """
-        tokens = (batch.target_out != PAD).sum()
-        nll = token_nll(logits, batch.target_out)
-        metrics = cast(Mapping[str, Metric], self)
-        metrics["loss"].update(nll, tokens)
-        metrics["perplexity"].update(nll, tokens)
-        right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
-        metrics["token_accuracy"].update(right.sum(), tokens)
-        metrics["exact_match"].update(exact.sum(), len(exact))
-        metrics["ser"].update(edit_distances(outputs, references).sum().to(exact.device), sum(map(len, references)))
-
-
-class CorpusScores:
+class CorpusScores(Metric):
     """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of all outputs, from 0 to 100, by sacrebleu (Post 2018).
 
     Args:
         names: the scores to compute: "bleu", "chrf" or both.
-        group: the processes that together have all outputs; None for all processes.
+
+    Attributes:
+        signatures: sacrebleu's signatures of the last scores, by name.
     """
 
-    def __init__(self, names: Sequence[str], group: ProcessGroup | None = None) -> None:
-        self.names, self.group = tuple(names), group
-        self.lines: list[tuple[str, str]] = []
-        self.signatures: dict[str, str] = {}  # sacrebleu's signatures of the last scores
+    full_state_update = False
+    higher_is_better = True
 
-    def count(self, outputs: Sequence[str], references: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.lines: list[tuple[str, str]] = []
+        self.signatures: dict[str, str] = {}
+
+    def update(self, outputs: Sequence[str], references: Sequence[str]) -> None:
         """Add outputs with one reference each."""
         self.lines += zip(outputs, references, strict=True)
 
-    def compute(self) -> dict[str, float]:
-        """Return the scores of the outputs added on all processes since the last call."""
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores of the outputs added on all processes, by name."""
         from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
-        lines, self.lines = all_gather_list(self.lines, self.group), []
-        outputs, references = (list(side) for side in zip(*lines, strict=True))
-        known: dict[str, Callable[[], Any]] = {
-            "bleu": lambda: BLEU(force=True),  # suppresses the warning about tokenized input
-            "chrf": CHRF,
-        }
-        metrics = {name: known[name]() for name in self.names}
-        scores = {name: metric.corpus_score(outputs, [references]).score for name, metric in metrics.items()}
-        self.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+        outputs, references = zip(*all_gather_list(self.lines, self.process_group), strict=True)
+        scores = {}
+        for name in self.names:
+            metric = BLEU(force=True) if name == "bleu" else CHRF()  # `force` hides the warning about tokenized input
+            score = metric.corpus_score(outputs, [references]).score
+            scores[name] = torch.tensor(score, dtype=torch.float32, device=self.device)
+            self.signatures[name] = str(metric.get_signature())
         return scores
+
+    def reset(self) -> None:
+        """Discard all outputs."""
+        super().reset()
+        self.lines = []
 
 
 def all_gather_list(lines: list[Any], group: ProcessGroup | None = None) -> list[Any]:

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, cast
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_tfm.data import Batch, PairDataModule, PairDataset
-from lightning_tfm.distributed.parallel import data_group
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import Evaluation, Seq2SeqPredictor, make_prediction
+from lightning_tfm.inference import Prediction, Seq2SeqPredictor, make_prediction
 from lightning_tfm.inference.decoding import beam_search, decode
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll, token_nll
 from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tasks.alignment import gold_links
+from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tasks.base import TaskModule, check_label_smoothing
-from lightning_tfm.tasks.metrics import CorpusScores, SequenceMetrics
+from lightning_tfm.tasks.metrics import Accuracy, CorpusScores, ErrorRate, TokenAccuracy, TokenLoss, edit_distances
 from lightning_tfm.tokenization import PAD, Tokenizer
 
 
 class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
     """Module that trains a network to map a source to its target, and evaluates it by decoding.
 
-    Logs `loss`, `perplexity`, `token_accuracy`, `exact_match` (the fraction of outputs equal to the target), `ser` (the
-    symbol error rate) and the `text_metrics`. predictions.jsonl records which outputs are correct.
+    Logs `loss`, `perplexity`, `token_accuracy`, `exact_match` (the fraction of outputs equal to the target), `ser` and
+    the `text_metrics`; at a validation with a gold alignment, also the scores of each head that attends to the source,
+    see `AlignmentScores`. predictions.jsonl records which outputs are correct.
+
+    The symbol error rate `ser` is the sum of the edit distances of the outputs to their references, divided by the
+    number of symbols of the references, without EOS: 0 is perfect, and there is no maximum. The symbols are those of
+    the tokenizer, such as characters or words, but characters if its tokens are subwords.
 
     Args:
         network: the network.
@@ -79,79 +83,56 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         self.label_smoothing = label_smoothing
         self.text_metrics = tuple(text_metrics)
         self.beam_size = beam_size
-        self.scores: dict[str, CorpusScores] = {}
 
     @classmethod
     def data_settings(cls, data: PairDataModule) -> dict[str, Any]:
         return super().data_settings(data) | {"max_target_length": data.max_target_length}
 
-    def new_metrics(self) -> nn.ModuleDict:
-        return SequenceMetrics()
-
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        prefixes = ["val"] if stage in ("fit", "validate") else self.test_prefixes
-        if self.text_metrics:
-            group = data_group(self.trainer.strategy)
-            self.scores = {prefix: CorpusScores(self.text_metrics, group) for prefix in prefixes}
-
-    @property
-    def signatures(self) -> dict[str, str]:
-        return next(iter(self.scores.values())).signatures if self.scores else {}
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits = self.network(batch.source, batch.target_in)
-        loss = token_nll(logits, batch.target_out, self.label_smoothing)
-        return self.accumulate_loss(loss, (batch.target_out != PAD).sum())
+        return token_nll(logits, batch.target_out, self.label_smoothing), batch.tokens
 
-    def _evaluate(self, batch: Batch, prefix: str, dataset: PairDataset, beam_size: int) -> Evaluation:
-        metrics = cast(SequenceMetrics, self.metrics[prefix])
-        logits = self.network(batch.source, batch.target_in)
-        state = self.network.encode(batch.source)
-        if beam_size > 1:
-            outputs = beam_search(self.network.decode_step, state, self.max_target_length, beam_size)[0][:, 0]
-        else:
-            outputs = decode(self.network.decode_step, state, self.max_target_length)
-        texts = [self.tokenizer.decode(ids) for ids in outputs.tolist()]
+    def new_metrics(self) -> dict[str, Metric]:
+        metrics: dict[str, Metric] = {
+            "loss": TokenLoss(),
+            "token_accuracy": TokenAccuracy(),
+            "exact_match": Accuracy(),
+            "ser": ErrorRate(),
+            "alignment": AlignmentScores(),
+        }
+        return metrics | ({"text": CorpusScores(self.text_metrics)} if self.text_metrics else {})
+
+    def evaluate(self, batch: Batch, dataset: PairDataset, metrics: Mapping[str, Metric]) -> list[Prediction]:
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
-        references = [pair.target for pair in pairs]  # the original text, which decoding may not restore
-        exact = [text == reference for text, reference in zip(texts, references, strict=True)]
-        symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (texts, references))
-        metrics.count(batch, logits, torch.tensor(exact, device=self.device), *symbols)
+        scores_alignment = (
+            dataset.pairs.are_aligned and not self.trainer.testing
+        )  # of the whole split, for all processes
+        with attention_maps(self.network) if scores_alignment else nullcontext() as maps:
+            logits = self.network(batch.source, batch.target_in)
+        if maps and (weights := self.network.source_attention(maps, batch.source)):  # there may be no attention
+            metrics["alignment"].update(weights, gold_links(pairs, batch), batch)
+        nlls = sequence_nll(logits, batch.target_out)  # (B)
+        right = (logits.argmax(-1) == batch.target_out) & (batch.target_out != PAD)
+        metrics["loss"].update(nlls.sum(), batch.tokens)
+        metrics["token_accuracy"].update(right.sum(), batch.tokens)
+
+        outputs = [self.tokenizer.decode(ids) for ids in self._decode(batch.source).tolist()]
+        targets = [pair.target for pair in pairs]  # the original text, which decoding may not restore
+        metrics["exact_match"].update(sum(map(str.__eq__, outputs, targets)), len(pairs))
+        symbols, target_symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (outputs, targets))
+        metrics["ser"].update(edit_distances(symbols, target_symbols).sum(), sum(map(len, target_symbols)))
         if self.text_metrics:
-            self.scores[prefix].count(texts, references)
-        self.log_dict(
-            {f"{prefix}/{name}": metric for name, metric in cast(Mapping[str, Metric], metrics).items()},
-            add_dataloader_idx=False,
-            batch_size=batch.source.size(0),
-        )
-        nlls = sequence_nll(logits, batch.target_out).tolist()
-        return {"predictions": [make_prediction(*values) for values in zip(pairs, texts, nlls, strict=True)]}
+            metrics["text"].update(outputs, targets)
+        return list(map(make_prediction, pairs, outputs, nlls.tolist()))
 
-    def _log_scores(self) -> None:
-        for prefix, scores in self.scores.items():
-            for name, value in scores.compute().items():
-                score = torch.tensor(value, device=self.device)
-                self.log(f"{prefix}/{name}", score, sync_dist=True, higher_is_better=True)
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Evaluation:
-        return self._evaluate(batch, "val", self.trainer.val_dataloaders.dataset, beam_size=1)
+    def _decode(self, source: Tensor) -> Tensor:
+        """Return the outputs (B, T) for source (B, S), by a beam search in testing."""
+        step, state = self.network.decode_step, self.network.encode(source)
+        if self.trainer.testing and self.beam_size > 1:
+            return beam_search(step, state, self.max_target_length, self.beam_size)[0][:, 0]
+        return decode(step, state, self.max_target_length)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        self._log_scores()
-
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Evaluation:
-        prefix = self.test_prefixes[dataloader_idx]
-        return self._evaluate(batch, prefix, self.trainer.test_dataloaders[dataloader_idx].dataset, self.beam_size)
-
-    def on_test_epoch_end(self) -> None:
-        self._log_scores()
-
-    def aligned_attention(self, dataset: PairDataset, batch: Batch) -> tuple[dict[str, Tensor], Tensor] | None:
-        if not dataset.pairs.are_aligned:  # of the whole split, since all processes must agree
-            return None
-        with attention_maps(self.network) as maps:
-            self.network(batch.source, batch.target_in)
-        gold = gold_links([dataset.pairs[row] for row in batch.rows.tolist()], batch)
-        return self.network.source_attention(maps, batch.source), gold
+        scores = cast(AlignmentScores, self._metrics("val")["alignment"])
+        self.alignment_head = scores.best_head or self.alignment_head

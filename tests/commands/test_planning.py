@@ -302,7 +302,7 @@ def measure_strategy(rank, strategy, number, tensor_parallel_size, rendezvous, r
         step = strategy(module, mesh)
         optimizer = module.new_optimizer("32-true")
         for _ in range(3):
-            loss = step(texts(64), 0)
+            loss = step(texts(64))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -154,11 +154,11 @@ def test_processes_with_different_settings_are_refused(option, message, tmp_path
 def test_processes_with_different_versions_are_refused(package, tmp_path):
     (tmp_path / "older.py").write_text(
         "from lightning import Callback\n"
-        "from lightning_tfm.tasks import base\n"
+        "from lightning_tfm.tasks import settings\n"
         "class Older(Callback):\n"
         "    def __init__(self, package: str) -> None:\n"
-        "        version = base.version\n"
-        "        base.version = lambda name: '0.0.1' if name == package else version(name)\n"
+        "        version = settings.version\n"
+        "        settings.version = lambda name: '0.0.1' if name == package else version(name)\n"
     )
     option = f"--trainer.callbacks+={{class_path: older.Older, init_args: {{package: {package}}}}}"
     arguments = [fit("gpt", *TWO_PROCESSES), fit("gpt", *TWO_PROCESSES, "--trust-package=older", option)]

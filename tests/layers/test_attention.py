@@ -22,7 +22,7 @@ from lightning_tfm.networks import GPT
 from lightning_tfm.plots.pictures import draw_attention, draw_confusion, draw_positions, missing_glyphs_named
 from lightning_tfm.plots.style import PALETTE
 from lightning_tfm.tasks import Seq2SeqModule
-from lightning_tfm.tasks.alignment import AlignmentScore, gold_links
+from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
 from support.data import DATA
 
@@ -60,7 +60,7 @@ def test_alignment_scores_equal_their_definitions(make_data):
     data.setup("fit")
     dataset = data.datasets["val"]
     split = data.tokenizer.split
-    score = AlignmentScore(3)
+    score = AlignmentScores()
     every, shown = [], []
     for rows in torch.arange(len(dataset)).split(13):
         batch = dataset[rows]
@@ -68,16 +68,21 @@ def test_alignment_scores_equal_their_definitions(make_data):
         weights = weights * (batch.source != PAD)[:, None, None]
         weights = weights / weights.sum(-1, keepdim=True)
         pairs = [dataset.pairs[row] for row in rows.tolist()]
-        score.update(weights, gold_links(pairs, batch), batch)
+        score.update({"layer": weights}, gold_links(pairs, batch), batch)
         every += [weights[row : row + 1] for row in range(len(rows))]
         shown += pairs
     widest = [torch.nn.functional.pad(w, (0, 48 - w.size(3), 0, 48 - w.size(2))) for w in every]
     expected = scores_by_definition(torch.cat(widest), shown, split)
     ours = score.compute()
-    for head, (accuracy, error, entropy) in enumerate(expected):
-        assert ours["accuracy"][head].item() == pytest.approx(accuracy)
-        assert ours["aer"][head].item() == pytest.approx(error)
-        assert ours["entropy"][head].item() == pytest.approx(entropy, rel=1e-5)
+    for head, values in enumerate(expected):
+        for name, value in zip(("accuracy", "aer", "entropy"), values, strict=True):
+            assert ours[f"alignment/layer/head_{head}/{name}"].item() == pytest.approx(value, rel=1e-5)
+    assert score.best_head == ("layer", max(range(3), key=lambda head: expected[head][0]))
+
+
+def scores_of_head(score):
+    """Return the scores of the only head, by name."""
+    return {name.rpartition("/")[2]: value.item() for name, value in score.compute().items()}
 
 
 def test_perfect_attention_scores_perfectly():
@@ -87,17 +92,13 @@ def test_perfect_attention_scores_perfectly():
     gold = gold_links(pairs, batch)
     weights = gold.float()
     weights[..., -1] += weights.sum(-1).eq(0)  # targets without a link attend to EOS
-    score = AlignmentScore(1)
-    score.update(weights.unsqueeze(1), gold, batch)
-    assert {name: value.item() for name, value in score.compute().items()} == {
-        "accuracy": 1.0,
-        "aer": 0.0,
-        "entropy": 0.0,
-    }
-    uniform = AlignmentScore(1)
+    score = AlignmentScores()
+    score.update({"layer": weights.unsqueeze(1)}, gold, batch)
+    assert scores_of_head(score) == {"accuracy": 1.0, "aer": 0.0, "entropy": 0.0}
+    uniform = AlignmentScores()
     real = (batch.source != PAD)[:, None, None].float().expand(-1, 1, 4, -1)
-    uniform.update(real / real.sum(-1, keepdim=True), gold, batch)
-    assert uniform.compute()["entropy"].item() == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
+    uniform.update({"layer": real / real.sum(-1, keepdim=True)}, gold, batch)
+    assert scores_of_head(uniform)["entropy"] == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
 
 
 def test_attending_to_eos_links_with_nothing():
@@ -105,11 +106,10 @@ def test_attending_to_eos_links_with_nothing():
     pairs = [Pair("ab", "a", ((0, 0),))]
     batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
     weights = (batch.source == EOS).float()[:, None, None].expand(-1, 1, 2, -1)
-    score = AlignmentScore(1)
-    score.update(weights, gold_links(pairs, batch), batch)
-    assert score.compute()["accuracy"].item() == 0
-    assert score.compute()["aer"].item() == 1
-    assert score.found.item() == 0
+    score = AlignmentScores()
+    score.update({"layer": weights}, gold_links(pairs, batch), batch)
+    assert scores_of_head(score)["accuracy"] == 0
+    assert scores_of_head(score)["aer"] == 1
 
 
 def linked_characters(pair, digits):

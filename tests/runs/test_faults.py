@@ -578,9 +578,7 @@ def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss
     child = run(*arguments, cwd=tmp_path, fault=(moment, 31, "nan"))
     assert child.wait() == 2
     line = last_line(child)
-    assert re.search(f"at step 31 the loss is {loss} and gradients are not finite", line)
-    assert "of group 'hidden matrices' (first network." in line
-    assert "of group 'vectors' (first network." in line
+    assert re.search(rf"at step 31 the loss is {loss} and .* \d+ weights are not finite \(first network\.", line)
     assert "Traceback" not in child.err.read_text()
     checkpoints = folder(tmp_path, model) / "checkpoints"
     assert str(checkpoints.relative_to(tmp_path)) in line
