@@ -32,7 +32,7 @@ LSTM, TRANSFORMER, CLASSIFIER = (
     for name in ("date_attention_lstm", "toy_translation_transformer", "polarity_classifier")
 )
 
-SWEEP = Path("runs/date_transformer_steps/sweep.html")
+SWEEP = Path("runs/sweeps/date_attention_lstm/sweep.html")
 
 HEIGHT = 1190
 """Height of the two regions of a page in a screenshot, in pixels."""
@@ -107,7 +107,7 @@ def main() -> None:
         page = Path(folder) / "report.html"
         report([str(LSTM), "--output", str(page)])
         screenshot(page, (0, 1990), "report.png")
-    if SWEEP.is_file():  # the sweep takes an hour
+    if SWEEP.is_file():
         screenshot(SWEEP, (0, 1190), "sweep.png")
 
 

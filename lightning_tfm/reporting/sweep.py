@@ -1,239 +1,145 @@
-"""Page of a sweep: the trials, the importance of the settings, parallel coordinates and the best experiment."""
+"""Results of a sweep, which is a study of Optuna: the ranking of its trials, and a page with charts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_tfm.plots.style import PALETTE
-from lightning_tfm.reporting.charts import MAX_LABEL_WIDTH, make_chart
+from lightning_tfm.reporting.charts import make_chart
 from lightning_tfm.reporting.collect import Json
 from lightning_tfm.reporting.page import render_template
-from lightning_tfm.sweeps import Outcome, Specification, summarize
-from lightning_tfm.sweeps.specification import Range, Values
-from lightning_tfm.sweeps.trials import Point
 
-BEST = 0.1
-"""Share of the trials that the charts highlight, of which the importances are computed, too."""
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
 
-STATES = ("finished", "not reached", "pruned", "failed")
-SHAPES = ["circle", "square", "triangle-down", "cross"]
-"""States of trials, and their symbols."""
+STATES = ("finished", "pruned", "failed")
 
-SCALE_LABELS = 6
-"""Maximum number of labels at an axis of the parallel coordinates."""
+MIN_TRIALS = 10
+"""Number of finished trials below which importances say nothing."""
 
 
-def render_sweep(
-    name: str,
-    specification: Specification,
-    outcomes: Sequence[Outcome],
-    weights: Mapping[str, float],
-    curves: Mapping[int, Sequence[Point]],
-    best: str,
-) -> str:
+def ranked(study: Study) -> list[FrozenTrial]:
+    """Return the ended trials from the best to the worst: finished ones, pruned ones, and failed ones at the end.
+
+    Note:
+        Pruned trials are sorted by the number of their validations, then by their best one. Trials that Optuna calls
+        failed are left out: they were lost, and are retried.
+    """
+
+    def key(trial: FrozenTrial) -> tuple[float, ...]:
+        value, sign = best_value(study, trial), 1 if study.direction.name == "MINIMIZE" else -1
+        validations = len(trial.intermediate_values) if state_of(trial) == "pruned" else 0
+        cost = math.inf if value is None else sign * value
+        return STATES.index(state_of(trial)), -validations, cost, trial.number
+
+    trials = study.get_trials(deepcopy=False)
+    return sorted((trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED")), key=key)
+
+
+def state_of(trial: FrozenTrial) -> str:
+    """Return the state of an ended trial, one of STATES."""
+    return "failed" if "error" in trial.user_attrs else "finished" if trial.state.name == "COMPLETE" else "pruned"
+
+
+def best_value(study: Study, trial: FrozenTrial) -> float | None:
+    """Return the best validation of a trial; None if there was none with a finite value."""
+    values = filter(math.isfinite, trial.intermediate_values.values())
+    return (min if study.direction.name == "MINIMIZE" else max)(values, default=None)
+
+
+def short_names(trial: FrozenTrial) -> dict[str, str]:
+    """Return the last part of the name of each searched setting, or the whole name if several have this part."""
+    names = [name for name, space in trial.distributions.items() if not space.single()]
+    last = [name.rpartition(".")[2] for name in names]
+    return {name: part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)}
+
+
+def describe(study: Study, trial: FrozenTrial) -> str:
+    """Return the result of an ended trial in one line."""
+    value = best_value(study, trial)
+    settings = trial.user_attrs["settings"]
+    parts = [state_of(trial), *([] if value is None else [as_text(value)])]
+    parts += [f"{short} {as_text(settings[name])}" for name, short in short_names(trial).items()]
+    error = f": {trial.user_attrs['error']}" if "error" in trial.user_attrs else ""
+    return f"trial {trial.user_attrs['index']}: {', '.join(parts)}{error}"
+
+
+def trial_table(study: Study) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and the rows of a table of the ended trials, from the best to the worst."""
+    trials, rows = ranked(study), []
+    names = short_names(trials[0])
+    for rank, trial in enumerate(trials, start=1):
+        facts = [trial.user_attrs["index"], state_of(trial), best_value(study, trial)]
+        settings = [trial.user_attrs["settings"][name] for name in names]
+        rows.append([rank, *facts, len(trial.intermediate_values), *settings])
+    return ["rank", "trial", "state", "best value", "validations", *names.values()], rows
+
+
+def as_text(value: Any) -> str:
+    """Return a value of the table in a few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
     """Return the HTML page of a sweep.
 
     Args:
+        study: the study, with at least one ended trial.
         name: the name of the sweep.
-        specification: the specification of the sweep.
-        outcomes: the outcomes of the trials, from the best to the worst.
-        weights: the importances of the settings.
-        curves: the validations of each trial, by number.
-        best: the YAML of the best experiment; empty if no trial has finished.
+        metric: the name of the metric.
+        command: the command that trains the best trial.
     """
-    objective = specification.objective
-    number = max(1, math.ceil(BEST * len(outcomes)))
-    groups = {outcome.number: "best tenth" if rank < number else "others" for rank, outcome in enumerate(outcomes)}
-    charts = [
-        _history(specification, outcomes),
-        _curves(specification, outcomes, curves, groups),
-        _parallel(specification, outcomes, groups),
-        _importance(specification, weights),
+    from optuna.importance import get_param_importances
+
+    trials, (columns, rows) = ranked(study), trial_table(study)
+    states, names = [row[2] for row in rows], short_names(trials[0])
+    curves = [
+        {"trial": trial.user_attrs["index"], "state": state_of(trial), "x": step + 1, "y": value}
+        for trial in reversed(trials)  # the best are drawn last
+        for step, value in trial.intermediate_values.items()
+        if math.isfinite(value)
     ]
-    states = {state: sum(outcome.state == state for outcome in outcomes) for state in STATES}
-    rows = [
-        [
-            rank,
-            outcome.number,
-            summarize(objective, outcome),
-            *(_text(outcome.settings[key]) for key in specification.search),
-        ]
-        for rank, outcome in enumerate(outcomes, start=1)
-    ]
+    charts = [_chart("validations", "validation", metric, curves, has_lines=True)]
+    for index, setting in [(1, None), *enumerate(names, start=5)]:
+        points = [dict(zip(["trial", "state", "x", "y"], (*row[1:3], row[index], row[3]), strict=True)) for row in rows]
+        points = [point for point in points if point["y"] is not None]
+        is_log = getattr(trials[0].distributions.get(str(setting)), "log", False)
+        charts.append(_chart(f"by-{index}", columns[index], metric, points, is_log))
+    has_enough = states.count("finished") >= MIN_TRIALS
+    importances = get_param_importances(study, params=list(names)) if has_enough else {}
     return render_template(
         "sweep.html",
-        [chart for chart in charts if chart is not None],
+        charts if curves else [],
         title=name,
-        objective=objective.description,
-        experiment=specification.experiment,
-        result=summarize(objective, outcomes[0]),
-        best_trial=outcomes[0],
-        states=", ".join(f"{count:,} {state}" for state, count in states.items() if count),
-        columns=["rank", "trial", "result", *specification.short_names.values()],
-        rows=rows,
-        failures=[outcome for outcome in outcomes if outcome.message],
-        best=best,
+        objective=f"{study.direction.name.lower()} {metric}",
+        states=", ".join(f"{states.count(state)} {state}" for state in STATES if state in states),
+        importances=", ".join(f"{names[name]} {weight:.2f}" for name, weight in importances.items()),
+        command=command,
+        columns=columns,
+        rows=[list(map(as_text, row)) for row in rows],
+        failures=[describe(study, trial) for trial in trials if "error" in trial.user_attrs],
     )
 
 
-def _texts(specification: Specification, outcome: Outcome) -> list[str]:
-    """Return the searched settings of a trial as texts."""
-    return [_text(outcome.settings[name]) for name in specification.search]
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _history(specification: Specification, outcomes: Sequence[Outcome]) -> Json | None:
-    """Draw the value of each trial; of trials without a value, the metric."""
+def _chart(id: str, x: str, metric: str, points: list[Json], is_log: bool = False, has_lines: bool = False) -> Json:
+    """Draw the metric of trials by their number, a setting or a validation."""
     import altair
 
-    states, legend = list(STATES), altair.Legend(orient="top", columns=2)
-    title = specification.objective.metric if specification.objective.reach is None else "steps"
-    points = []
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
-        value = outcome.metric if specification.objective.reach is None else float(outcome.steps)
-        if value is not None:
-            points.append({"trial": outcome.number, "value": value, "state": outcome.state})
-    if not points:
-        return None
-    shown = (
-        altair.Chart(altair.Data(values=points))
-        .mark_point(filled=True, size=60, opacity=0.9)
-        .encode(
-            x=altair.X("trial:Q", axis=altair.Axis(tickMinStep=1, format="d")),
-            y=altair.Y("value:Q", title=title, scale=altair.Scale(zero=False)),
-            color=altair.Color(
-                "state:N", title=None, scale=altair.Scale(domain=states, range=list(PALETTE[:4])), legend=legend
-            ),
-            shape=altair.Shape("state:N", title=None, scale=altair.Scale(domain=states, range=SHAPES), legend=legend),
-            tooltip=["trial:Q", "state:N", altair.Tooltip("value:Q", format=".5g")],
-        )
-        .properties(width="container", height=260)
-    )
-    rows = [[point["trial"], point["state"], point["value"]] for point in points]
-    return make_chart("history", f"Trials, by {title} at their end", shown, ["trial", "state", title], rows)
-
-
-def _group_color() -> Any:
-    """Return the encoding that highlights the best trials."""
-    import altair
-
-    scale = altair.Scale(domain=["best tenth", "others"], range=[PALETTE[0], "#8c959f"])
-    return altair.Color("group:N", title=None, scale=scale, legend=altair.Legend(orient="top"))
-
-
-def _curves(
-    specification: Specification,
-    outcomes: Sequence[Outcome],
-    curves: Mapping[int, Sequence[Point]],
-    groups: Mapping[int, str],
-) -> Json | None:
-    """Draw the metric of each trial by step, up to the step that its outcome depends on."""
-    import altair
-
-    points = [
-        {"trial": outcome.number, "group": groups[outcome.number], "step": point.steps, "value": point.metric}
-        for outcome in reversed(outcomes)  # the best are drawn last
-        for point in curves[outcome.number]
-        if point.steps <= outcome.steps and math.isfinite(point.metric)
-    ]
-    if not points:
-        return None
+    is_number = all(isinstance(point["x"], int | float) and not isinstance(point["x"], bool) for point in points)
+    scale = altair.Scale(type="log" if is_log else "linear", zero=False) if is_number else altair.Scale()
+    legend, states = altair.Legend(orient="top"), list(STATES)
     base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("step:Q", axis=altair.Axis(tickMinStep=1, format=",d")),
-        y=altair.Y("value:Q", title=specification.objective.metric, scale=altair.Scale(zero=False)),
+        x=altair.X("x", type="quantitative" if is_number else "nominal", title=x, scale=scale),
+        y=altair.Y("y:Q", title=metric, scale=altair.Scale(zero=False)),
+        color=altair.Color("state:N", title=None, scale=altair.Scale(domain=states, range=PALETTE[:3]), legend=legend),
         detail="trial:N",
-        color=_group_color(),
-        tooltip=["trial:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
+        tooltip=["trial:N", "state:N", "x:N", altair.Tooltip("y:Q", format=".5g")],
     )
-    shown = (base.mark_line(opacity=0.7) + base.mark_circle(size=24)).properties(width="container", height=260)
-    ends = [[outcome.number, outcome.steps, "" if outcome.metric is None else outcome.metric] for outcome in outcomes]
-    return make_chart(
-        "curves", "Validations", shown, ["trial", "steps", f"best {specification.objective.metric}"], ends
-    )
-
-
-def _parallel(specification: Specification, outcomes: Sequence[Outcome], groups: Mapping[int, str]) -> Json | None:
-    """Draw each trial as a line across the axes of the settings and its rank."""
-    import altair
-
-    names = specification.short_names
-    axes = [*names.values(), "rank"]
-    lines, labels = [], []
-    for rank, outcome in reversed(list(enumerate(outcomes))):
-        places = {names[name]: _position(space, outcome.settings[name]) for name, space in specification.search.items()}
-        places["rank"] = 1 - rank / max(1, len(outcomes) - 1)
-        texts = {names[name]: _text(value) for name, value in outcome.settings.items()} | {"rank": str(rank + 1)}
-        lines += [
-            {
-                "trial": outcome.number,
-                "group": groups[outcome.number],
-                "axis": axis,
-                "place": places[axis],
-                "value": texts[axis],
-            }
-            for axis in axes
-        ]
-    for name, space in specification.search.items():
-        labels += [{"axis": names[name], "place": place, "text": text} for text, place in _labels(space)]
-    labels += [{"axis": "rank", "place": 1, "text": "1"}, {"axis": "rank", "place": 0, "text": str(len(outcomes))}]
-    x = altair.X(
-        "axis:N",
-        sort=axes,
-        title=None,
-        scale=altair.Scale(type="point", padding=0.3),
-        axis=altair.Axis(labelAngle=-30, labelLimit=MAX_LABEL_WIDTH, grid=True),
-    )
-    y = altair.Y("place:Q", axis=None, scale=altair.Scale(domain=[-0.04, 1.08]))
-    base = altair.Chart(altair.Data(values=lines)).encode(x=x, y=y, detail="trial:N")
-    opacity = altair.condition("datum.group == 'best tenth'", altair.value(1), altair.value(0.35))
-    width = altair.condition("datum.group == 'best tenth'", altair.value(2.2), altair.value(1))
-    drawn = base.mark_line().encode(
-        color=_group_color(), opacity=opacity, strokeWidth=width, tooltip=["trial:N", "axis:N", "value:N"]
-    )
-    texts = (
-        altair.Chart(altair.Data(values=labels))
-        .mark_text(align="left", dx=5, dy=-7, fontSize=11)
-        .encode(x=x, y=y, text="text:N")
-    )
-    shown = (drawn + texts).properties(width="container", height=320)
-    rows = [[rank, outcome.number, *_texts(specification, outcome)] for rank, outcome in enumerate(outcomes, start=1)]
-    return make_chart("parallel", "Parallel coordinates", shown, ["rank", "trial", *names.values()], rows)
-
-
-def _position(space: Range | Values, value: Any) -> float:
-    """Return the position of a value on its axis, from 0 to 1."""
-    if isinstance(space, Range):
-        low, high = (math.log(bound) if space.log else bound for bound in (space.min, space.max))
-        return ((math.log(value) if space.log else value) - low) / (high - low)
-    return space.values.index(value) / max(1, len(space.values) - 1)
-
-
-def _labels(space: Range | Values) -> list[tuple[str, float]]:
-    """Return the labels of an axis with their positions."""
-    values = space.grid if space.grid and len(space.grid) <= SCALE_LABELS else space.bounds
-    return [(_text(value), _position(space, value)) for value in values]
-
-
-def _importance(specification: Specification, weights: Mapping[str, float]) -> Json | None:
-    import altair
-
-    if not weights:
-        return None
-    values = [{"setting": specification.short_names[name], "importance": weight} for name, weight in weights.items()]
-    shown = (
-        altair.Chart(altair.Data(values=values))
-        .mark_bar(color=PALETTE[0])
-        .encode(
-            y=altair.Y("setting:N", sort=None, title=None, axis=altair.Axis(labelLimit=MAX_LABEL_WIDTH)),
-            x=altair.X("importance:Q", scale=altair.Scale(domain=[0, 1])),
-            tooltip=["setting:N", altair.Tooltip("importance:Q", format=".3f")],
-        )
-        .properties(width="container", height=max(60, 30 * len(values)))
-    )
-    rows = [list(value.values()) for value in values]
-    return make_chart("importance", "Importance for the best tenth (PED-ANOVA)", shown, ["setting", "importance"], rows)
+    chart = base.mark_circle(size=40, opacity=0.9)
+    if has_lines:
+        chart = base.mark_line(opacity=0.7) + chart
+    chart = chart.properties(width="container", height=260)
+    cells = [list(point.values()) for point in points]
+    return make_chart(id, f"{metric} by {x}", chart, ["trial", "state", x, metric], cells)

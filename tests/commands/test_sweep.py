@@ -1,4 +1,4 @@
-"""Sweeps: the outcomes of the trials depend on the specification only, whoever runs them and whatever is killed."""
+"""Sweeps: random and grid trials depend on the specification only, whoever runs them and whatever is killed."""
 
 from __future__ import annotations
 
@@ -9,348 +9,300 @@ import os
 import random
 import re
 import signal
-import warnings
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 import yaml
 
-from lightning_tfm.commands.sweep import Worker, make_parser, sweep
+from lightning_tfm.commands import sweep as command
+from lightning_tfm.commands.sweep import MAX_KILLS, Worker, make_parser, sweep
+from lightning_tfm.commands.sweep_file import read_sweep_file
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting import render_sweep
-from lightning_tfm.sweeps import (
-    Trials,
-    best_experiment,
-    full_name,
-    importances,
-    ranked,
-    read_specification,
-    save_study,
-    table,
-)
-from lightning_tfm.sweeps.specification import Range
+from lightning_tfm.reporting.sweep import STATES, describe, ranked, state_of, trial_table
 from support.experiments import TINY, new_folders, tiny
 from support.pages import assert_fits_every_screen
 from support.processes import EXPERIMENTS, in_process, start
 
-LR, WIDTH = "model.init_args.optimizer.init_args.lr", "model.init_args.network.init_args.d_model"
-optuna.logging.set_verbosity(optuna.logging.WARNING)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore:Heartbeat of storage", "ignore:All-NaN slice encountered"),
+]
 
-SPECIFICATION = {
-    "experiment": "date_gpt",
-    "objective": {"metric": "val/loss", "mode": "min"},
-    "trials": 24,
-    "search": {LR: {"min": 0.001, "max": 0.1, "log": True}, WIDTH: {"values": [16, 32, 64]}},
+LR, WIDTH = "model.optimizer.lr", "model.network.d_model"
+HYPERBAND = {"type": "hyperband", "min_iter": 2, "eta": 2}
+
+FILE = {
+    "command": ["lightning-tfm", "fit", "--config", "copy_gpt", "${args}"],
+    "method": "random",
+    "metric": {"name": "val/loss"},
+    "run_cap": 16,
+    "parameters": {
+        LR: {"distribution": "log_uniform_values", "min": 0.001, "max": 0.1},
+        WIDTH: {"values": [16, 32, 64]},
+        "trainer.max_steps": {"value": 90},
+    },
 }
-MAX_STEPS, INTERVAL = 90, 10
 
 
-def specified(folder, **changes):
-    """Write a specification, and read it."""
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in (SPECIFICATION | changes).items() if value}))
-    return read_specification(path)
+def write_file(folder, **changes):
+    """Write a specification, in which None deletes a key, and return its path."""
+    path = folder / "new.yaml"
+    content = {name: value for name, value in (FILE | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+# Pretended runs, whose processes end when they are asked whether they are running
+
+EVENTS = random.Random(0)
 
 
 def metric(settings, step):
-    """Return the metric of a pretended run; runs with a learning rate above 0.05 fail after 30 steps."""
+    """Return the metric of a pretended run."""
     lr, width = settings[LR], settings[WIDTH]
-    return (
-        abs(math.log(lr / 0.01)) * (1 + 10 / step) + 20 / step + 3 / width + random.Random(f"{lr} {step}").random() / 9
-    )
+    return abs(math.log(lr / 0.01)) * (1 + 3 / step) + 3 / width + random.Random(f"{lr} {step}").random() / 9
 
 
-def validate(trials, number, steps):
-    """Continue the pretended run of a trial to a step, or to its end."""
-    specification, folder = trials.specification, trials.run(number)
-    trials.record(number)
-    settings, goal = trials.settings[number], specification.objective.reach
-    rows, ended = [], None
-    for step in range(INTERVAL, steps + 1, INTERVAL):
-        if step > 30 and settings[LR] > 0.05:
-            ended = "failure.txt"
-            break
-        rows.append(metric(settings, step) * specification.objective.sign)
-        if step == MAX_STEPS or (goal is not None and specification.objective.sign * (rows[-1] - goal) <= 0):
-            ended = "summary.json"
-            break
-    lines = [f"{INTERVAL * (index + 1) - 1},{value!r}" for index, value in enumerate(rows)]
-    (folder / "metrics.csv").write_text("\n".join([f"step,{specification.objective.metric}", *lines, ""]))
-    if ended:
-        (folder / ended).write_text("the loss is not finite")
+class PretendedRun:
+    """Replacement of ChildRun that validates a few times per call, with a random order of the runs.
+
+    Runs with a learning rate above 0.05 fail after a validation, and those below 0.002 are never finite.
+    """
+
+    kills = 0.0
+    """Probability that a signal kills a run at a call."""
+
+    num_started = 0
+
+    def __init__(self, arguments, log, threads=None, pass_fds=()):
+        type(self).num_started += 1
+        self.process = SimpleNamespace(returncode=None, wait=lambda: self.process.returncode)
+        if "--dry-run" in arguments:
+            self.process.returncode = 0
+            return
+        values = dict(word.removeprefix("--").split("=", 1) for word in arguments if "=" in word)
+        self.settings = {name: float(values[name]) for name in (LR, WIDTH)}
+        (name,) = re.findall(r'"version": "(trial_\d+)"', " ".join(arguments))
+        self.folder = log.parent / name
+        self.rows = []
+        if "--ckpt_path" in arguments:
+            assert Path(arguments[arguments.index("--ckpt_path") + 1]) == self.folder.absolute()
+            self.rows = (self.folder / "metrics.csv").read_text().splitlines()[1:]
+        (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def is_running(self):
+        if self.process.returncode is None:
+            self.train()
+        return self.process.returncode is None
+
+    def train(self):
+        for _ in range(EVENTS.choice([0, 1, 1, 4])):
+            if EVENTS.random() < self.kills:
+                self.process.returncode = -signal.SIGKILL
+                return
+            step = len(self.rows) + 1
+            if self.settings[LR] > 0.05 and step > 1:
+                self.process.returncode = 1
+                return
+            value = "nan" if self.settings[LR] < 0.002 else repr(metric(self.settings, step))
+            self.rows.append(f"{step * 10 - 1},{value}")
+            (self.folder / "metrics.csv").write_text("\n".join(["step,val/loss", *self.rows, ""]))
+            (self.folder / "checkpoints/last.ckpt").touch()
+            if step == 9:
+                (self.folder / "summary.json").write_text("{}")
+                self.process.returncode = 0
+                return
+
+    last_line = "lightning-tfm: error: the loss is not finite"
+
+    def terminate(self):
+        self.process.returncode = self.process.returncode or 143
 
 
-def simulate(specification, folder, schedule, jobs):
-    """Run all trials in a random order, with random restarts of the worker; return the table."""
-    trials = Trials(specification, folder, MAX_STEPS)
-    while True:
-        trials.update()
-        if trials.is_complete:
-            return table(specification, trials.outcomes.values())
-        open_trials = [number for number in range(len(trials.settings)) if number not in trials.outcomes]
-        number = schedule.choice(open_trials[:jobs])
-        curve = trials.curve(number)
-        if not trials.has_ended(number):
-            validate(trials, number, (curve[-1].steps if curve else 0) + INTERVAL * schedule.randint(1, 4))
-        if schedule.random() < 0.2:
-            trials = Trials(specification, folder, MAX_STEPS)
+@pytest.fixture
+def pretend(monkeypatch):
+    """Replace the processes of runs, and return a function that runs the sweep of a file and returns its worker."""
+    monkeypatch.setattr(command, "ChildRun", PretendedRun)
+    monkeypatch.setattr(command, "INTERVAL", 0)
+    monkeypatch.setattr(PretendedRun, "kills", 0.0)
+    monkeypatch.setattr(command, "run_children", lambda starts: [start() for start in starts])
+
+    def work(path, folder, *options):
+        worker = Worker(make_parser().parse_args([str(path), "--output", str(folder), *options]))
+        worker.work()
+        return worker
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return work
 
 
-OBJECTIVES = {
-    "min": {"metric": "val/loss", "mode": "min"},
-    "max": {"metric": "val/exact_match", "mode": "max"},
-    "reach": {"metric": "val/loss", "mode": "min", "reach": 1.2},
-}
+def settings_of(worker):
+    """Return the settings of all trials by index."""
+    return {trial.user_attrs["index"]: trial.user_attrs["settings"] for trial in worker.study.trials}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("asha", [None, {"min_steps": 10, "reduction_factor": 3}])
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_outcomes_do_not_depend_on_the_order_of_the_runs(sampler, asha, objective, tmp_path):
-    specification = specified(tmp_path, sampler=sampler, asha=asha, objective=OBJECTIVES[objective])
-    tables = [simulate(specification, tmp_path / "serial", random.Random(0), jobs=1)]
-    tables += [simulate(specification, tmp_path / f"{seed}", random.Random(seed), jobs=seed) for seed in (2, 4, 8)]
-    assert len(set(tables)) == 1
-    rows = list(csv.DictReader(tables[0].splitlines()))
-    assert [int(row["trial"]) for row in sorted(rows, key=lambda row: int(row["trial"]))] == list(range(24))
-    states = {row["state"] for row in rows}
-    assert "finished" in states
-    assert ("pruned" in states) == (asha is not None)
+@pytest.mark.parametrize("early_terminate", [None, HYPERBAND, {"type": "median", "min_iter": 2}], ids=str)
+@pytest.mark.parametrize("method", ["random", "grid"])
+def test_trials_do_not_depend_on_the_number_of_workers(method, early_terminate, pretend, tmp_path, monkeypatch):
+    parameters = FILE["parameters"]
+    if method == "grid":
+        parameters = parameters | {LR: {"values": [0.003, 0.01, 0.03, 0.06]}}
+    path = write_file(tmp_path, method=method, parameters=parameters, early_terminate=early_terminate)
+    serial = pretend(path, tmp_path / "serial")
+    monkeypatch.setattr(PretendedRun, "kills", 0.1)
+    parallel = pretend(path, tmp_path / "parallel", "--jobs", "5")
+    assert settings_of(serial) == settings_of(parallel)
+    states = {row[2] for row in trial_table(serial.study)[1]}
+    assert states >= {"finished", "failed"}
+    assert ("pruned" in states) == (early_terminate is not None)
+    if method == "random" and early_terminate is None:
+        assert "val/loss was never finite" in {trial.user_attrs.get("error") for trial in serial.study.trials}
+    if early_terminate is None:
+        assert trial_table(serial.study) == trial_table(parallel.study)
+    if method == "grid":
+        points = {(settings[LR], settings[WIDTH]) for settings in settings_of(serial).values()}
+        assert points == {(lr, width) for lr in (0.003, 0.01, 0.03, 0.06) for width in (16, 32, 64)}
 
 
-def test_other_seeds_give_other_trials(tmp_path):
-    found = [Trials(specified(tmp_path, seed=seed), tmp_path / "new", MAX_STEPS) for seed in (1, 2)]
-    for trials in found:
-        trials.update()
-    assert found[0].settings != found[1].settings
-    for settings in found[0].settings:
-        assert 0.001 <= settings[LR] <= 0.1
-        assert float(f"{settings[LR]:.4g}") == settings[LR]
-    logarithms = sorted(math.log10(settings[LR]) for settings in found[0].settings)
-    assert -2.4 < logarithms[12] < -1.6, "the median of a uniform logarithm is near the middle"
-
-
-def test_a_grid_contains_each_combination_once(tmp_path):
-    search = {
-        LR: {"min": 0.01, "max": 0.03, "step": 0.01},
-        WIDTH: {"values": [16, 32]},
-        "data.batch_size": {"min": 1, "max": 2},
+def test_sampled_settings_are_of_their_distributions(pretend, tmp_path):
+    spaces = {
+        "data.train_size": {"min": 20, "max": 30},
+        "data.batch_size": {"distribution": "q_uniform", "min": 8, "max": 32, "q": 8},
+        "model.lr_schedule.warmup_steps": {"distribution": "q_log_uniform_values", "min": 1, "max": 64},
+        "model.network.dropout": {"min": 0.1, "max": 0.3},
+        "model.optimizer.weight_decay": {"distribution": "log_uniform", "min": -4, "max": -2},
     }
-    specification = specified(tmp_path, sampler="grid", trials=None, search=search)
-    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
-    trials.update()
-    points = {(round(found[LR], 9), found[WIDTH], found["data.batch_size"]) for found in trials.settings}
-    assert points == {(lr, width, size) for lr in (0.01, 0.02, 0.03) for width in (16, 32) for size in (1, 2)}
-    assert len(trials.settings) == 12
+    worker = pretend(write_file(tmp_path, parameters=FILE["parameters"] | spaces, run_cap=60), tmp_path / "new")
+    columns = {name: [settings[name] for settings in settings_of(worker).values()] for name in (LR, *spaces)}
+    assert set(columns["data.train_size"]) == set(range(20, 31))
+    assert set(columns["data.batch_size"]) == {8, 16, 24, 32}
+    assert all(isinstance(value, int) and 1 <= value <= 64 for value in columns["model.lr_schedule.warmup_steps"])
+    assert all(0.1 <= value <= 0.3 for value in columns["model.network.dropout"])
+    assert all(math.exp(-4) <= value <= math.exp(-2) for value in columns["model.optimizer.weight_decay"])
+    assert all(value == float(f"{value:.4g}") for value in columns[LR])
+    assert -2.4 < sorted(map(math.log10, columns[LR]))[30] < -1.6, "the median of a uniform logarithm is in the middle"
 
 
-@pytest.mark.parametrize(
-    ("space", "grid"),
-    [
-        (Range(0, 0.3, step=0.1), [0.0, 0.1, 0.2, 0.3]),
-        (Range(0.01, 0.07, step=0.02), [0.01, 0.03, 0.05, 0.07]),
-        (Range(-0.3, 0.5, step=0.3), [-0.3, 0.0, 0.3]),
-        (Range(1, 7, step=2), [1, 3, 5, 7]),
-    ],
-)
-def test_a_grid_holds_the_decimals_of_its_range(space, grid):
-    assert space.grid == grid
-    with warnings.catch_warnings(action="ignore"):  # Optuna lowers a maximum that is not in the grid
-        distribution = space.distribution()
-    for value in space.grid:
-        optuna.trial.create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
+def test_tpe_finds_better_settings_than_random_sampling(pretend, tmp_path):
+    medians = {}
+    for method in ("random", "bayes"):
+        worker = pretend(write_file(tmp_path, method=method, run_cap=60), tmp_path / method)
+        values = sorted(math.inf if state_of(trial) == "failed" else trial.value for trial in worker.study.trials[30:])
+        medians[method] = values[len(values) // 2]
+    assert medians["bayes"] < medians["random"]
 
 
-def test_asha_prunes_as_optuna_if_trials_run_one_after_the_other(tmp_path):
-    asha = {"min_steps": 10, "reduction_factor": 3}
-    search = SPECIFICATION["search"] | {LR: {"min": 0.001, "max": 0.04, "log": True}}  # without failures
-    specification = specified(tmp_path, asha=asha, search=search, trials=60)
-    rows = csv.DictReader(simulate(specification, tmp_path / "ours", random.Random(0), jobs=1).splitlines())
-    ours = {int(row["trial"]): (row["state"], int(row["steps"])) for row in rows}
-    trials = Trials(specification, tmp_path / "ours", MAX_STEPS)
-    trials.update()
-    study = optuna.create_study(pruner=optuna.pruners.SuccessiveHalvingPruner(10, 3))
-    for number, settings in enumerate(trials.settings):
-        trial, found = study.ask(), ("finished", MAX_STEPS)
-        for step in range(INTERVAL, MAX_STEPS, INTERVAL):
-            trial.report(metric(settings, step), step)
-            if trial.should_prune():
-                found = ("pruned", step)
-                break
-        assert ours[number] == found
-        pruned = found[0] == "pruned"
-        study.tell(trial, **({"state": optuna.trial.TrialState.PRUNED} if pruned else {"values": 0.0}))
+def test_trials_are_ranked_by_value_and_failures_are_last(pretend, tmp_path):
+    worker = pretend(write_file(tmp_path, early_terminate=HYPERBAND, run_cap=40), tmp_path / "new")
+    trials = {state: [] for state in STATES}
+    for trial in ranked(worker.study):
+        trials[state_of(trial)].append(trial)
+    assert ranked(worker.study) == [trial for group in trials.values() for trial in group]
+    values = [min(trial.intermediate_values.values()) for trial in trials["finished"]]
+    assert [trial.value for trial in trials["finished"]] == sorted(values)
+    assert {trial.last_step for trial in trials["pruned"]} <= {2, 4, 8}, "min_iter * eta**n validations precede"
+    messages = {describe(worker.study, trial).rpartition(": ")[2] for trial in trials["failed"]}
+    assert messages == {"the loss is not finite"}
 
 
-def test_tpe_finds_better_settings_than_random_sampling(tmp_path):
-    best = {}
-    for sampler in ("random", "tpe"):
-        values = []
-        for seed in range(1, 6):
-            specification = specified(tmp_path, sampler=sampler, seed=seed, trials=40)
-            trials = Trials(specification, tmp_path / f"{sampler}_{seed}", MAX_STEPS)
-            simulate(specification, trials.folder, random.Random(0), jobs=1)
-            trials.update()
-            outcomes = [trials.outcomes[number] for number in range(20, 40)]
-            values += [outcome.metric for outcome in outcomes]
-        best[sampler] = sorted(values)[len(values) // 2]
-    assert best["tpe"] < best["random"]
+def test_a_run_that_is_killed_again_and_again_fails(pretend, tmp_path, monkeypatch):
+    monkeypatch.setattr(PretendedRun, "kills", 1.0)
+    monkeypatch.setattr(PretendedRun, "num_started", 0)
+    worker = pretend(write_file(tmp_path, run_cap=1), tmp_path / "new")
+    (trial,) = worker.study.trials
+    assert trial.user_attrs["error"].startswith(f"it was killed {MAX_KILLS} times")
+    assert PretendedRun.num_started == 1 + MAX_KILLS  # with the dry run
 
 
-def test_trials_are_ranked_by_value_and_failures_are_last(tmp_path):
-    specification = specified(tmp_path, objective=OBJECTIVES["reach"], trials=40)
-    simulate(specification, tmp_path / "new", random.Random(0), jobs=3)
-    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
-    trials.update()
-    outcomes = ranked(specification, trials.outcomes.values())
-    values = [outcome.value for outcome in outcomes if outcome.state == "finished"]
-    assert values == sorted(values)
-    assert all(outcome.metric <= 1.2 for outcome in outcomes[: len(values)])
-    assert [outcome.state for outcome in outcomes[-2:]] == ["failed", "failed"]
-    assert all(outcome.message == "the loss is not finite" for outcome in outcomes if outcome.state == "failed")
+def test_more_trials_continue_a_sweep(pretend, tmp_path):
+    few = pretend(write_file(tmp_path, run_cap=5), tmp_path / "new")
+    many = pretend(write_file(tmp_path, run_cap=9), tmp_path / "new")
+    alone = pretend(write_file(tmp_path, run_cap=9), tmp_path / "alone")
+    assert len(few.study.trials) == 9  # the study is shared
+    assert trial_table(many.study) == trial_table(alone.study)
 
 
-@pytest.mark.parametrize("objective", ["min", "max"])
-def test_a_metric_that_is_nan_is_the_worst(objective, tmp_path):
-    specification = specified(tmp_path, objective=OBJECTIVES[objective], trials=4)
-    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
-    trials.update()
-    for number, values in enumerate((["nan", "nan"], ["0.5", "nan"], ["nan", "0.25"], ["0.75", "0.75"])):
-        trials.record(number)
-        rows = [f"{9 + 10 * index},{value}\n" for index, value in enumerate(values)]
-        (trials.run(number) / "metrics.csv").write_text(f"step,{specification.objective.metric}\n" + "".join(rows))
-        (trials.run(number) / "summary.json").write_text("{}")
-    trials.update()
-    outcomes = ranked(specification, trials.outcomes.values())
-    order = [2, 1, 3, 0] if objective == "min" else [3, 1, 2, 0]
-    assert [outcome.number for outcome in outcomes] == order
-    assert outcomes[-1].value is None
-    page = render_sweep("sweep", specification, outcomes, {}, {number: trials.curve(number) for number in range(4)}, "")
-    assert "Validations" in page
-    assert "not finite" in page
+def test_a_database_retries_the_trial_of_a_lost_machine(pretend, tmp_path):
+    """The machine is lost after its trial has begun, and its folder is shared."""
+    path, url = write_file(tmp_path, run_cap=6), f"sqlite:///{tmp_path}/study.db"
+    options = make_parser().parse_args([str(path), "--output", str(tmp_path / "new"), "--storage", url])
+    lost = Worker(options)
+    assert lost._begin()
+    (run,) = lost.running
+    run.child.train()
+    lost._watch(run)
+    os.close(run.lock)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("update trial_heartbeats set heartbeat = '2020-01-01 00:00:00'")
+    worker = pretend(path, tmp_path / "new", "--storage", url)
+    alone = pretend(path, tmp_path / "alone")
+    assert [trial.state.name for trial in worker.study.trials].count("FAIL") == 1
+    assert trial_table(worker.study) == trial_table(alone.study)
 
 
-def test_the_setting_that_decides_is_the_most_important(tmp_path):
-    specification = specified(tmp_path, trials=80)
-    simulate(specification, tmp_path / "new", random.Random(0), jobs=3)
-    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
-    trials.update()
-    found = importances(specification, trials.outcomes.values())
-    assert next(iter(found)) == LR
-    assert sum(found.values()) == pytest.approx(1)
-    assert importances(specification, [trials.outcomes[number] for number in range(5)]) == {}
-
-
-def test_optuna_reads_the_study(tmp_path):
-    specification = specified(tmp_path, asha={"min_steps": 10})
-    simulate(specification, tmp_path / "new", random.Random(0), jobs=3)
-    trials = Trials(specification, tmp_path / "new", MAX_STEPS)
-    trials.update()
-    for _ in range(2):  # the file is replaced
-        save_study(specification, trials.outcomes, tmp_path / "new/study.log")
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "new/study.log"))
-    )
-    study = optuna.load_study(study_name="new", storage=storage)
-    assert [trial.params for trial in study.trials] == trials.settings
-    assert study.best_trial.number == ranked(specification, trials.outcomes.values())[0].number
-
-
-CONFIG = {
-    "model": {
-        "class_path": "A",
-        "init_args": {"network": {"class_path": "B", "init_args": {"d": 1}}, "lr": {"warmup": 0}},
-    },
-    "data": {"class_path": "C", "init_args": {"size": 1}},
-    "seed": 1,
-}
-
-
-@pytest.mark.parametrize("experiment", [{"model": {"class_path": "A"}, "data": "C"}, CONFIG])
-@pytest.mark.parametrize(
-    "names", [("model.network.d", "data.size"), ("model.init_args.network.init_args.d", "data.init_args.size")]
-)
-def test_the_best_experiment_contains_the_settings(names, experiment):
-    text = best_experiment(experiment, CONFIG, {names[0]: 7, names[1]: 8, "model.lr.warmup": 9, "seed": 2})
-    found = yaml.safe_load(text)
-    assert found["model"]["init_args"]["network"] == {"class_path": "B", "init_args": {"d": 7}}
-    assert found["model"]["init_args"]["lr"] == {"warmup": 9}
-    assert found["data"] == {"class_path": "C", "init_args": {"size": 8}}
-    assert found["seed"] == 2
-    with pytest.raises(KeyError):
-        full_name(CONFIG, "model.network.e")
+# Specifications
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"objective": {"metric": "test/exact_match", "mode": "max"}},
-            "objective.metric must be a metric of the validation",
-        ),
-        ({"objective": {"metric": "val/loss", "mode": "best"}}, "objective.mode must be min or max, but is 'best'"),
-        ({"objective": {"metric": "val/loss"}}, "objective must contain mode"),
-        ({"objective": {"metric": "val/loss", "mode": "min", "reach": "1"}}, "objective.reach must be a number"),
-        ({"objective": "val/loss"}, "objective must be a mapping"),
-        ({"trials": -1}, "trials must be an integer from 1 to 10,000 but is -1"),
-        ({"trials": 1.5}, "trials must be an integer"),
-        ({"trials": None}, "trials must be set"),
-        ({"sampler": "bayes"}, "sampler must be one of random, grid, tpe"),
-        ({"sampler": "grid"}, f"search.{LR} must be values or have a step"),
-        ({"parallel": 2}, "parallel must not be set with sampler random"),
-        ({"pruner": "asha"}, "SPEC has no setting 'pruner'"),
-        ({"asha": {"min_steps": 0}}, "asha.min_steps must be an integer of at least 1, but is 0"),
-        ({"asha": {"min_steps": 10, "reduction_factor": 1}}, "asha.reduction_factor must be an integer of at least 2"),
-        ({"search": {LR: {"min": 1, "max": 1}}}, "min must be below max"),
-        ({"search": {LR: {"min": "1e-4", "max": 1}}}, r"min must be a number, but is '1e-4'; write 1.0e-4"),
-        ({"search": {LR: {"min": 0.0, "max": 1, "log": True}}}, "must be above 0 and without a step"),
-        ({"search": {LR: {"min": 1, "max": 2, "step": 3}}}, "step must be above 0 and at most max - min"),
-        ({"search": {LR: {"min": 1}}}, "must contain max"),
-        ({"search": {LR: {"values": []}}}, "must be a list of values"),
-        ({"search": {LR: {"values": [1, 1]}}}, "must be different"),
-        ({"search": {LR: {"values": [[1]]}}}, "must be numbers, texts or booleans"),
-        ({"search": {LR: 1}}, "must be a mapping"),
-        ({"search": None}, "SPEC must contain search"),
-        ({"search": {"checkpoint.monitor": {"values": ["a"]}}}, "must not contain checkpoint.monitor"),
-        ({"settings": {LR: 1}}, "must not both contain"),
-        ({"seed": -1}, "seed must be an integer from 0"),
-        ({"threads": "two"}, "threads must be an integer"),
-        ({"experiment": 5}, "experiment must be the name of an experiment"),
+        ({"method": "custom"}, "method must be one of random, grid, bayes, but is 'custom'"),
+        ({"scheduler": {"engine": "optuna"}}, "SPEC: the sweep does not support the key 'scheduler'"),
+        ({"method": None}, "SPEC: missing 1 required positional argument: 'method'"),
+        ({"metric": {"name": "test/loss"}}, "metric: name must be a metric of the validation, .* but is 'test/loss'"),
+        ({"metric": {"name": "val/loss", "goal": "best"}}, "metric: goal must be minimize or maximize, but is 'best'"),
+        ({"metric": {"name": "val/loss", "target": 1}}, "metric: the sweep does not support the key 'target'"),
+        ({"metric": "val/loss"}, "metric must be a mapping, NAME: VALUE, but is 'val/loss'"),
+        ({"run_cap": None}, "run_cap must be an integer from 1 to 10,000, but is None; try 20"),
+        ({"run_cap": 0}, "run_cap must be an integer from 1 to 10,000, but is 0"),
+        ({"run_cap": 1.5}, "run_cap must be an integer"),
+        ({"command": ["python", "${program}", "${args}"]}, "command must be .lightning-tfm, fit, .* but is .'python'"),
+        ({"command": ["lightning-tfm", "fit"]}, "command must be"),
+        ({"command": ["lightning-tfm", "fit", "${args_json}"]}, "command must be .* but is .*args_json"),
+        ({"early_terminate": {"type": "envelope"}}, "early_terminate: type must be one of hyperband, median, but is"),
+        ({"early_terminate": {"type": "hyperband", "min_iter": 0}}, "min_iter must be an integer of at least 1, but"),
+        ({"early_terminate": {"type": "hyperband", "s": 2, "max_iter": 9}}, "early_terminate: .*'(s|max_iter)'"),
+        ({"early_terminate": HYPERBAND | {"eta": 1}}, "early_terminate: .*reduction_factor"),
+        ({"parameters": {}}, "parameters must be a mapping"),
+        ({"parameters": {"trainer.logger": {"value": False}}}, "parameters must not contain trainer.logger"),
+        ({"parameters": {LR: 1}}, f"parameters.{LR} must be a mapping"),
+        ({"parameters": {LR: {"distribution": "normal"}}}, f"parameters.{LR}: distribution must be one of .*'normal'"),
+        ({"parameters": {LR: {"parameters": {"a": {"value": 1}}}}}, f"parameters.{LR}: parameters must be a number"),
+        ({"parameters": {LR: {"values": [1], "probabilities": [1.0]}}}, "does not support the key 'probabilities'"),
+        ({"parameters": {LR: {"min": "1e-4", "max": 1}}}, "min must be a number, such as 1.0e-4, but has '1e-4'"),
+        ({"parameters": {LR: {"min": 0.0, "max": math.inf}}}, "max must be a number, .* but has inf"),
+        ({"parameters": {LR: {"min": 2, "max": 1}}}, r"`low <= high` must hold, .*low=2"),
+        ({"parameters": {LR: {"min": 1}}}, "missing 1 required positional argument: 'max'"),
+        ({"parameters": {LR: {"min": 0, "max": 1, "distribution": "log_uniform_values"}}}, "low"),
+        ({"parameters": {LR: {"min": 1, "max": 8, "q": 3, "distribution": "q_uniform"}}}, "must be multiples of q"),
+        ({"parameters": {LR: {"values": []}}}, "`choices` must contain one or more"),
+        ({"parameters": {LR: {"values": [[1]]}}}, "values must be a number"),
+        ({"method": "grid"}, f"parameters.{LR} must have values with method grid"),
     ],
 )
 def test_mistakes_in_a_specification_are_refused(changes, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        specified(tmp_path, **changes)
-
-
-@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_sweep_of_wandb_is_refused(path):
-    with pytest.raises(UserError, match=r"is one of W&B; try wandb sweep"):
-        read_specification(path)
+    with pytest.raises(UserError, match=message) as error:
+        read_sweep_file(write_file(tmp_path, **changes))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"parameters": {"model.optimizer.learning_rate": {"value": 1}}}, "learning_rate"),
+        ({"parameters": {"data.batch_sizes": {"value": 15}}}, "batch_sizes"),
+        ({"parameters": {"data.batch_size": {"values": [15, "many"]}}}, "batch_size.* many"),
+        ({"command": ["lightning-tfm", "fit", "--config", "no_such_file", "${args}"]}, "'no_such_file' must be"),
         (
-            {"search": {"model.optimizer.learning_rate": {"values": [1]}}},
-            "there is no setting 'learning_rate'|learning_rate",
+            {"command": ["lightning-tfm", "fit", "--config", "copy_gpt", "--trust-package", "os", "${args}"]},
+            "--trust-package must be given on the command line",
         ),
-        ({"search": {"data.batch_sizes": {"values": [15]}}}, "batch_sizes"),
-        ({"search": {"data.batch_size": {"values": ["many"]}}}, "data.batch_size|data.init_args.batch_size"),
-        ({"search": {"trainer.max_epochs": {"values": [1, 2]}}}, "trainer.max_epochs must not be set in a sweep"),
-        (
-            {"settings": {"trainer.check_val_every_n_epoch": 1}},
-            "trainer.check_val_every_n_epoch must not be set in a sweep, .*; set val_check_interval",
-        ),
-        (
-            {"search": {"trainer.accumulate_grad_batches": {"values": [1, 2]}}},
-            "search must not contain trainer.max_steps, val_check_interval or accumulate_grad_batches",
-        ),
-        ({"asha": {"min_steps": 5}}, r"asha.min_steps must be a multiple .* \(6, .* but is 5"),
-        ({"experiment": "no_such_experiment"}, "'no_such_experiment' must be a YAML file or the name of an experiment"),
     ],
 )
 def test_mistakes_in_settings_are_refused_before_the_first_trial(changes, message, tmp_path, monkeypatch, capsys):
@@ -362,20 +314,49 @@ def test_mistakes_in_settings_are_refused_before_the_first_trial(changes, messag
     assert not Path("runs").exists()
 
 
-def test_wandb_groups_the_trials_of_a_sweep(tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", sorted((EXPERIMENTS / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sweep_runs_without_wandb(path, pretend, tmp_path):
+    """The settings are accepted; the runs are pretended."""
+    content = yaml.safe_load(path.read_text())
+    command = [str(EXPERIMENTS.parent / word) if word.endswith(".yaml") else word for word in content["command"]]
+    arguments = [str(write_file(tmp_path, **content | {"command": command})), "--output", str(tmp_path / "new")]
+    assert Worker(make_parser().parse_args(arguments)).file.run_cap >= 10
+
+
+def test_a_changed_specification_is_refused(pretend, tmp_path, monkeypatch):
+    pretend(write_file(tmp_path, run_cap=1), tmp_path / "new")
+    with pytest.raises(UserError, match=r"method must match the sweep in '.*' \('random'\), but is 'bayes'"):
+        pretend(write_file(tmp_path, run_cap=1, method="bayes"), tmp_path / "new")
+    (other,) = new_folders(tmp_path, "other")
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=f"--output must be a new folder, but '{other}' holds other files"):
+        pretend(write_file(tmp_path), other)
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]
+
+
+def test_an_unknown_database_is_refused(pretend, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Worker, "_check_experiment", lambda _: None)
+    assert (
+        in_process(monkeypatch, "sweep", write_file(tmp_path), "--storage", "sqlite:////no/such/folder/study.db") == 2
+    )
+    assert "--storage must be a database that answers, but 'sqlite:////no/such" in capsys.readouterr().err
+
+
+def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"needs the package optuna; pip install 'lightning_tfm\[sweep\]'"):
+        sweep([str(tiny(tmp_path))])
+
+
+def test_loggers_of_a_trial(pretend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     worker = Worker(make_parser().parse_args([str(tiny(tmp_path)), "--output", "runs/tiny"]))
-    worker.check()
-    csv_logger, wandb_logger = (logger["init_args"] for logger in worker._loggers(3))
+    csv_logger, wandb_logger = (logger["init_args"] for logger in worker._loggers(Path("runs/tiny/trial_0003")))
     assert (csv_logger["save_dir"], csv_logger["name"], csv_logger["version"]) == ("runs", "tiny", "trial_0003")
     assert wandb_logger["group"] == "tiny"
 
 
-def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_tfm.commands.sweep.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"needs the package optuna; pip install 'lightning_tfm\[sweep\]'"):
-        sweep([str(tiny(tmp_path))])
+# Real runs
 
 
 @pytest.fixture(scope="module")
@@ -387,29 +368,33 @@ def undisturbed(tmp_path_factory):
     return cwd
 
 
+def read_table(cwd):
+    """Return the rows of the table of trials."""
+    return list(csv.DictReader((cwd / "runs/sweeps/tiny/trials.csv").read_text().splitlines()))
+
+
 @pytest.mark.run
 def test_each_trial_is_an_ordinary_run_that_never_reads_the_test_data(undisturbed):
-    rows = list(csv.DictReader((undisturbed / "runs/tiny/trials.csv").read_text().splitlines()))
-    assert {row["state"] for row in rows} >= {"finished", "pruned"}
+    rows = read_table(undisturbed)
+    assert {row["state"] for row in rows} == {"finished", "failed"}
+    log = (undisturbed / "stderr").read_text()
     for row in rows:
-        run = undisturbed / f"runs/tiny/trial_{int(row['trial']):04}"
-        settings = json.loads((run / "trial.json").read_text())["settings"]
-        assert {name: str(value) for name, value in settings.items()} == {name: row[name] for name in settings}
+        run = undisturbed / f"runs/sweeps/tiny/trial_{int(row['trial']):04}"
         if row["state"] == "failed":
-            assert "d_model must be divisible by num_heads (2), but is 15" in row["message"]
+            assert f"trial {row['trial']}: failed, d_model 15, lr {row['lr']}: d_model must be divisible by" in log
             continue
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == float(row["lr"])
         (provenance,) = json.loads((run / "provenance.json").read_text())
         assert provenance["data_fingerprint"].keys() == {"train", "val"}
         assert not any(name.startswith("test/") for name in (run / "metrics.csv").read_text().split("\n")[0].split(","))
-        if row["state"] == "finished":
-            assert json.loads((run / "summary.json").read_text())["val"]["loss"] == float(row["value"])
-    (best,) = [row for row in rows if row["rank"] == "1"]
-    found = yaml.safe_load((undisturbed / "runs/tiny/best.yaml").read_text())
-    assert found["model"]["init_args"]["optimizer"]["init_args"]["lr"] == float(best["model.optimizer.lr"])
+        assert json.loads((run / "summary.json").read_text())["val"]["loss"] == float(row["best value"])
+    printed = (undisturbed / "stdout").read_text()
+    assert re.search(rf"lightning-tfm fit --config \S+ --model.network.d_model=\d+ .*lr={rows[0]['lr']}", printed)
 
 
 def kill_something(worker, chance):
-    """Kill the worker, one of its runs, or both."""
+    """Kill the worker, one of its runs, or both; return whether the worker is killed."""
     try:
         children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     except OSError:
@@ -424,85 +409,53 @@ def kill_something(worker, chance):
 @pytest.mark.parametrize("number", [10, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.run
 def test_a_repeatedly_killed_sweep_ends_as_an_undisturbed_one(number, undisturbed, tmp_path):
-    chance = random.Random(1)
-    child, kills = None, 0
-    while kills < number:
+    """The sweep gets more trials when it has ended before the last kill."""
+    chance, child, kills, run_cap = random.Random(1), None, 0, TINY["run_cap"]
+    while True:
         if child is None:
-            child = start("sweep", tiny(tmp_path), "--jobs", chance.choice([1, 2]), cwd=tmp_path, forks=True)
-        child.process.join(chance.uniform(0.2, 3))
-        if child.process.exitcode is not None:  # the sweep has ended: some of its results are lost
+            path = tiny(tmp_path, run_cap=run_cap)
+            child = start("sweep", path, "--jobs", chance.choice([1, 2]), cwd=tmp_path, forks=True)
+        child.process.join(chance.uniform(0.2, 3) if kills < number else 300)
+        if child.process.exitcode is not None:
             assert child.process.exitcode == 0, child.err.read_text()
-            for path in chance.sample(sorted((tmp_path / "runs/tiny").glob("trial_*/checkpoints")), 2):
-                (path.parent / "summary.json").unlink(missing_ok=True)
-            child = None
+            if kills == number:
+                break
+            child, run_cap = None, run_cap + 2
             continue
         kills += 1
         if kill_something(child.process.pid, chance):
             child.process.join()
             child = None
-    if child is None:
-        child = start("sweep", tiny(tmp_path), cwd=tmp_path, forks=True)
-    assert child.wait() == 0, child.err.read_text()
-    assert_same_sweep(tmp_path, undisturbed)
-
-
-def assert_same_sweep(ours, theirs):
-    for name in ("trials.csv", "best.yaml"):
-        assert (ours / "runs/tiny" / name).read_text() == (theirs / "runs/tiny" / name).read_text()
-
-
-@pytest.mark.run
-def test_a_changed_specification_is_refused_except_for_more_trials(undisturbed, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(undisturbed)
-    for changes, message in (
-        ({"seed": 2}, r"seed must match the sweep in 'runs/tiny' \(3\), but is 2"),
-        ({"trials": 4}, r"trials must match the sweep in 'runs/tiny' \(12\), but is 4"),
-        ({"settings": TINY["settings"] | {"data.val_size": 11}}, "settings must match the sweep"),
-    ):
-        (path := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY | changes))
-        assert in_process(monkeypatch, "sweep", path) == 2
-        assert re.search(message, capsys.readouterr().err)
-    monkeypatch.chdir(tmp_path)
-    new_folders(tmp_path, "mine")
-    (tmp_path / "mine/notes.txt").write_text("mine")
-    assert in_process(monkeypatch, "sweep", path, "--output", "mine") == 2
-    assert "--output must be a new folder or one of this sweep" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    trials, expected = ({row.pop("trial"): row for row in read_table(cwd)} for cwd in (tmp_path, undisturbed))
+    for trial, row in expected.items():
+        assert trials[trial] | {"rank": ""} == row | {"rank": ""}
+    assert len(trials) == run_cap
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"),
+    ("metric", "message"),
     [
-        (
-            {"metric": "val/exact_matches", "mode": "max"},
-            "objective.metric must be a metric of the validation, but is 'val/exact_matches'",
-        ),
-        ({"metric": "val/exact_match", "mode": "min"}, "objective.mode must be max for val/exact_match"),
+        ({"name": "val/exact_matches"}, "metric.name must be a metric of the validation, but is 'val/exact_matches'"),
+        ({"name": "val/exact_match"}, "metric.goal must be max for val/exact_match"),
     ],
 )
 @pytest.mark.run
-def test_a_wrong_objective_is_refused_before_the_first_trial(objective, message, tmp_path):
-    child = start("sweep", tiny(tmp_path, objective=objective), cwd=tmp_path, forks=True)
+def test_a_wrong_metric_is_refused_before_the_first_trial(metric, message, tmp_path):
+    child = start("sweep", tiny(tmp_path, metric=metric), cwd=tmp_path, forks=True)
     assert child.wait() == 2
     assert f"cannot run: {message}" in child.err.read_text()
-    assert not (tmp_path / "runs/tiny").exists()
+    assert not (tmp_path / "runs").exists()
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
+# The page
+
+
+@pytest.fixture
+def page(pretend, tmp_path):
     """Return the page of a sweep with all states."""
-    folder = tmp_path_factory.mktemp("page")
-    specification = specified(folder, asha={"min_steps": 10}, objective=OBJECTIVES["reach"], trials=40)
-    simulate(specification, folder / "new", random.Random(0), jobs=3)
-    trials = Trials(specification, folder / "new", MAX_STEPS)
-    trials.update()
-    outcomes = ranked(specification, trials.outcomes.values())
-    curves = {number: trials.curve(number) for number in trials.outcomes}
-    text = render_sweep(
-        "</script><b>new", specification, outcomes, importances(specification, outcomes), curves, "best: 1"
-    )
-    path = folder / "sweep.html"
-    path.write_text(text)
+    worker = pretend(write_file(tmp_path, early_terminate=HYPERBAND, run_cap=60), tmp_path / "new")
+    path = tmp_path / "sweep.html"
+    path.write_text(render_sweep(worker.study, "</script><b>new", "val/loss", "lightning-tfm fit"))
     return path
 
 
@@ -512,7 +465,10 @@ def test_the_page_needs_no_network_and_escapes_names(page):
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=\"(?!data:)", elements)
     assert "<h1>&lt;/script&gt;&lt;b&gt;new</h1>" in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-    assert [chart["id"] for chart in data["charts"]] == ["history", "curves", "parallel", "importance"]
+    assert [chart["id"] for chart in data["charts"]] == ["validations", "by-1", "by-5", "by-6"]
+    lr, width = (float(re.search(rf"{name} (\d\.\d+)", text)[1]) for name in ("lr", "d_model"))
+    assert lr > width, "the setting that decides is the most important"
+    assert lr + width == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.browser

@@ -204,31 +204,31 @@ def wait_for_step(step, process, cwd, model):
 
 
 TINY = {
-    "experiment": str(EXPERIMENTS / "copy_gpt.yaml"),
-    "objective": {"metric": "val/loss", "mode": "min"},
-    "sampler": "tpe",
-    "parallel": 2,
-    "trials": 12,
-    "seed": 3,
-    "asha": {"min_steps": 6, "reduction_factor": 2},
-    "search": {
-        "model.optimizer.lr": {"min": 1e-3, "max": 0.03, "log": True},
+    "command": ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / "copy_gpt.yaml"), "${args}"],
+    "method": "random",
+    "metric": {"name": "val/loss"},
+    "run_cap": 12,
+    "parameters": {
         "model.network.d_model": {"values": [8, 15, 16]},  # 15 is not divisible by the number of heads
-    },
-    "settings": {
-        "data.train_size": 60,
-        "data.val_size": 10,
-        "data.longer_size": 5,
-        "data.test_size": 10,
-        "data.batch_size": 15,
-        "trainer.max_steps": 24,
-        "trainer.val_check_interval": 6,
-        "trainer.log_every_n_steps": 1,
-        "checkpoint.every_n_train_steps": 2,
-        "model.network.num_heads": 2,
-        "model.network.num_layers": 1,
-        "model.network.dropout": 0.2,
-        "model.lr_schedule.warmup_steps": 5,
+        "model.optimizer.lr": {"distribution": "log_uniform_values", "min": 1e-3, "max": 0.03},
+        **{
+            name: {"value": value}
+            for name, value in {
+                "data.train_size": 60,
+                "data.val_size": 10,
+                "data.longer_size": 5,
+                "data.test_size": 10,
+                "data.batch_size": 15,
+                "trainer.max_steps": 24,
+                "trainer.val_check_interval": 6,
+                "trainer.log_every_n_steps": 1,
+                "checkpoint.every_n_train_steps": 2,
+                "model.network.num_heads": 2,
+                "model.network.num_layers": 1,
+                "model.network.dropout": 0.2,
+                "model.lr_schedule.warmup_steps": 5,
+            }.items()
+        },
     },
 }
 

@@ -283,7 +283,7 @@ class ForkedRun:
 
 def _is_lock(descriptor):
     try:
-        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name in (".claim", ".lock")
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith(".lock")
     except OSError:
         return False
 
