@@ -371,12 +371,12 @@ def test_a_second_machine_joins_a_sweep_and_its_trial_is_taken_up_when_it_is_los
         (cwd,) = new_folders(together, name)
         arguments = ("sweep", tiny(cwd), "--output", together / "runs/tiny")
         both.append(start(*arguments, cwd=cwd, network=machine.network, forks=True))
-    started = together / "runs/tiny/trial_0001/provenance.json"
+    started = together / "runs/tiny/trial_0002/provenance.json"
     while not started.is_file():  # by the machine that does not train the first trial
         assert all(other.process.is_alive() for other in both), [other.err.read_text() for other in both]
         time.sleep(0.01)
-    assert not (together / "runs/tiny/trial_0000/summary.json").is_file()
-    lost = next(number for number, machine in enumerate(machines) if trains(machine, together / "runs/tiny/trial_0001"))
+    assert not (together / "runs/tiny/trial_0001/summary.json").is_file()
+    lost = next(number for number, machine in enumerate(machines) if trains(machine, together / "runs/tiny/trial_0002"))
     machines[lost].signal(signal.SIGKILL)
     both[lost].process.join()
     assert both[1 - lost].wait() == 0, both[1 - lost].err.read_text()
