@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
@@ -106,11 +107,12 @@ class SweepFile:
         seed = int(np.random.SeedSequence((1, index)).generate_state(1)[0])
         if self.method == "bayes":
             return TPESampler(seed=seed, constant_liar=True)
-        if self.method == "random":
-            return RandomSampler(seed)
-        points = itertools.product(*map(_bounds, self.parameters.values()))
-        point = next(itertools.islice(points, index, None))
-        return PartialFixedSampler(dict(zip(self.parameters, point, strict=True)), RandomSampler())
+        if self.method == "random":  # at once, since the worker may be killed between two settings
+            point = optuna.create_study(sampler=RandomSampler(seed)).ask(self.parameters).params
+        else:
+            values = next(itertools.islice(itertools.product(*map(_bounds, self.parameters.values())), index, None))
+            point = dict(zip(self.parameters, values, strict=True))
+        return PartialFixedSampler(point, RandomSampler())
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """Return the settings of a trial. Floats have a few significant digits, so that they can be read and typed."""
