@@ -189,7 +189,7 @@ class Worker:
         arguments = [*self._arguments(self.file.constants), "--dry-run"]
         with TemporaryDirectory() as folder:
             (child,) = run_children([lambda: self._child(arguments, Path(folder, "log"))])
-            if child.process.returncode:
+            if _has_failed(child):
                 message = child.last_line.removeprefix(ERROR).replace("checkpoint.monitor", "metric.name")
                 raise UserError(
                     f"the experiment of the sweep cannot run: {message.replace('checkpoint.mode', 'metric.goal')}"
@@ -341,9 +341,9 @@ class Worker:
             self._end(run, values=finite[0])
         elif run.record.has_finished:
             self._end(run, f"{metric} was never finite")
-        elif child is not None and 0 <= child.process.returncode <= 128:
+        elif child is not None and _has_failed(child):
             self._end(run, child.last_line.removeprefix(ERROR))
-        else:
+        else:  # a signal has killed the run
             self.kills[run.record.folder] += 1
             if self.kills[run.record.folder] == MAX_KILLS:
                 self._end(run, f"it was killed {MAX_KILLS} times, perhaps since it needs more memory than there is")
@@ -387,6 +387,11 @@ class Worker:
             return 1
         print(f"\n  {command}")
         return 0
+
+
+def _has_failed(child: ChildRun) -> bool:
+    """Return whether a run has ended with an error, not by a signal."""
+    return 0 < child.process.returncode <= 128
 
 
 def _original(trial: FrozenTrial) -> int:

@@ -390,7 +390,7 @@ def test_each_trial_is_an_ordinary_run_that_never_reads_the_test_data(undisturbe
         assert not any(name.startswith("test/") for name in (run / "metrics.csv").read_text().split("\n")[0].split(","))
         assert json.loads((run / "summary.json").read_text())["val"]["loss"] == float(row["best value"])
     printed = (undisturbed / "stdout").read_text()
-    assert re.search(rf"lightning-tfm fit --config \S+ --model.network.d_model=\d+ .*lr={rows[0]['lr']}", printed)
+    assert re.search(rf"\n  lightning-tfm fit --config \S+ .*--model.optimizer.lr={rows[0]['lr']} ", printed)
 
 
 def kill_something(worker, chance):
