@@ -31,7 +31,7 @@ from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.settings import settings_of_weights
 from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print
 from lightning_tfm.fit.cli import TfmCLI, run
-from lightning_tfm.reporting.sweep import describe, ranked, render_sweep, trial_table
+from lightning_tfm.reporting.sweep import as_text, best_value, ranked, render_sweep, short_names, state_of, trial_table
 from lightning_tfm.runs.children import INTERVAL, ChildRun, run_children
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import make_folder, relative, write_text
@@ -387,6 +387,16 @@ class Worker:
             return 1
         print(f"\n  {command}")
         return 0
+
+
+def describe(study: Study, trial: FrozenTrial) -> str:
+    """Return the result of an ended trial in one line."""
+    value = best_value(study, trial)
+    settings = trial.user_attrs["settings"]
+    parts = [state_of(trial), *([] if value is None else [as_text(value)])]
+    parts += [f"{short} {as_text(settings[name])}" for name, short in short_names(trial).items()]
+    error = f": {trial.user_attrs['error']}" if "error" in trial.user_attrs else ""
+    return f"trial {trial.user_attrs['index']}: {', '.join(parts)}{error}"
 
 
 def _has_failed(child: ChildRun) -> bool:

@@ -56,16 +56,6 @@ def short_names(trial: FrozenTrial) -> dict[str, str]:
     return {name: part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)}
 
 
-def describe(study: Study, trial: FrozenTrial) -> str:
-    """Return the result of an ended trial in one line."""
-    value = best_value(study, trial)
-    settings = trial.user_attrs["settings"]
-    parts = [state_of(trial), *([] if value is None else [as_text(value)])]
-    parts += [f"{short} {as_text(settings[name])}" for name, short in short_names(trial).items()]
-    error = f": {trial.user_attrs['error']}" if "error" in trial.user_attrs else ""
-    return f"trial {trial.user_attrs['index']}: {', '.join(parts)}{error}"
-
-
 def trial_table(study: Study) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and the rows of a table of the ended trials, from the best to the worst."""
     trials, rows = ranked(study), []
@@ -119,7 +109,7 @@ def render_sweep(study: Study, name: str, metric: str, command: str) -> str:
         command=command,
         columns=columns,
         rows=[list(map(as_text, row)) for row in rows],
-        failures=[describe(study, trial) for trial in trials if "error" in trial.user_attrs],
+        failures=[trial.user_attrs for trial in trials if "error" in trial.user_attrs],
     )
 
 
@@ -137,9 +127,8 @@ def _chart(id: str, x: str, metric: str, points: list[Json], is_log: bool = Fals
         detail="trial:N",
         tooltip=["trial:N", "state:N", "x:N", altair.Tooltip("y:Q", format=".5g")],
     )
-    chart = base.mark_circle(size=40, opacity=0.9)
-    if has_lines:
-        chart = base.mark_line(opacity=0.7) + chart
+    circles = base.mark_circle(size=40, opacity=0.9)
+    chart = base.mark_line(opacity=0.7) + circles if has_lines else circles
     chart = chart.properties(width="container", height=260)
     cells = [list(point.values()) for point in points]
     return make_chart(id, f"{metric} by {x}", chart, ["trial", "state", x, metric], cells)

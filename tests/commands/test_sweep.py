@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from lightning_tfm.commands import sweep as command
-from lightning_tfm.commands.sweep import MAX_KILLS, Worker, make_parser, sweep
+from lightning_tfm.commands.sweep import MAX_KILLS, Worker, describe, make_parser, sweep
 from lightning_tfm.commands.sweep_file import read_sweep_file
 from lightning_tfm.errors import UserError
 from lightning_tfm.reporting import render_sweep
-from lightning_tfm.reporting.sweep import STATES, describe, ranked, state_of, trial_table
+from lightning_tfm.reporting.sweep import STATES, ranked, state_of, trial_table
 from support.experiments import TINY, new_folders, tiny
 from support.pages import assert_fits_every_screen
 from support.processes import EXPERIMENTS, in_process, start
