@@ -118,10 +118,11 @@ def _chart(id: str, x: str, metric: str, points: list[Json], is_log: bool = Fals
     import altair
 
     is_number = all(isinstance(point["x"], int | float) and not isinstance(point["x"], bool) for point in points)
-    scale = altair.Scale(type="log" if is_log else "linear", zero=False) if is_number else altair.Scale()
+    field, linear = ("x:Q", altair.Scale(zero=False)) if is_number else ("x:N", altair.Scale())
+    scale = altair.Scale(type="log", nice=False) if is_log else linear
     legend, states = altair.Legend(orient="top"), list(STATES)
     base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X("x", type="quantitative" if is_number else "nominal", title=x, scale=scale),
+        x=altair.X(field, title=x, scale=scale),
         y=altair.Y("y:Q", title=metric, scale=altair.Scale(zero=False)),
         color=altair.Color("state:N", title=None, scale=altair.Scale(domain=states, range=PALETTE[:3]), legend=legend),
         detail="trial:N",
