@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from lightning_tfm.data import (
     Download,
@@ -77,14 +77,11 @@ class Sentiment(LabeledDataModule):
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens of the training split.
         num_ngrams: number of ids shared by the character n-grams of words, which represent words unseen in training; 0
             disables n-grams.
-        max_length: maximum length of a text in tokens.
-        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
-            often end with their verdict.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; inferred by default from known names, such as label
             and text, or from names unlike the fields below; a message says so.
         label, text: columns of a table, by number from 1, or by name in the first line; by default, those whose
             names in the first line say so, such as rating and comment, or else the first columns.
+        settings: further arguments of LabeledDataModule.
 
     Note:
         The fraction is held out of training even if `val` or `test` names separate data, so the trained model can still
@@ -102,15 +99,10 @@ class Sentiment(LabeledDataModule):
         tokenizer: Literal["word", "subword"] = "word",
         vocab_size: int = 20_000,
         num_ngrams: int = 0,
-        max_length: int = 200,
-        truncate: bool = False,
-        batch_size: int = 32,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
         header: bool | None = None,
         label: int | str | None = None,
         text: int | str | None = None,
+        **settings: Any,
     ) -> None:
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 0.5:
@@ -157,7 +149,7 @@ class Sentiment(LabeledDataModule):
         else:
             trained = train_tokenizer(texts, tokenizer, vocab_size)
         self.splits = splits
-        super().__init__(trained, labels, max_length, truncate, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(trained, labels, **settings)
 
     def pairs(self, split: str) -> list[Pair]:
         return self.splits[split]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
 from lightning_tfm.errors import UserError
@@ -173,7 +173,7 @@ class ToyTranslation(GeneratedDataModule):
         max_words: maximum number of words of a German sentence, from 4 to 9; by default, all sentences are used, which
             have up to 10 words. If set, an additional test set "longer" has the sentences with more words.
         longer_size: number of pairs of "longer".
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        settings: further arguments of GeneratedDataModule.
     """
 
     def __init__(
@@ -181,12 +181,9 @@ class ToyTranslation(GeneratedDataModule):
         train_size: int = 50_000,
         val_size: int = 1_000,
         test_size: int = 5_000,
-        batch_size: int = 128,
-        eval_batch_size: int = 500,
-        num_workers: int = 0,
-        seed: int = 0,
         max_words: int | None = None,
         longer_size: int = 1_000,
+        **settings: Any,
     ) -> None:
         if max_words is not None and not 4 <= max_words < LONGEST_GERMAN:
             raise UserError(
@@ -199,13 +196,12 @@ class ToyTranslation(GeneratedDataModule):
             SymbolTokenizer(sorted(_vocabulary()), separator=" "),
             max_source_length=LONGEST_GERMAN + 1,
             max_target_length=LONGEST_ENGLISH + 1,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size} | longer,
-            split_key=lambda pair: spelled_plainly(pair.source),
+            **settings,
         )
+
+    def split_key(self, pair: Pair) -> str:
+        return spelled_plainly(pair.source)
 
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         draw = random.Random(seed)

@@ -238,4 +238,6 @@ def _imported(class_path: str) -> type:
 
 
 def _arguments_of(cls: type) -> list[str]:
-    return list(inspect.signature(cls).parameters)
+    """Return the names of a constructor's arguments, with those of its base class if it passes `**settings` on."""
+    names = list(inspect.signature(cls).parameters)
+    return [*names, *_arguments_of(cls.__mro__[1])] if "settings" in names else names

@@ -38,6 +38,8 @@ class TaskDataModule(LightningDataModule, ABC):
         num_workers: number of worker processes that load batches; 0, to load them in the main process, suits data in
             memory.
         seed: seed of generated data and of the order of training batches.
+
+    Attributes:
         test_sets: names of the test splits, starting with "test"; ("val",) if the data have no test split.
     """
 
@@ -46,15 +48,15 @@ class TaskDataModule(LightningDataModule, ABC):
     source_noun: ClassVar[str] = "sources"
     max_source_length: int
     max_target_length: int
+    test_sets: tuple[str, ...] = ("test",)
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
-        test_sets: tuple[str, ...] = ("test",),
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -70,7 +72,6 @@ class TaskDataModule(LightningDataModule, ABC):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.seed = seed
-        self.test_sets = test_sets
         self.skips_test = False
         self.datasets: Mapping[str, Examples] = {}
 
