@@ -18,7 +18,7 @@ from lightning_tfm.layers.attention import (
     scaled_dot_product_weights,
     split_heads,
 )
-from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, quantize
+from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, check_dropout, quantize
 from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
@@ -68,6 +68,7 @@ __all__ = [
     "at_least_float32",
     "attention_maps",
     "causal_mask",
+    "check_dropout",
     "check_num_heads",
     "lstm_with_attention",
     "monotonic_weights",

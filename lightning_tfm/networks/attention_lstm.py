@@ -58,7 +58,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         cell: Literal["lstm", "gru"] = "lstm",
         pointer_generator: bool = False,
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)

@@ -62,7 +62,7 @@ class GPT(CausalNetwork):
         text_only: bool = False,
         positions: PositionScheme = "learned",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)

@@ -132,7 +132,7 @@ class LinearTransformer(CausalNetwork):
         max_length: int | None = None,
         positions: Literal["learned", "sinusoidal", "none"] = "learned",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = position_scheme(positions, self.max_length, d_model, num_heads)

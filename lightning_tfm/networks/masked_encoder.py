@@ -35,7 +35,7 @@ class MaskedEncoder(TextNetwork):
         max_length: int | None = None,
         norm: Literal["pre", "post"] = "pre",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,31 +51,23 @@ class DataProperties(Protocol):
 class Network(nn.Module, ABC):
     """Base class of networks in plain PyTorch, for any training loop.
 
-    Args:
-        arguments: the `locals()` of the subclass's constructor, whose arguments must be plain values.
-
     Attributes:
-        hyper_parameters: the arguments of the constructor by name; `type(network)(**hyper_parameters)` constructs the
-            network when a checkpoint is loaded.
+        hyper_parameters: the arguments of the constructor by name, which must be plain values;
+            `type(network)(**hyper_parameters)` constructs the network when a checkpoint is loaded.
+        least: the lower bounds of integer arguments, where they differ from 1.
         head: the output layer, from features to logits.
         is_traceable: whether `torch.export` can trace `forward` for any length.
-
-    Raises:
-        UserError: if a dropout is not in [0, 1), or an integer is below 1.
     """
 
+    hyper_parameters: dict[str, Any]
+    least: ClassVar[Mapping[str, int]] = {}
     head: nn.Linear
     is_traceable = True
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.hyper_parameters = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
-        for name, value in self.hyper_parameters.items():
-            if name.endswith("dropout"):
-                if value is not None and not 0 <= value < 1:
-                    raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
-            elif type(value) is int and value < 1:
-                raise UserError(f"{name} must be at least 1, but is {value}")
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def is_recurrent(self) -> bool:
@@ -120,6 +115,26 @@ class Network(nn.Module, ABC):
         lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
         padding = torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1)
         return ids.masked_fill(padding.unsqueeze(-1), PAD).squeeze(-1)
+
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that checks its integer arguments, and records its arguments as `hyper_parameters`."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def recording(network: Network, *arguments: Any, **settings: Any) -> None:
+        if "hyper_parameters" not in vars(network):  # otherwise, the constructor of a subclass calls this one
+            bound = signature.bind(network, *arguments, **settings)
+            bound.apply_defaults()
+            _, *recorded = bound.arguments.items()  # without self
+            network.hyper_parameters = dict(recorded)
+            for name, value in recorded:
+                least = network.least.get(name, 1)
+                if type(value) is int and value < least:
+                    raise UserError(f"{name} must be at least {least}, but is {value}")
+        init(network, *arguments, **settings)
+
+    return recording
 
 
 class TextNetwork(Network):

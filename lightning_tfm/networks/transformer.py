@@ -61,7 +61,7 @@ class Transformer(Seq2SeqNetwork):
         pointer_generator: bool = False,
         cross_attention: CrossAttentionKind = "dot_product",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.scale = math.sqrt(d_model)  # scales embeddings to the size of the positional encodings (3.4)

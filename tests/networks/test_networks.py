@@ -639,7 +639,7 @@ def test_pointer_generator_equals_its_formula():
         torch.testing.assert_close(actual[b, t, token].exp(), expected)
 
 
-@pytest.mark.parametrize("network", ["transformer_pointer", "attention_lstm_pointer"], indirect=True)
+@pytest.mark.parametrize("network", ["Transformer pointer_generator", "AttentionLSTM pointer_generator"], indirect=True)
 def test_pointer_generator_copies_by_the_recorded_attention(network, batch):
     """Without generation, the probability of a token is the mean weight of its positions in the last attention."""
     source, target_in = batch
@@ -977,7 +977,7 @@ def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
 # Continuing a text
 
 
-@pytest.mark.parametrize("network", ["gpt", "gpt_no_bias", "gpt_rotary"], indirect=True)
+@pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary"], indirect=True)
 def test_continuing_a_text_reads_the_context_that_fits(network):
     """Greedy decoding equals recomputation; at the last position, the second half of the context is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()
