@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_tfm.layers import at_least_float32
+from lightning_tfm.layers.precision import at_least_float32
 from lightning_tfm.tokenization import PAD
 
 

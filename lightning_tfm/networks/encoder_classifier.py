@@ -112,7 +112,7 @@ class EncoderClassifier(TextNetwork):
         x = x + self.positions(torch.arange(text.size(1), device=text.device))
         x = self.dropout(x)  # (B, S, D)
         for layer in self.encoder:
-            x, *_ = layer(x, real[:, None, None])
+            x = layer(x, real[:, None, None])
         x = self.norm(x) * real.unsqueeze(-1)
         mean = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # (B, D)
         logits = self.head(self.hidden(self.dropout(mean)))

@@ -56,5 +56,5 @@ class MaskedEncoder(TextNetwork):
         x = self.dropout(self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device)))
         real = (text != PAD)[:, None, None]  # (B, 1, 1, T)
         for layer in self.encoder:
-            x, *_ = layer(x, real)
+            x = layer(x, real)
         return self.head(self.norm(x))

@@ -216,23 +216,16 @@ class CausalNetwork(Seq2SeqNetwork):
 
     max_length: int
 
-    def load_pretrained(self, folder: str) -> None:
-        """Load the weights of a pretrained Hugging Face model.
-
-        Args:
-            folder: the folder of the model.
-
-        Raises:
-            UserError: if the weights cannot be loaded, or do not fit.
-        """
-        raise UserError(f"pretrained must not be set for {type(self).__name__}, which has no pretrained weights")
-
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         return super().data_settings(data) | {"max_length": data.max_source_length + data.max_target_length}
 
+    def span(self, source_length: int, target_length: int) -> int:
+        """Return the number of positions of a source and a target."""
+        return source_length + target_length
+
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        length = source_length + target_length
+        length = self.span(source_length, target_length)
         if length > self.max_length:
             read = (
                 f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"

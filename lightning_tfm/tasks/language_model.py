@@ -14,6 +14,7 @@ from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.inference import AttentionExample, LanguageModelPredictor, Prediction
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import CausalNetwork
+from lightning_tfm.networks.gpt2 import start_from_gpt2
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.base import NUM_EXAMPLES, TaskModule
 from lightning_tfm.tasks.metrics import Loss, Perplexity, TokenLoss
@@ -51,7 +52,7 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
 
     def load_pretrained(self) -> None:
         if self.pretrained is not None:
-            self.network.load_pretrained(self.pretrained)
+            start_from_gpt2(self.network, self.pretrained)
             self.pretrained = None
 
     def new_metrics(self) -> nn.ModuleDict:

@@ -43,6 +43,7 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.networks.linear_attention import LinearAttention
 from lightning_tfm.networks.naive_bayes import INITIAL_WEIGHT, PENALTY, NaiveBayes
 from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN_ID
@@ -388,7 +389,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     copy(theirs.norm3 if cross_attention else theirs.norm2, ours.add_feed_forward.norm)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
     if not cross_attention:
-        torch.testing.assert_close(ours(x)[0], theirs(x), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-4)
         return
     cross = ours.cross_attention
     theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.q_proj.weight, cross.kv_proj.weight)))
@@ -397,7 +398,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     copy(theirs.norm2, ours.add_cross.norm)
     mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
     expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
-    actual, *_ = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
+    actual = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -714,7 +715,7 @@ def test_gpt_equals_hugging_face(dtype, tolerance):
     theirs = transformers.GPT2LMHeadModel(config).to(dtype).eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.2)
-    ours = GPT.from_huggingface(theirs).eval()
+    ours = from_huggingface(theirs).eval()
     tokens = torch.randint(0, 50, (3, 24))
     with torch.no_grad():
         expected = theirs(tokens).logits
@@ -735,7 +736,7 @@ def test_gpt_equals_hugging_face(dtype, tolerance):
 def test_unsupported_gpt2_configurations_are_refused(change):
     config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=4, n_positions=24, **change)
     with pytest.raises(UserError, match=f"{next(iter(change))} must be"):
-        GPT.from_huggingface(transformers.GPT2LMHeadModel(config))
+        from_huggingface(transformers.GPT2LMHeadModel(config))
 
 
 def test_gpt_reads_a_pair_as_one_sequence(batch):
