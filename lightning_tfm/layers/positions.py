@@ -52,7 +52,7 @@ class Positions(nn.Module):
             like: the source (B, S), for its rows and its device.
         """
         source, target = (
-            self.number(torch.arange(length, device=like.device), len(like), length)
+            self.number(torch.arange(length, device=like.device), like.size(0), length)
             for length in (source_length, target_length)
         )
         return source, target
@@ -209,7 +209,7 @@ class CoupledPositions(RandomizedPositions):
 
     def number_pair(self, source_length: int, target_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         count = self.span(source_length, target_length)
-        positions = self.number(torch.arange(count, device=like.device), len(like), count)
+        positions = self.number(torch.arange(count, device=like.device), like.size(0), count)
         return positions[..., :source_length], positions[..., :target_length]
 
     def target_start(self, real: Tensor) -> Tensor:
