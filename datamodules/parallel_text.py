@@ -14,8 +14,8 @@ from lightning_tfm.data import (
     MaxTokensSampler,
     PairDataModule,
     Pairs,
+    TableReader,
     TrainingSampler,
-    read_columns,
     read_text,
     resolve_path,
     skip_blank,
@@ -79,9 +79,10 @@ class ParallelText(PairDataModule):
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         self.splits = {}
-        headers: list[list[str]] = []
+        hint = "set data.class_path to datamodules.Tsv, which can select columns"
+        table = TableReader({"source": None, "target": None}, encoding, header, hint)
         for split, files in names.items():
-            parts = read_pairs([files] if isinstance(files, str) else files, encoding, split, header, headers)
+            parts = read_pairs([files] if isinstance(files, str) else files, table, split)
             if tokenizer == "word":  # decoded texts have single spaces, so references must, too
                 parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
             self.splits[split] = Pairs(parts)
@@ -116,17 +117,13 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(
-    names: list[str], encoding: str, split: str, header: bool | None, headers: list[list[str]] | None = None
-) -> Iterator[list[list[str]]]:
+def read_pairs(names: list[str], table: TableReader, split: str) -> Iterator[list[list[str]]]:
     """Yield the sources and the targets of two line-aligned files or of a table, a part at a time.
 
     Args:
         names: the names of the two files, or of the table (.tsv or .csv).
-        encoding: the encoding of the files, by Python's name.
-        split: the split that is read, for error messages.
-        header: whether the first line of a table names its columns, see `read_columns`.
-        headers: the headers of the other splits, see `read_columns`.
+        table: the reader of tables, which also names the encoding.
+        split: the split that is read.
 
     Raises:
         UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target, except in files
@@ -136,10 +133,9 @@ def read_pairs(
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1:
-        instead = "set data.class_path to datamodules.Tsv, which can select columns"
-        yield from read_columns(paths[0], encoding, {"source": None, "target": None}, header, instead, headers)
+        yield from table.read(paths[0])
         return
-    contents = [read_text(path, encoding) for path in paths]
+    contents = [read_text(path, table.encoding) for path in paths]
     lines = [content.count("\n") + (not content.endswith("\n")) for content in contents]
     if lines[0] != lines[1] and len({content.rstrip().count("\n") for content in contents}) > 1:
         raise UserError(

@@ -6,7 +6,7 @@ import os
 import tarfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, cast
@@ -15,9 +15,9 @@ from lightning_tfm.data import (
     Download,
     LabeledDataModule,
     Pair,
+    TableReader,
     expand_path,
     is_hidden,
-    read_columns,
     read_lines,
     read_text,
     resolve_path,
@@ -46,9 +46,6 @@ FILES = {
 reviews (Pang & Lee 2005), in Latin-1."""
 
 SPLITS = ("train", "val", "test")
-
-COLUMNS = {"label": None, "text": None}
-"""Columns of a table, see `read_columns`."""
 
 
 class Sentiment(LabeledDataModule):
@@ -110,9 +107,10 @@ class Sentiment(LabeledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        columns = {"label": label, "text": text}
-        headers: list[list[str]] = []
-        splits = read_labeled(train, encoding, "train", header, columns, headers)
+        table = TableReader(
+            {"label": label, "text": text}, encoding, header, "set label and text to their numbers or names"
+        )
+        splits = read_labeled(train, table, "train")
         if len({pair.target for pair in splits["train"]}) > max(2, len(splits["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
@@ -132,7 +130,7 @@ class Sentiment(LabeledDataModule):
                     rank_zero_print(
                         f"{len(splits[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                splits |= read_labeled(names, encoding, split, header, columns, headers)
+                splits |= read_labeled(names, table, split)
             if split not in splits:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({pair.target for pair in splits["train"]})
@@ -183,23 +181,13 @@ def split_by_hash(
     return splits
 
 
-def read_labeled(
-    names: list[str] | str,
-    encoding: str,
-    split: str,
-    header: bool | None = None,
-    columns: Mapping[str, int | str | None] = COLUMNS,
-    headers: list[list[str]] | None = None,
-) -> dict[str, list[Pair]]:
+def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict[str, list[Pair]]:
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
         names: the names of the data.
-        encoding: the encoding of the texts, by Python's name.
+        table: the reader of tables, which also names the encoding.
         split: "train" for all splits in the data, otherwise the only split to return.
-        header: whether the first line of a table names its columns, see `read_columns`.
-        columns: the columns "label" and "text" of a table, see `read_columns`.
-        headers: the headers of the other splits, see `read_columns`.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -208,13 +196,12 @@ def read_labeled(
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and (folder := expand_path(names[0])).is_dir():
-        return by_split(_of_folder(folder, encoding), str(folder), split)
+        return by_split(_of_folder(folder, table.encoding), str(folder), split)
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):
-        return by_split(_of_archive(paths[0], encoding), names[0], split)
+        return by_split(_of_archive(paths[0], table.encoding), names[0], split)
     if len(paths) == 1:
-        instead = "set label and text to their numbers or names"
-        parts = read_columns(paths[0], encoding, columns, header, instead, headers)
+        parts = table.read(paths[0])
         return {
             split: [Pair(text, label) for labels, texts in parts for label, text in zip(labels, texts, strict=True)]
         }
@@ -223,7 +210,7 @@ def read_labeled(
         raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
     texts = []
     for path, label in zip(paths, labels, strict=True):
-        rows = enumerate(([line] for line in read_lines(path, encoding)), start=1)
+        rows = enumerate(([line] for line in read_lines(path, table.encoding)), start=1)
         texts += [Pair(line.strip(), label) for _, (line,) in skip_blank(rows, f"blank lines of {path}")]
     return {split: texts}
 

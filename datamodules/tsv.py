@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_tfm.data import PairDataModule, Pairs, read_columns, resolve_path
+from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
@@ -49,11 +49,8 @@ class Tsv(PairDataModule):
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
-        headers: list[list[str]] = []
-        tables = {
-            split: read_columns(resolve_path(name, {}), encoding, columns, header, headers=headers)
-            for split, name in names.items()
-        }
+        table = TableReader(columns, encoding, header)
+        tables = {split: table.read(resolve_path(name, {})) for split, name in names.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
         self.splits = {split: Pairs(_sides(splitter, *texts) for texts in parts) for split, parts in tables.items()}

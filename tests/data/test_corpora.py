@@ -28,6 +28,7 @@ from lightning_tfm.data import (
     LengthGroupedSampler,
     MaxTokensSampler,
     Pair,
+    TableReader,
     WindowSampler,
     stable_hash,
     text_files,
@@ -47,6 +48,9 @@ from lightning_tfm.tokenization import (
     train_word_tokenizer,
 )
 from support.corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_folders, write_lines
+
+LABEL_AND_TEXT = TableReader({"label": None, "text": None})
+PARALLEL = TableReader({"source": None, "target": None})
 
 
 @pytest.fixture
@@ -1142,18 +1146,18 @@ def test_tables_have_headers_and_may_be_csv(name, lines, settings, tmp_path):
 
 def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
     table = write_lines(tmp_path / "reviews.csv", ["label,text", 'pos,"good, really"', 'neg,"bad\nthough"'])
-    assert [pair[:2] for pair in read_labeled([table], "utf-8", "test")["test"]] == [
+    assert [pair[:2] for pair in read_labeled([table], LABEL_AND_TEXT, "test")["test"]] == [
         ("good, really", "pos"),
         ("bad though", "neg"),
     ]
     # the header says that the label is the target
-    assert [*read_pairs([table], "utf-8", "test", None)] == [[["good, really", "bad though"], ["pos", "neg"]]]
+    assert [*read_pairs([table], PARALLEL, "test")] == [[["good, really", "bad though"], ["pos", "neg"]]]
 
 
 def test_fields_may_be_longer_than_the_limit_of_the_csv_module(tmp_path):
     text = "ab" * 100_000
     table = write_lines(tmp_path / "words.csv", [f"{text},AB"])
-    assert [*read_pairs([table], "utf-8", "test", None)] == [[[text], ["AB"]]]
+    assert [*read_pairs([table], PARALLEL, "test")] == [[[text], ["AB"]]]
 
 
 LABELED = [f"{number % 2}\ta {('bad', 'good')[number % 2]} film {number}" for number in range(20)]
@@ -1236,7 +1240,7 @@ def test_blank_lines_are_skipped_and_counted(place, tmp_path, capsys):
     texts = [f"good {number}" for number in range(5)]
     good = write_lines(tmp_path / "a.pos", [*texts[:place], " ", *texts[place:]])
     bad = write_lines(tmp_path / "a.neg", ["bad"] * 5)
-    assert [*read_labeled([good, bad], "utf-8", "test")["test"]] == [
+    assert [*read_labeled([good, bad], LABEL_AND_TEXT, "test")["test"]] == [
         *(Pair(text, "pos") for text in texts),
         *[Pair("bad", "neg")] * 5,
     ]
@@ -1246,13 +1250,13 @@ def test_blank_lines_are_skipped_and_counted(place, tmp_path, capsys):
 def test_pairs_that_lack_a_text_are_skipped_in_training(tmp_path, capsys):
     left, right = pair_files(tmp_path, ["a", "", "b", "", "", "c"], ["d", "", "e", "f", "", "g", ""])
     texts = [["a", "b", "c"], ["d", "e", "g"]]
-    assert [*read_pairs([left, right], "utf-8", "train", None)] == [texts]
+    assert [*read_pairs([left, right], PARALLEL, "train")] == [texts]
     assert "4 pairs of " in (err := capsys.readouterr().err)
     assert "without a source or a target are skipped, the first in line 2\n" in err
     with pytest.raises(UserError, match=r"line 4 of '.*left' is empty; delete the pair"):
-        [*read_pairs([left, right], "utf-8", "val", None)]
+        [*read_pairs([left, right], PARALLEL, "val")]
     left, right = pair_files(tmp_path, ["a", "", "b", "c"], ["d", "", "e", "g", "", ""])
-    assert [*read_pairs([left, right], "utf-8", "val", None)] == [texts]
+    assert [*read_pairs([left, right], PARALLEL, "val")] == [texts]
     assert "3 pairs of " in capsys.readouterr().err
 
 
