@@ -185,9 +185,6 @@ def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
 
     Numbers are aligned digit by digit from the right. Target digits that a number omits, and those of a name, are
     aligned with all characters of the field.
-
-    Args:
-        spans: the spans of year, month and day in the text.
     """
     found = []
     for letter, begin, end, is_number in spans:

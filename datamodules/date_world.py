@@ -158,17 +158,10 @@ class Grammar:
         return list(by_locale.values())
 
     def write(self, day: date, pattern: Pattern, kind: str, draw: random.Random) -> Pair | None:
-        """Write a date as a text of a kind.
+        """Return a date written as a text of a kind.
 
-        Args:
-            day: the date.
-            pattern: the pattern.
-            kind: the kind of the text.
-            draw: the random number generator.
-
-        Returns:
-            The pair; None if the text does not differ as the kind requires, is not normalized, is ambiguous, or is of
-            an earlier group, or if a typing error leads to a clean text.
+        It is None if the text does not differ as the kind requires, is not normalized, is ambiguous, or is of an
+        earlier group, or if a typing error leads to a clean text.
         """
         plain, spans = pattern.format(day)
         written: Written = list(enumerate(plain))

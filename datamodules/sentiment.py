@@ -156,13 +156,7 @@ class Sentiment(LabeledDataModule):
 def split_by_hash(
     texts: list[Pair], drawn: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
-    """Split texts by hash into "train" and the given splits, see `Sentiment`.
-
-    Args:
-        texts: all texts.
-        drawn: the splits to draw, a subset of "val" and "test".
-        val_fraction: the fraction of all texts for "val".
-        test_fraction: the fraction of all texts for "test".
+    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`.
 
     Raises:
         UserError: if a split would be empty.

@@ -37,10 +37,6 @@ BETAS = (0.9, 0.98)
 def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
     """Return the parameter groups of a network: hidden matrices, embeddings and output, and vectors without decay.
 
-    Args:
-        network: the network.
-        head: the output layer of the network.
-
     Note:
         Tensors of more than two dimensions are in the group of embeddings and output. Empty groups are omitted.
     """
@@ -256,11 +252,7 @@ class LRSchedule:
             raise UserError(f"warmup_steps must be at least 0, but is {self.warmup_steps}; try 0")
 
     def check_max_steps(self, max_steps: int) -> None:
-        """Check that max_steps is at least 1.
-
-        Raises:
-            UserError: if it is below 1, such as -1 for an unlimited run.
-        """
+        """Raise UserError if max_steps is below 1, such as -1 for an unlimited run."""
         if max_steps < 1:
             raise UserError(
                 "trainer.max_steps must be at least 1, since the learning rate is scheduled over it, "
@@ -273,12 +265,7 @@ class LRSchedule:
         return self.decay != "inverse_sqrt"
 
     def scale(self, step: int, max_steps: int) -> float:
-        """Return the learning rate as a fraction of the peak.
-
-        Args:
-            step: the step, counted from 0.
-            max_steps: the total number of steps.
-        """
+        """Return the learning rate in a step, counted from 0, as a fraction of the peak."""
         if step < self.warmup_steps:
             risen = (step + 1) / self.warmup_steps
             return 1 - 0.96 * _half_cosine(risen) if self.decay == "one_cycle" else risen
@@ -304,11 +291,7 @@ def class_path(cls: type) -> str:
 
 
 def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, Any]:
-    """Return the class and the settings of an optimizer as plain values.
-
-    Raises:
-        UserError: if the settings are invalid.
-    """
+    """Return the class and the settings of an optimizer as plain values; raise UserError if they are invalid."""
     network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
     try:
         optimizer = make_optimizer(parameter_groups(network, network[2]))

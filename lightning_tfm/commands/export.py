@@ -42,14 +42,7 @@ Inputs = dict[str, Tensor]
 
 
 def export(arguments: list[str]) -> int:
-    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json."""
     options = make_parser().parse_args(arguments)
     predictor = load(options.checkpoint, options.trust_package)
     path = Path(options.checkpoint)
@@ -103,13 +96,7 @@ def make_parser() -> CommandParser:
 
 
 def example_inputs(predictor: Predictor, rows: int, length: int) -> Inputs:
-    """Draw random inputs of a network's `forward`, right-padded as in batches.
-
-    Args:
-        predictor: the predictor of the network.
-        rows: the number of rows, also used as seed.
-        length: the number of tokens in the longest row.
-    """
+    """Draw random inputs of a network's `forward`, right-padded as in batches; the number of rows is also the seed."""
     return predictor.example_inputs(rows, length, torch.Generator().manual_seed(rows))
 
 
@@ -122,12 +109,7 @@ def sample_inputs(predictor: Predictor) -> list[Inputs]:
 
 @torch.no_grad()
 def difference(predictor: Predictor, other: Callable[..., Tensor]) -> float:
-    """Return the maximum absolute difference of logits over inputs of several sizes; infinite if their shapes differ.
-
-    Args:
-        predictor: the predictor of the network.
-        other: the exported network.
-    """
+    """Return the maximum absolute difference of logits over inputs of several sizes; infinite with other shapes."""
     differences = []
     for inputs in sample_inputs(predictor):
         expected, logits = predictor.network(**inputs), other(**inputs)
@@ -153,11 +135,7 @@ def _safetensors(predictor: Predictor, path: Path) -> float:
 
 
 def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
-    """Trace the network's `forward` for any number of rows and any length up to its maximum.
-
-    Raises:
-        UserError: if torch cannot trace it.
-    """
+    """Trace the network's `forward` for any number of rows and any length up to its maximum."""
     if not predictor.network.is_traceable:
         raise UserError(
             f"--format must be safetensors or single for this {type(predictor.network).__name__}, whose forward loops "

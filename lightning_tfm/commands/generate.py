@@ -34,14 +34,7 @@ MAX_WIDTH = 120
 
 
 def generate(arguments: list[str]) -> int:
-    """Write the output for each line of input.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status: 1 if no output could be generated for a line, 0 otherwise.
-    """
+    """Write the output for each line of input; the exit status is 1 if there is none for a line."""
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)

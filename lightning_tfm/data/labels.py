@@ -136,11 +136,7 @@ class LabeledDataModule(TaskDataModule, ABC):
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """Return all texts and labels of a split, which must be the same in every call and on every machine.
-
-        Args:
-            split: "train", "val" or the name of a test set.
-        """
+        """Return all texts and labels of "train", "val" or a test set, the same in every call and on every machine."""
 
     @property
     def longest_source(self) -> int:

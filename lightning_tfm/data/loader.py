@@ -65,9 +65,6 @@ class ResumableDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position in the stream.
 
-        Args:
-            state: the state returned by `state_dict`.
-
         Raises:
             UserError: if the state belongs to a stream with different data or settings.
         """

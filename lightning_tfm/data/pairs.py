@@ -148,16 +148,7 @@ class PairDataset(Dataset[Batch]):
 
 
 def _encode(texts: TextRows, tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
-    """Encode texts, a part at a time.
-
-    Args:
-        texts: the N texts.
-        tokenizer: the tokenizer.
-        are_targets: whether the texts are targets, which start with BOS.
-
-    Returns:
-        The ids, with EOS at the end of each row.
-    """
+    """Encode texts, a part at a time, with EOS at the end of each row, and BOS at the beginning of targets."""
     parts, lengths = [], []
     for some_texts in in_parts(texts):
         ids, numbers = tokenizer.encode_flat(some_texts, are_targets)
@@ -205,10 +196,7 @@ class PairDataModule(TaskDataModule, ABC):
 
     @abstractmethod
     def pairs(self, split: str) -> Sequence[Pair]:
-        """Return all pairs of a split, which must be the same in every call and on every machine.
-
-        Args:
-            split: "train", "val" or the name of a test set.
+        """Return all pairs of "train", "val" or a test set, the same in every call and on every machine.
 
         Note:
             Millions of pairs take less memory as `Pairs` than as a list.
@@ -324,12 +312,7 @@ class GeneratedDataModule(PairDataModule):
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
-        """Yield an endless stream of pairs, from which `pairs` selects those of the split.
-
-        Args:
-            split: the split, for data in which some pairs occur in one split only.
-            seed: the seed of the pairs.
-        """
+        """Yield an endless stream of pairs for a seed, from which `pairs` selects those of the split."""
 
     def pairs(self, split: str) -> list[Pair]:
         size, pairs = self.sizes[split], list[Pair]()

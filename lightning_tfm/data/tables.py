@@ -144,10 +144,6 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     it also does if none of its fields recurs in its column, and it is unlike the other rows: if only its field of a
     column is not a number, and has no digit, or all its fields are words, and some column below contains no single
     word, or only a few distinct texts (at most a tenth of the rows).
-
-    Args:
-        first: the fields of the first row.
-        rows: the fields of the other rows, or of the first of them.
     """
     names = {name.lower() for name in first}
     if len(names) == len(first) and (

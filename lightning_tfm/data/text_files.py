@@ -31,11 +31,7 @@ def expand_path(name: str) -> Path:
 
 
 def resolve_path(name: str, known: dict[str, Download]) -> Path:
-    """Return the path of a user's file, in the current folder or the mirror, or of a downloadable file.
-
-    Args:
-        name: the path of the file, or the name of a downloadable file.
-        known: the downloadable files, by name.
+    """Return the path of a user's file, in the current folder or the mirror, or of a known downloadable file.
 
     Raises:
         UserError: if the file does not exist or cannot be downloaded.
@@ -61,10 +57,6 @@ def is_hidden(path: PurePath) -> bool:
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Read and normalize the text of a file, which is decompressed if its name ends with .gz.
 
-    Args:
-        path: the path of the file.
-        encoding: the encoding of the file, by Python's name.
-
     Raises:
         UserError: if the file cannot be read, is empty or binary, or has a different encoding.
     """
@@ -77,16 +69,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def decode_text(data: bytes, name: str, encoding: str) -> str:
-    """Decode and normalize the content of a file.
-
-    Args:
-        data: the content.
-        name: the name of the file, for error messages.
-        encoding: the encoding, by Python's name.
-
-    Raises:
-        UserError: if the content is empty or binary, or has a different encoding.
-    """
+    """Decode and normalize the content of the file with a name, see `read_text`."""
     try:
         known = codecs.lookup(encoding).name
         other = next((encoding_of_mark for mark, encoding_of_mark in BOMS.items() if data.startswith(mark)), None)
@@ -127,9 +110,6 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 def split_lines(text: str) -> Iterator[str]:
     """Yield the lines of a text, separated only by line feeds.
-
-    Args:
-        text: the text, whose last line may end with a line feed.
 
     Note:
         A list of all lines takes several times the memory of the text.

@@ -145,15 +145,7 @@ class DecodingOptions:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
-        """Check that no option is set that a task does not use.
-
-        Args:
-            used: the names of the options that the task uses.
-            task: the name of the task, for the error message.
-
-        Raises:
-            UserError: if such an option is set.
-        """
+        """Raise UserError if an option is set that a task does not use."""
         supported = f"supports only {', '.join(used)}" if used else "has no decoding options"
         for field in reversed(fields(self)):  # n_best before beam_size, whose default in generate is n_best
             value = getattr(self, field.name)
@@ -163,15 +155,7 @@ class DecodingOptions:
                 )
 
     def sample_fn(self, generator: torch.Generator, default_temperature: float = 0.0) -> SampleFn:
-        """Return the function that selects the next tokens.
-
-        Args:
-            generator: the random number generator.
-            default_temperature: the default temperature of the task.
-
-        Raises:
-            UserError: if top_k or top_p is set for greedy decoding.
-        """
+        """Return the function that selects the next tokens; raise UserError if greedy decoding has top_k or top_p."""
         temperature = default_temperature if self.temperature is None else self.temperature
         if temperature > 0:
             return sampler(temperature, self.top_k, self.top_p, generator)

@@ -100,13 +100,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Return the causal mask (T, S), True up to the position of each query; the last query attends to all keys.
-
-    Args:
-        queries: number of queries T.
-        keys: number of keys S.
-        device: device of the mask.
-    """
+    """Return the causal mask (T, S), True up to the position of each query; the last query attends to all keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
@@ -164,11 +158,7 @@ def scaled_dot_product_attention(
 
 
 def check_num_heads(d_model: int, num_heads: int) -> None:
-    """Check that d_model is divisible by num_heads.
-
-    Raises:
-        UserError: if it is not.
-    """
+    """Raise UserError if d_model is not divisible by num_heads."""
     if num_heads < 1 or d_model < num_heads or d_model % num_heads:
         below = max(1, d_model // max(1, num_heads)) * num_heads
         raise UserError(
@@ -264,11 +254,9 @@ class CrossAttention(Attention):
         self.out_proj = Linear(d_model, d_model, bias=bias)
 
     def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
-        """Return the keys and values of the memory, computed once for all decoding steps.
+        """Return the keys and values of the memory (B, S, D), computed once for all decoding steps.
 
-        Args:
-            memory: the memory (B, S, D).
-            freqs_cis: the rotations of the positions of the memory, see `Positions.rotations`.
+        The rotations are those of the positions of the memory, see `Positions.rotations`.
         """
         key, value = split_heads(self.kv_proj(memory), 2, self.num_heads)
         return apply_rotary(key, freqs_cis), value

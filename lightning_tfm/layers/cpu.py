@@ -82,8 +82,7 @@ class Int8Linear(nn.Module):
 def quantize(network: nn.Module) -> None:
     """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
-    Args:
-        network: the network, in float32 on the CPU and in evaluation mode.
+    The network must be in float32 on the CPU and in evaluation mode.
 
     Raises:
         UserError: if the network has no such layers.

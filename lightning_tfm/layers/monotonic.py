@@ -147,11 +147,9 @@ class MonotonicCrossAttention(Attention):
         self.out_proj = Linear(d_model, d_model, bias=bias)
 
     def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
-        """Return the keys (B, H, S, 1) and values (B, H, S, D/H) of the memory, computed once for all decoding steps.
+        """Return the keys (B, H, S, 1) and values (B, H, S, D/H) of the memory (B, S, D), see `CrossAttention`.
 
-        Args:
-            memory: the memory (B, S, D).
-            freqs_cis: ignored, since the weights do not depend on positions.
+        The weights do not depend on positions, so the rotations are ignored.
         """
         key, value = (
             split_heads(projection(memory), 1, self.num_heads)[0] for projection in (self.k_proj, self.v_proj)

@@ -46,10 +46,7 @@ class Positions(nn.Module):
     def number_pair(self, source_length: int, target_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of a source and of a target that are separate sequences, see `number`.
 
-        Args:
-            source_length: the number of columns of the source.
-            target_length: the number of columns of the target.
-            like: the source (B, S), for its rows and its device.
+        The number of rows and the device are those of `like` (B, ...).
         """
         source, target = (
             self.number(torch.arange(length, device=like.device), like.size(0), length)
@@ -246,12 +243,7 @@ class AlibiPositions(Positions):
 
 
 def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
-    """Rotate queries or keys.
-
-    Args:
-        x: the queries or keys (B, H, T, D/H).
-        freqs_cis: the rotations, see `Positions.rotations`; None to return x.
-    """
+    """Rotate queries or keys (B, H, T, D/H), see `Positions.rotations`; return them unchanged without rotations."""
     if freqs_cis is None:
         return x
     # Use one complex product: real products of strided tensors took a sixth of the step of a small model on a CPU.
@@ -261,14 +253,7 @@ def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
 
 
 def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_heads: int) -> Positions:
-    """Return a position scheme for positions 0 to max_length - 1.
-
-    Args:
-        name: the name of the scheme.
-        max_length: number of positions.
-        d_model: width of the embeddings.
-        num_heads: number of attention heads; must divide d_model.
-    """
+    """Return a position scheme for positions 0 to max_length - 1."""
     match name:
         case "sinusoidal":
             return SinusoidalPositions(max_length, d_model)

@@ -62,12 +62,7 @@ class AddNorm(nn.Module):
         return self.norm(x) if self.is_pre else x
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
-        """Return the sum of x and the output of the sub-layer, normalized if post-norm.
-
-        Args:
-            x: the input of the residual connection (B, T, D).
-            update: the output of the sub-layer (B, T, D).
-        """
+        """Return the sum of x and the output of the sub-layer, (B, T, D) each, normalized if post-norm."""
         x = x + self.dropout(update)
         return x if self.is_pre else self.norm(x)
 

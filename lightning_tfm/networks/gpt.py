@@ -102,15 +102,9 @@ class GPT(CausalNetwork):
         return logits if self.special_bias is None else logits + self.special_bias
 
     def _embed(self, tokens: Tensor, positions: Tensor, source_length: int) -> tuple[Tensor, FreqsCis | None]:
-        """Return the embeddings and the rotations, if any.
+        """Return the embeddings (B, T, D) of tokens (B, T) at positions (T) or (B, T), and the rotations, if any.
 
-        Args:
-            tokens: the tokens (B, T).
-            positions: the positions (T) or (B, T).
-            source_length: the number of columns of the source; the others belong to the target.
-
-        Returns:
-            The embeddings (B, T, D), and the rotations of queries and keys.
+        The first source_length columns are those of the source, the others those of the target.
         """
         x = self.positions.embed(self.embedding(tokens), positions)
         if self.segments is not None:

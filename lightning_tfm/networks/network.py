@@ -24,11 +24,7 @@ class Memory(tuple[Any, ...]):
 
 
 def check_max_length(max_length: int | None) -> int:
-    """Check that max_length is set, and return it.
-
-    Raises:
-        UserError: if it is None.
-    """
+    """Return max_length, or raise UserError if it is None."""
     if max_length is None:
         raise UserError("max_length must be set, but is None; set it, or construct the network with from_data")
     return max_length
@@ -76,39 +72,22 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
-        """Return the arguments of the constructor that depend on the data.
-
-        Args:
-            data: a data module.
-        """
+        """Return the arguments of the constructor that depend on the data."""
         return {"vocab_size": data.vocab_size}
 
     @classmethod
     def from_data(cls, data: DataProperties, **settings: Any) -> Self:
-        """Construct a network that fits a data module.
-
-        Args:
-            data: the data module.
-            settings: arguments of the constructor, which take precedence over `data_settings`.
-        """
+        """Construct a network that fits a data module; settings take precedence over `data_settings`."""
         return cls(**(cls.data_settings(data) | settings))
 
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Check that the network has positions for these lengths, in tokens.
-
-        Raises:
-            UserError: if a length exceeds the positions.
-        """
+        """Raise UserError if sequences of these lengths, in tokens, have more positions than the network."""
 
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
-        """Draw random, right-padded ids (B, S), or (B, S, G) with G ids per token; a single row has no padding.
+        """Draw random, right-padded ids (rows, length), or (rows, length, G) with G > 1 ids per token.
 
-        Args:
-            rows: number of rows B.
-            length: maximum number of tokens S in a row.
-            generator: the random number generator.
-            ids_per_token: number of ids G per token.
+        A single row has no padding.
         """
         vocab_size = self.hyper_parameters["vocab_size"]
         ids = torch.randint(NUM_SPECIAL, vocab_size, (rows, length, ids_per_token), generator=generator)
@@ -170,15 +149,7 @@ class Seq2SeqNetwork(Network):
         return getattr(self, "max_length", None)
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """Select the attention weights (B, H, T, S) of the target over the source.
-
-        Args:
-            maps: the weights by layer, see `attention_maps`.
-            source: the source (B, S).
-
-        Returns:
-            The selected weights by layer.
-        """
+        """Select the weights (B, H, T, S) of the target over the source (B, S) from those of all layers by name."""
         layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, Attention)}
         return {name: weights for name, weights in maps.items() if layers[name].over_memory}
 
@@ -197,13 +168,9 @@ class Seq2SeqNetwork(Network):
 
     @abstractmethod
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the logits (B, V) of the token after `token`, and the next state.
+        """Return the logits (B, V) of the token after `token` (B), and the next state.
 
         Calling it for each column of target_in gives the logits of `forward`.
-
-        Args:
-            token: the token of each row (B).
-            state: the state returned by `encode` or by the previous step.
         """
 
 

@@ -70,16 +70,7 @@ class Transformer(Seq2SeqNetwork):
         def layer(cross_attention: CrossAttentionKind | None, keeps_weights: bool = False) -> TransformerLayer:
             # ReLU in place saves a write of the widest tensor of a layer, whose sign suffices for the gradient.
             relu = nn.ReLU(inplace=True)
-            return TransformerLayer(
-                d_model,
-                num_heads,
-                d_ff,
-                dropout,
-                norm,
-                relu,
-                cross_attention=cross_attention,
-                keeps_weights=keeps_weights,
-            )
+            return TransformerLayer(d_model, num_heads, d_ff, dropout, norm, relu, True, cross_attention, keeps_weights)
 
         def last_norm() -> nn.Module:  # a pre-norm stack ends with an unnormalized sum
             return nn.LayerNorm(d_model) if norm == "pre" else nn.Identity()
