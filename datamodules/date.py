@@ -186,13 +186,13 @@ def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     Numbers are aligned digit by digit from the right. Target digits that a number omits, and those of a name, are
     aligned with all characters of the field.
     """
-    found = []
+    linked = []
     for letter, begin, end, is_number in spans:
         places = DIGITS[letter]
         written_out = list(zip(range(begin, end)[::-1], places[::-1], strict=False)) if is_number else []
         others = places[: len(places) - len(written_out)]
-        found += written_out + [(i, j) for j in others for i in range(begin, end)]
-    return tuple(sorted(found))
+        linked += written_out + [(i, j) for j in others for i in range(begin, end)]
+    return tuple(sorted(linked))
 
 
 def days_between(first: date, last: date) -> Iterator[date]:

@@ -106,8 +106,8 @@ def orthogonalize(stacks: Sequence[Tensor]) -> list[Tensor]:
         polynomial = _newton_schulz_polynomial(gram)
         product = polynomial @ product
     factors = product.split([len(stack) for stack in stacks])
-    found = [factor @ x for factor, x in zip(factors, wide, strict=True)]
-    return [x if x.shape == stack.shape else x.mT for x, stack in zip(found, stacks, strict=True)]
+    products = [factor @ x for factor, x in zip(factors, wide, strict=True)]
+    return [x if x.shape == stack.shape else x.mT for x, stack in zip(products, stacks, strict=True)]
 
 
 def _newton_schulz_polynomial(gram: Tensor) -> Tensor:

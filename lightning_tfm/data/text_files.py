@@ -30,8 +30,8 @@ def expand_path(name: str) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(name)))
 
 
-def resolve_path(name: str, known: dict[str, Download]) -> Path:
-    """Return the path of a user's file, in the current folder or the mirror, or of a known downloadable file.
+def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
+    """Return the path of a user's file, in the current folder or the mirror, or of one of the downloadable files.
 
     Raises:
         UserError: if the file does not exist or cannot be downloaded.
@@ -41,11 +41,11 @@ def resolve_path(name: str, known: dict[str, Download]) -> Path:
         return path
     if path.is_dir():
         raise UserError(f"{name!r} must be a file, but is a folder")
-    if name in known:
-        return download(name, known[name])
+    if name in downloads:
+        return download(name, downloads[name])
     if (mirror := os.environ.get(MIRROR)) and Path(mirror, name).is_file():
         return Path(mirror, name)
-    others = f", nor is it one of {', '.join(known)}, which can be downloaded" if known else ""
+    others = f", nor is it one of {', '.join(downloads)}, which can be downloaded" if downloads else ""
     raise UserError(f"there is no file {name!r}{others}; {MIRROR} may name the folder that holds it")
 
 
@@ -71,14 +71,14 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 def decode_text(data: bytes, name: str, encoding: str) -> str:
     """Decode and normalize the content of the file with a name, see `read_text`."""
     try:
-        known = codecs.lookup(encoding).name
+        codec = codecs.lookup(encoding).name
         other = next((encoding_of_mark for mark, encoding_of_mark in BOMS.items() if data.startswith(mark)), None)
-        if other and not known.startswith(other):
+        if other and not codec.startswith(other):
             raise UserError(
                 f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
                 "set encoding to that"
             )
-        is_binary = b"\0" in data and not known.startswith(("utf-16", "utf-32"))
+        is_binary = b"\0" in data and not codec.startswith(("utf-16", "utf-32"))
         text = "" if is_binary else data.decode(encoding)
     except UnicodeError as error:
         line = data[: getattr(error, "start", 0)].count(b"\n") + 1

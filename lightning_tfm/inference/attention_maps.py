@@ -69,16 +69,16 @@ def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> l
 
 
 def links(
-    found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
+    attention: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
     """Link each target symbol to the source symbol with the largest weight, except EOS.
 
     Args:
-        found: the attention of one head, whose last column is EOS, see `Predictor.align`.
+        attention: the attention of one head, whose last column is EOS, see `Predictor.align`.
         source_words: the word index of each source symbol, to link words instead of symbols.
         target_words: the word index of each target symbol, to link words instead of symbols.
     """
-    sources = found.weights[0, :, :-1].argmax(-1).tolist()
+    sources = attention.weights[0, :, :-1].argmax(-1).tolist()
     pairs = [
         (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
     ]

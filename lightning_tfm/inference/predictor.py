@@ -96,13 +96,13 @@ class Predictor(nn.Module, ABC):
             return self.predict_ids(batch, options, source_of_randomness)
 
         with self._evaluating():
-            found = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
+            results = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
             if options.alignments:
-                found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
+                results = {number: self._aligned(lines[number], outputs) for number, outputs in results.items()}
         return [
             LinePrediction(None, errors[number])
             if number in errors
-            else LinePrediction(found[number], encoded[number][1])
+            else LinePrediction(results[number], encoded[number][1])
             for number in range(len(lines))
         ]
 
@@ -124,8 +124,10 @@ class Predictor(nn.Module, ABC):
             raise UserError(f"the task of the model must score lines, but {self.task_name()} does not")
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
-            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
-        return [found[number] if number in found else Score(None, 0, errors[number]) for number in range(len(lines))]
+            results = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
+        return [
+            results[number] if number in results else Score(None, 0, errors[number]) for number in range(len(lines))
+        ]
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
@@ -283,8 +285,8 @@ def _in_batches(
     batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]
     groups = [batched[start : start + size] for start in range(0, len(batched), size)]
     groups += [[number] for number in order[len(batched) :]]
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     for group in groups:
-        found |= dict(zip(group, compute([items[number] for number in group]), strict=True))
+        results |= dict(zip(group, compute([items[number] for number in group]), strict=True))
         progress(len(group))
-    return found
+    return results

@@ -118,5 +118,5 @@ class EncoderClassifier(TextNetwork):
         logits = self.head(self.hidden(self.dropout(mean)))
         if self.naive_bayes is None or self.training:
             return logits
-        others = self.naive_bayes(text)
-        return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * others.log_softmax(-1)
+        log_probs = self.naive_bayes(text).log_softmax(-1)
+        return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * log_probs

@@ -82,8 +82,8 @@ class SymbolTokenizer(Tokenizer):
             symbol = error.args[0]
             kind = "word" if self.separator else "character"
             position = symbols.index(symbol) + 1
-            shown = text if len(text) <= 60 else text[:57] + "..."
-            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {shown!r})") from None
+            excerpt = text if len(text) <= 60 else text[:57] + "..."
+            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {excerpt!r})") from None
 
     @cached_property
     def _ids_by_code_point(self) -> Tensor:

@@ -156,6 +156,20 @@ def test_hyper_parameters_build_the_same_network(network, batch):
     assert twin(*batch).equal(network(*batch))
 
 
+def test_arguments_of_a_subclass_are_recorded_and_bounded():
+    class WithRegisters(GPT):
+        least = {"num_registers": 0}  # noqa: RUF012
+
+        def __init__(self, vocab_size, num_registers=2):
+            width = 8  # is no argument
+            super().__init__(vocab_size, width, 2, 1, max_length=9)
+
+    assert WithRegisters(11, 0).hyper_parameters == {"vocab_size": 11, "num_registers": 0}
+    assert WithRegisters(vocab_size=11).hyper_parameters == {"vocab_size": 11, "num_registers": 2}
+    with pytest.raises(UserError, match="num_registers must be at least 0, but is -1"):
+        WithRegisters(11, -1)
+
+
 def test_dropout_is_active_in_training_only(network, batch):
     assert network(*batch).equal(network(*batch))
     network.train()
