@@ -100,10 +100,8 @@ class Predictor(nn.Module, ABC):
             if options.alignments:
                 results = {number: self._aligned(lines[number], outputs) for number, outputs in results.items()}
         return [
-            LinePrediction(None, errors[number])
-            if number in errors
-            else LinePrediction(results[number], encoded[number][1])
-            for number in range(len(lines))
+            LinePrediction(results[n], encoded[n][1]) if n in results else LinePrediction(None, errors[n])
+            for n in range(len(lines))
         ]
 
     def check_options(self, options: DecodingOptions) -> None:
@@ -125,9 +123,7 @@ class Predictor(nn.Module, ABC):
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
             results = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
-        return [
-            results[number] if number in results else Score(None, 0, errors[number]) for number in range(len(lines))
-        ]
+        return [results[n] if n in results else Score(None, 0, errors[n]) for n in range(len(lines))]
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:

@@ -96,6 +96,7 @@ class Seq2SeqPredictor(Predictor):
         values = self._log_probabilities(sources, targets.unsqueeze(1))
         return [Score(value, len(target)) for (value,), (_, target) in zip(values, pairs, strict=True)]
 
+    @torch.no_grad()
     def align(self, source: str, target: str) -> AttentionMap:
         """Return attention weights over the source and EOS, as a single head, which align a target with its source.
 
