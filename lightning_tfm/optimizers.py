@@ -65,11 +65,7 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = BETAS,
-        weight_decay: float = 0.01,
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = BETAS, weight_decay: float = 0.01
     ) -> None:
         check_rates(lr, weight_decay)
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)

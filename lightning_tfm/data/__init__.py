@@ -17,14 +17,7 @@ from lightning_tfm.data.samplers import (
 )
 from lightning_tfm.data.tables import TableReader, skip_blank, strip_columns
 from lightning_tfm.data.text import TextDataModule, TextDataset
-from lightning_tfm.data.text_files import (
-    expand_path,
-    is_hidden,
-    read_lines,
-    read_text,
-    resolve_path,
-    split_lines,
-)
+from lightning_tfm.data.text_files import expand_path, is_hidden, read_lines, read_text, resolve_path, split_lines
 
 __all__ = [
     "Batch",

@@ -63,9 +63,7 @@ class Pairs(Sequence[Pair]):
     """
 
     def __init__(
-        self,
-        parts: Iterable[Sequence[Sequence[str]]],
-        annotations: Sequence[Annotation] | None = None,
+        self, parts: Iterable[Sequence[Sequence[str]]], annotations: Sequence[Annotation] | None = None
     ) -> None:
         self.sources, self.targets, self._annotations = TextRows(), TextRows(), annotations
         for sources, targets in parts:

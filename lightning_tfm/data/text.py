@@ -76,12 +76,7 @@ class TextDataModule(TaskDataModule):
     datasets: Mapping[str, TextDataset]
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        texts: dict[str, str],
-        max_length: int = 64,
-        batch_size: int = 32,
-        **settings: Any,
+        self, tokenizer: Tokenizer, texts: dict[str, str], max_length: int = 64, batch_size: int = 32, **settings: Any
     ) -> None:
         super().__init__(tokenizer, batch_size=batch_size, **settings)
         self.test_sets = ("test",) if "test" in texts else ("val",)
