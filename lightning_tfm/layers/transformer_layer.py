@@ -149,7 +149,7 @@ class TransformerLayer(nn.Module):
             memory: see `forward`.
             memory_mask: see `forward`.
         """
-        is_causal = mask is None and cache is None
+        is_causal = mask is None and cache is None and bool(x.size(1) > 0)  # bool, for torch.export
         return self._compute(x, cache, mask, is_causal, freqs_cis, memory, memory_mask)
 
     def _compute(
