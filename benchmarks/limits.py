@@ -35,6 +35,7 @@ from benchmarks.steps import (
 from datamodules import Sentiment, sentiment
 from lightning_tfm.data import Batch, LabeledBatch, LengthGroupedSampler
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Network, Transformer
+from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.optimizers import AdamW
 from lightning_tfm.system.memory import keep_freed_memory
 
@@ -78,7 +79,7 @@ def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
     torch.manual_seed(0)
     narrow = {"d_model": NARROW} if side == "calls" else {}
     if model == "GPT as huggingface":
-        network: Network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE | narrow))
+        network: Network = from_huggingface(huggingface_gpt2(GPT_SIZE | narrow))
     elif model == "GPT":
         network = GPT(**GPT_SIZE | narrow, bias=False)
     else:

@@ -19,6 +19,7 @@ from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches, Pair
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
+from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
@@ -324,7 +325,7 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
         logits = network(batches[0].target_in).logits
         step = huggingface_step(network)
     elif side == "ours as huggingface":
-        network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE))
+        network = from_huggingface(huggingface_gpt2(GPT_SIZE))
         logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
     else:
         network = GPT(**GPT_SIZE, bias=bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lightning_tfm.data import GeneratedDataModule, Pair
 from lightning_tfm.errors import UserError
@@ -24,7 +25,8 @@ class Copy(GeneratedDataModule):
         multiples: the multiples of max_length with a test set of their own, such as 2, 4 and 10.
         train_size, val_size, test_size: number of pairs of each split.
         longer_size: number of pairs of "longer" and of each multiple.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        batch_size: number of pairs in a training batch, over all processes.
+        settings: further arguments of GeneratedDataModule.
     """
 
     def __init__(
@@ -39,9 +41,7 @@ class Copy(GeneratedDataModule):
         test_size: int = 10_000,
         longer_size: int = 1_000,
         batch_size: int = 64,
-        eval_batch_size: int = 500,
-        num_workers: int = 0,
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         if num_symbols < 2:
             raise UserError(f"num_symbols must be at least 2, but is {num_symbols}")
@@ -62,11 +62,9 @@ class Copy(GeneratedDataModule):
             SymbolTokenizer(self.symbols, separator=" "),
             max_source_length=longest + 1,
             max_target_length=longest + 1,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size} | dict.fromkeys(self.lengths, longer_size),
+            batch_size=batch_size,
+            **settings,
         )
 
     def size_setting(self, split: str) -> str:

@@ -57,7 +57,7 @@ class Date(GeneratedDataModule):
         locales: babel's names of languages and regions, such as `en` or `de_AT`.
         first_year, last_year: range of years, fewer than 100, since two digits must identify a year.
         train_size, val_size, test_size: number of pairs of each split.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        settings: further arguments of GeneratedDataModule.
 
     Note:
         Texts that stand for more than one date in these formats and locales are excluded. The splits have different
@@ -73,10 +73,7 @@ class Date(GeneratedDataModule):
         train_size: int = 50_000,
         val_size: int = 2_000,
         test_size: int = 10_000,
-        batch_size: int = 128,
-        eval_batch_size: int = 500,
-        num_workers: int = 0,
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         if not locales:
             raise UserError("locales must name at least one locale, but is empty; try [en]")
@@ -105,11 +102,8 @@ class Date(GeneratedDataModule):
             SymbolTokenizer(characters),
             max_source_length=max(map(len, texts)) + 1,
             max_target_length=len("1979-05-03") + 1,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size},
+            **settings,
         )
 
     def _texts(self, day: date) -> list[str]:
@@ -191,17 +185,14 @@ def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
 
     Numbers are aligned digit by digit from the right. Target digits that a number omits, and those of a name, are
     aligned with all characters of the field.
-
-    Args:
-        spans: the spans of year, month and day in the text.
     """
-    found = []
+    linked = []
     for letter, begin, end, is_number in spans:
         places = DIGITS[letter]
         written_out = list(zip(range(begin, end)[::-1], places[::-1], strict=False)) if is_number else []
         others = places[: len(places) - len(written_out)]
-        found += written_out + [(i, j) for j in others for i in range(begin, end)]
-    return tuple(sorted(found))
+        linked += written_out + [(i, j) for j in others for i in range(begin, end)]
+    return tuple(sorted(linked))
 
 
 def days_between(first: date, last: date) -> Iterator[date]:

@@ -66,7 +66,7 @@ class DateWorld(GeneratedDataModule):
     Args:
         train_size, val_size, test_size: number of pairs of each split.
         unseen_size: number of pairs of "unseen_patterns" and "unseen_locales".
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        settings: further arguments of GeneratedDataModule.
     """
 
     def __init__(
@@ -75,24 +75,20 @@ class DateWorld(GeneratedDataModule):
         val_size: int = 2_000,
         test_size: int = 10_000,
         unseen_size: int = 5_000,
-        batch_size: int = 128,
-        eval_batch_size: int = 500,
-        num_workers: int = 0,
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         self.grammar = grammar()
         super().__init__(
             SymbolTokenizer(self.grammar.characters),
             max_source_length=self.grammar.longest + 1,
             max_target_length=len("1979-05-03") + 1,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size}
             | dict.fromkeys(("unseen_patterns", "unseen_locales"), unseen_size),
-            split_key=lambda pair: pair.target,
+            **settings,
         )
+
+    def split_key(self, pair: Pair) -> str:
+        return pair.target
 
     def size_setting(self, split: str) -> str:
         return "unseen_size" if split.startswith("unseen") else super().size_setting(split)
@@ -101,7 +97,7 @@ class DateWorld(GeneratedDataModule):
         draw = random.Random(seed)
         group = GROUPS.index(split) if split in GROUPS else 0
         # Only dates of the split are drawn, since a date that is drawn in vain takes time.
-        days = [day for day in days_between(FIRST, LAST) if self._belongs(Pair("", day.isoformat()), split)]
+        days = [day for day in days_between(FIRST, LAST) if self.belongs(Pair("", day.isoformat()), split)]
         writers = {kind: self.grammar.writers(group, kind) for kind in KINDS}
         kinds, weights = zip(*((kind, weight) for kind, weight in KINDS.items() if writers[kind]), strict=True)
         while True:
@@ -162,17 +158,10 @@ class Grammar:
         return list(by_locale.values())
 
     def write(self, day: date, pattern: Pattern, kind: str, draw: random.Random) -> Pair | None:
-        """Write a date as a text of a kind.
+        """Return a date written as a text of a kind.
 
-        Args:
-            day: the date.
-            pattern: the pattern.
-            kind: the kind of the text.
-            draw: the random number generator.
-
-        Returns:
-            The pair; None if the text does not differ as the kind requires, is not normalized, is ambiguous, or is of
-            an earlier group, or if a typing error leads to a clean text.
+        It is None if the text does not differ as the kind requires, is not normalized, is ambiguous, or is of an
+        earlier group, or if a typing error leads to a clean text.
         """
         plain, spans = pattern.format(day)
         written: Written = list(enumerate(plain))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,8 +14,8 @@ from lightning_tfm.data import (
     MaxTokensSampler,
     PairDataModule,
     Pairs,
+    TableReader,
     TrainingSampler,
-    read_columns,
     read_text,
     resolve_path,
     skip_blank,
@@ -51,13 +51,12 @@ class ParallelText(PairDataModule):
         encoding: encoding of the files, by Python's name.
         tokenizer: characters, space-separated words, or byte-level subwords; trained on the training split.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens.
-        max_source_length, max_target_length: maximum length in tokens, including EOS.
-        drop_too_long: whether to drop longer training pairs instead of raising UserError.
         batch_tokens: maximum number of tokens in a training batch on the longer side, including padding; replaces
             batch_size.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; inferred by default from known names, such as
             source and target, or from names unlike the fields below; a message says so.
+        eval_batch_size: number of pairs in a validation or test batch per process.
+        settings: further arguments of PairDataModule.
 
     Note:
         Lines that are blank in both files are skipped. So are, in training, those that are blank in one of two files,
@@ -73,41 +72,28 @@ class ParallelText(PairDataModule):
         encoding: str = "utf-8",
         tokenizer: Literal["character", "word", "subword"] = "subword",
         vocab_size: int = 6_000,
-        max_source_length: int = 64,
-        max_target_length: int = 64,
-        drop_too_long: bool = False,
         batch_tokens: int | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int = 128,
-        num_workers: int = 0,
-        seed: int = 0,
         header: bool | None = None,
+        eval_batch_size: int = 128,
+        **settings: Any,
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         self.splits = {}
-        headers: list[list[str]] = []
+        hint = "set data.class_path to datamodules.Tsv, which can select columns"
+        table = TableReader({"source": None, "target": None}, encoding, header, hint)
         for split, files in names.items():
-            parts = read_pairs([files] if isinstance(files, str) else files, encoding, split, header, headers)
+            parts = read_pairs([files] if isinstance(files, str) else files, table, split)
             if tokenizer == "word":  # decoded texts have single spaces, so references must, too
                 parts = ([[" ".join(text.split()) for text in side] for side in part] for part in parts)
             self.splits[split] = Pairs(parts)
         train_sides = self.splits["train"].sources, self.splits["train"].targets
         trained = train_tokenizer(chain.from_iterable(zip(*train_sides, strict=True)), tokenizer, vocab_size)
-        longest = max(max_source_length, max_target_length)
+        super().__init__(trained, eval_batch_size=eval_batch_size, **settings)
+        self.test_sets = ("test",) if test else ("val",)
+        longest = max(self.max_source_length, self.max_target_length)
         if batch_tokens is not None and batch_tokens < longest:
             raise UserError(f"batch_tokens must be at least the longest text ({longest}), but is {batch_tokens}")
         self.batch_tokens = batch_tokens
-        super().__init__(
-            trained,
-            max_source_length=max_source_length,
-            max_target_length=max_target_length,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            test_sets=("test",) if test else ("val",),
-            drop_too_long=drop_too_long,
-        )
 
     def pairs(self, split: str) -> Pairs:
         return self.splits[split]
@@ -131,17 +117,13 @@ class ParallelText(PairDataModule):
         return batches
 
 
-def read_pairs(
-    names: list[str], encoding: str, split: str, header: bool | None, headers: list[list[str]] | None = None
-) -> Iterator[list[list[str]]]:
+def read_pairs(names: list[str], table: TableReader, split: str) -> Iterator[list[list[str]]]:
     """Yield the sources and the targets of two line-aligned files or of a table, a part at a time.
 
     Args:
         names: the names of the two files, or of the table (.tsv or .csv).
-        encoding: the encoding of the files, by Python's name.
-        split: the split that is read, for error messages.
-        header: whether the first line of a table names its columns, see `read_columns`.
-        headers: the headers of the other splits, see `read_columns`.
+        table: the reader of tables, which also names the encoding.
+        split: the split that is read.
 
     Raises:
         UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target, except in files
@@ -151,10 +133,9 @@ def read_pairs(
         raise UserError(f"{split} must be two files or a TSV, but is {len(names)} files: {', '.join(names) or 'none'}")
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1:
-        instead = "set data.class_path to datamodules.Tsv, which can select columns"
-        yield from read_columns(paths[0], encoding, {"source": None, "target": None}, header, instead, headers)
+        yield from table.read(paths[0])
         return
-    contents = [read_text(path, encoding) for path in paths]
+    contents = [read_text(path, table.encoding) for path in paths]
     lines = [content.count("\n") + (not content.endswith("\n")) for content in contents]
     if lines[0] != lines[1] and len({content.rstrip().count("\n") for content in contents}) > 1:
         raise UserError(

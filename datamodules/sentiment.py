@@ -6,18 +6,18 @@ import os
 import tarfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from lightning_tfm.data import (
     Download,
     LabeledDataModule,
     Pair,
+    TableReader,
     expand_path,
     is_hidden,
-    read_columns,
     read_lines,
     read_text,
     resolve_path,
@@ -47,9 +47,6 @@ reviews (Pang & Lee 2005), in Latin-1."""
 
 SPLITS = ("train", "val", "test")
 
-COLUMNS = {"label": None, "text": None}
-"""Columns of a table, see `read_columns`."""
-
 
 class Sentiment(LabeledDataModule):
     """Data module for text classification, by sentiment or any other label.
@@ -77,14 +74,11 @@ class Sentiment(LabeledDataModule):
         vocab_size: maximum size of the vocabulary, which keeps the most frequent tokens of the training split.
         num_ngrams: number of ids shared by the character n-grams of words, which represent words unseen in training; 0
             disables n-grams.
-        max_length: maximum length of a text in tokens.
-        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
-            often end with their verdict.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; inferred by default from known names, such as label
             and text, or from names unlike the fields below; a message says so.
         label, text: columns of a table, by number from 1, or by name in the first line; by default, those whose
             names in the first line say so, such as rating and comment, or else the first columns.
+        settings: further arguments of LabeledDataModule.
 
     Note:
         The fraction is held out of training even if `val` or `test` names separate data, so the trained model can still
@@ -102,15 +96,10 @@ class Sentiment(LabeledDataModule):
         tokenizer: Literal["word", "subword"] = "word",
         vocab_size: int = 20_000,
         num_ngrams: int = 0,
-        max_length: int = 200,
-        truncate: bool = False,
-        batch_size: int = 32,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
         header: bool | None = None,
         label: int | str | None = None,
         text: int | str | None = None,
+        **settings: Any,
     ) -> None:
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 0.5:
@@ -118,9 +107,10 @@ class Sentiment(LabeledDataModule):
         if num_ngrams and (num_ngrams < 0 or tokenizer == "subword"):
             rule = "0 with subwords, which are parts of words themselves" if tokenizer == "subword" else "at least 0"
             raise UserError(f"num_ngrams must be {rule}, but is {num_ngrams}; try 0")
-        columns = {"label": label, "text": text}
-        headers: list[list[str]] = []
-        splits = read_labeled(train, encoding, "train", header, columns, headers)
+        table = TableReader(
+            {"label": label, "text": text}, encoding, header, "set label and text to their numbers or names"
+        )
+        splits = read_labeled(train, table, "train")
         if len({pair.target for pair in splits["train"]}) > max(2, len(splits["train"]) / 2):
             raise UserError(
                 "labels must repeat, but most texts of train have a unique label, such as "
@@ -140,7 +130,7 @@ class Sentiment(LabeledDataModule):
                     rank_zero_print(
                         f"{len(splits[split])} texts in {split}/ of train are left out because {split} names other data"
                     )
-                splits |= read_labeled(names, encoding, split, header, columns, headers)
+                splits |= read_labeled(names, table, split)
             if split not in splits:
                 raise UserError(f"{split}_fraction must be above 0 if {split} is not set, but is 0; try 0.1")
         labels = sorted({pair.target for pair in splits["train"]})
@@ -157,7 +147,7 @@ class Sentiment(LabeledDataModule):
         else:
             trained = train_tokenizer(texts, tokenizer, vocab_size)
         self.splits = splits
-        super().__init__(trained, labels, max_length, truncate, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(trained, labels, **settings)
 
     def pairs(self, split: str) -> list[Pair]:
         return self.splits[split]
@@ -166,13 +156,7 @@ class Sentiment(LabeledDataModule):
 def split_by_hash(
     texts: list[Pair], drawn: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
-    """Split texts by hash into "train" and the given splits, see `Sentiment`.
-
-    Args:
-        texts: all texts.
-        drawn: the splits to draw, a subset of "val" and "test".
-        val_fraction: the fraction of all texts for "val".
-        test_fraction: the fraction of all texts for "test".
+    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`.
 
     Raises:
         UserError: if a split would be empty.
@@ -191,23 +175,13 @@ def split_by_hash(
     return splits
 
 
-def read_labeled(
-    names: list[str] | str,
-    encoding: str,
-    split: str,
-    header: bool | None = None,
-    columns: Mapping[str, int | str | None] = COLUMNS,
-    headers: list[list[str]] | None = None,
-) -> dict[str, list[Pair]]:
+def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict[str, list[Pair]]:
     """Return the labeled texts of an archive, a folder, a table or files, by split.
 
     Args:
         names: the names of the data.
-        encoding: the encoding of the texts, by Python's name.
+        table: the reader of tables, which also names the encoding.
         split: "train" for all splits in the data, otherwise the only split to return.
-        header: whether the first line of a table names its columns, see `read_columns`.
-        columns: the columns "label" and "text" of a table, see `read_columns`.
-        headers: the headers of the other splits, see `read_columns`.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -216,13 +190,12 @@ def read_labeled(
     if not names:
         raise UserError(f"{split} must name data, but is empty; try [FILE]")
     if len(names) == 1 and (folder := expand_path(names[0])).is_dir():
-        return by_split(_of_folder(folder, encoding), str(folder), split)
+        return by_split(_of_folder(folder, table.encoding), str(folder), split)
     paths = [resolve_path(name, FILES) for name in names]
     if len(paths) == 1 and paths[0].name.lower().endswith((".tar.gz", ".tgz", ".tar")):
-        return by_split(_of_archive(paths[0], encoding), names[0], split)
+        return by_split(_of_archive(paths[0], table.encoding), names[0], split)
     if len(paths) == 1:
-        instead = "set label and text to their numbers or names"
-        parts = read_columns(paths[0], encoding, columns, header, instead, headers)
+        parts = table.read(paths[0])
         return {
             split: [Pair(text, label) for labels, texts in parts for label, text in zip(labels, texts, strict=True)]
         }
@@ -231,7 +204,7 @@ def read_labeled(
         raise UserError(f"several files must end with their labels, NAME.LABEL, but are {', '.join(names)}")
     texts = []
     for path, label in zip(paths, labels, strict=True):
-        rows = enumerate(([line] for line in read_lines(path, encoding)), start=1)
+        rows = enumerate(([line] for line in read_lines(path, table.encoding)), start=1)
         texts += [Pair(line.strip(), label) for _, (line,) in skip_blank(rows, f"blank lines of {path}")]
     return {split: texts}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_tfm.data import Download, TextDataModule, expand_path, is_hidden, read_text, resolve_path
 from lightning_tfm.errors import UserError
@@ -33,8 +33,7 @@ class Text(TextDataModule):
         tokenizer_file: a Hugging Face tokenizer.json, used instead of a trained tokenizer.
         val_fraction: fraction of the whole text for validation.
         test_fraction: fraction of the whole text for testing; with 0, the model is tested on the validation split.
-        max_length: number of tokens in a window.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        settings: further arguments of TextDataModule.
     """
 
     def __init__(
@@ -46,11 +45,7 @@ class Text(TextDataModule):
         tokenizer_file: str | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.0,
-        max_length: int = 64,
-        batch_size: int = 32,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         if not (val_fraction > 0 and test_fraction >= 0 and val_fraction + test_fraction < 1):
             raise UserError(
@@ -67,7 +62,7 @@ class Text(TextDataModule):
             trained: Tokenizer = read_tokenizer(expand_path(tokenizer_file))
         else:
             trained = train_tokenizer([texts["train"]], tokenizer, vocab_size)
-        super().__init__(trained, texts, max_length, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(trained, texts, **settings)
 
     @staticmethod
     def _read(path: str, encoding: str) -> str:

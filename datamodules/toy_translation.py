@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_tfm.data import GeneratedDataModule, Pair, stable_hash
 from lightning_tfm.errors import UserError
@@ -90,35 +91,40 @@ person f Köchin   Köchinnen  cook      cooks
 person n Mädchen  Mädchen    girl      girls
 """)
 
-_ANY = ("drink", "food", "text", "thing")
-VERBS = (
-    Verb("mögen", ("mag", "magst", "mag", "mögen", "mögt", "mögen"), "like", "likes", (*_ANY, "person")),
-    Verb("kaufen", ("kaufe", "kaufst", "kauft", "kaufen", "kauft", "kaufen"), "buy", "buys", _ANY),
-    Verb("sehen", ("sehe", "siehst", "sieht", "sehen", "seht", "sehen"), "see", "sees", (*_ANY, "person")),
-    Verb(
-        "suchen", ("suche", "suchst", "sucht", "suchen", "sucht", "suchen"), "look for", "looks for", (*_ANY, "person")
-    ),
-    Verb("brauchen", ("brauche", "brauchst", "braucht", "brauchen", "braucht", "brauchen"), "need", "needs", _ANY),
-    Verb("holen", ("hole", "holst", "holt", "holen", "holt", "holen"), "fetch", "fetches", (*_ANY, "person")),
-    Verb("essen", ("esse", "isst", "isst", "essen", "esst", "essen"), "eat", "eats", ("food",)),
-    Verb("trinken", ("trinke", "trinkst", "trinkt", "trinken", "trinkt", "trinken"), "drink", "drinks", ("drink",)),
-    Verb("lesen", ("lese", "liest", "liest", "lesen", "lest", "lesen"), "read", "reads", ("text",)),
-    Verb(
-        "schreiben",
-        ("schreibe", "schreibst", "schreibt", "schreiben", "schreibt", "schreiben"),
-        "write",
-        "writes",
-        ("text",),
-    ),
-    Verb("malen", ("male", "malst", "malt", "malen", "malt", "malen"), "paint", "paints", ("thing", "person")),
-)
-WANT = Verb("möchten", ("möchte", "möchtest", "möchte", "möchten", "möchtet", "möchten"), "want", "wants", _ANY)
+
+def _verbs(table: str) -> tuple[Verb, ...]:
+    """Return verbs from rows of the infinitive, the forms for ich, du, er and ihr, the English verb, and the kinds."""
+    verbs = []
+    for row in table.strip().splitlines():
+        infinitive, forms, english, third, *kinds = re.split(r" {2,}", row)
+        i, you, he, you_all = forms.split()
+        forms_by_person = (i, you, he, infinitive, you_all, infinitive)
+        verbs.append(Verb(infinitive, forms_by_person, english, third, tuple(" ".join(kinds).split())))
+    return tuple(verbs)
+
+
+VERBS = _verbs("""
+mögen      mag magst mag mögt                  like      likes      drink food text thing person
+kaufen     kaufe kaufst kauft kauft            buy       buys       drink food text thing
+sehen      sehe siehst sieht seht              see       sees       drink food text thing person
+suchen     suche suchst sucht sucht            look for  looks for  drink food text thing person
+brauchen   brauche brauchst braucht braucht    need      needs      drink food text thing
+holen      hole holst holt holt                fetch     fetches    drink food text thing person
+essen      esse isst isst esst                 eat       eats       food
+trinken    trinke trinkst trinkt trinkt        drink     drinks     drink
+lesen      lese liest liest lest               read      reads      text
+schreiben  schreibe schreibst schreibt schreibt  write   writes     text
+malen      male malst malt malt                paint     paints     thing person
+""")
+(WANT,) = _verbs("möchten  möchte möchtest möchte möchtet  want  wants  drink food text thing")
 MODALS = (
     WANT._replace(english="want to", english_third="wants to"),
-    Verb("müssen", ("muss", "musst", "muss", "müssen", "müsst", "müssen"), "have to", "has to"),
-    Verb("können", ("kann", "kannst", "kann", "können", "könnt", "können"), "can", "can"),
-    Verb("sollen", ("soll", "sollst", "soll", "sollen", "sollt", "sollen"), "should", "should"),
-    Verb("dürfen", ("darf", "darfst", "darf", "dürfen", "dürft", "dürfen"), "may", "may"),
+    *_verbs("""
+müssen  muss musst muss müsst      have to  has to
+können  kann kannst kann könnt     can      can
+sollen  soll sollst soll sollt     should   should
+dürfen  darf darfst darf dürft     may      may
+"""),
 )
 AUXILIARIES = ("can", "should", "may")
 """English verbs that are negated without `do`."""
@@ -173,7 +179,7 @@ class ToyTranslation(GeneratedDataModule):
         max_words: maximum number of words of a German sentence, from 4 to 9; by default, all sentences are used, which
             have up to 10 words. If set, an additional test set "longer" has the sentences with more words.
         longer_size: number of pairs of "longer".
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        settings: further arguments of GeneratedDataModule.
     """
 
     def __init__(
@@ -181,12 +187,9 @@ class ToyTranslation(GeneratedDataModule):
         train_size: int = 50_000,
         val_size: int = 1_000,
         test_size: int = 5_000,
-        batch_size: int = 128,
-        eval_batch_size: int = 500,
-        num_workers: int = 0,
-        seed: int = 0,
         max_words: int | None = None,
         longer_size: int = 1_000,
+        **settings: Any,
     ) -> None:
         if max_words is not None and not 4 <= max_words < LONGEST_GERMAN:
             raise UserError(
@@ -199,13 +202,12 @@ class ToyTranslation(GeneratedDataModule):
             SymbolTokenizer(sorted(_vocabulary()), separator=" "),
             max_source_length=LONGEST_GERMAN + 1,
             max_target_length=LONGEST_ENGLISH + 1,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
             sizes={"train": train_size, "val": val_size, "test": test_size} | longer,
-            split_key=lambda pair: spelled_plainly(pair.source),
+            **settings,
         )
+
+    def split_key(self, pair: Pair) -> str:
+        return spelled_plainly(pair.source)
 
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
         draw = random.Random(seed)

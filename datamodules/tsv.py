@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_tfm.data import PairDataModule, Pairs, read_columns, resolve_path
+from typing import Any
+
+from lightning_tfm.data import PairDataModule, Pairs, TableReader, resolve_path
 from lightning_tfm.tokenization import UNKNOWN, SymbolTokenizer, build_vocab
 
 
@@ -24,11 +26,9 @@ class Tsv(PairDataModule):
         feature_separator: separator of features.
         encoding: encoding of the files, by Python's name.
         vocab_size: maximum size of the vocabulary, which keeps the most frequent symbols of the training split.
-        max_source_length, max_target_length: maximum length in symbols, including EOS.
-        drop_too_long: whether to drop longer training pairs instead of raising UserError.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
         header: whether the first line of a table names its columns; by default, if a column is set by name, or inferred
             from known names, such as source and target, or from names unlike the fields below; a message says so.
+        settings: further arguments of PairDataModule.
     """
 
     def __init__(
@@ -44,38 +44,20 @@ class Tsv(PairDataModule):
         feature_separator: str = ";",
         encoding: str = "utf-8",
         vocab_size: int = 1_000,
-        max_source_length: int = 64,
-        max_target_length: int = 64,
-        drop_too_long: bool = False,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
         header: bool | None = None,
+        **settings: Any,
     ) -> None:
         names = {"train": train, "val": val} | ({"test": test} if test else {})
         columns = {"source": source, "target": target} | ({} if features is None else {"features": features})
-        headers: list[list[str]] = []
-        tables = {
-            split: read_columns(resolve_path(name, {}), encoding, columns, header, headers=headers)
-            for split, name in names.items()
-        }
+        table = TableReader(columns, encoding, header)
+        tables = {split: table.read(resolve_path(name, {})) for split, name in names.items()}
         separators = source_separator, target_separator, None if features is None else feature_separator
         splitter = SymbolTokenizer((), *separators)
         self.splits = {split: Pairs(_sides(splitter, *texts) for texts in parts) for split, parts in tables.items()}
         pairs = self.splits["train"]
         counts = splitter.count(pairs.sources, are_targets=False) + splitter.count(pairs.targets, are_targets=True)
-        super().__init__(
-            SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators),
-            max_source_length=max_source_length,
-            max_target_length=max_target_length,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-            test_sets=("test",) if test else ("val",),
-            drop_too_long=drop_too_long,
-        )
+        super().__init__(SymbolTokenizer([UNKNOWN, *build_vocab(counts, vocab_size)], *separators), **settings)
+        self.test_sets = ("test",) if test else ("val",)
 
     def pairs(self, split: str) -> Pairs:
         return self.splits[split]

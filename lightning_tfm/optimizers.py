@@ -18,8 +18,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from lightning_tfm.distributed.tensors import full_tensor, shard
 from lightning_tfm.errors import UserError
 
-HIDDEN, OUTER, VECTORS = "hidden matrices", "embeddings and output", "vectors"
-"""Names of the parameter groups."""
+HIDDEN_MATRICES = "hidden matrices"
+"""Name of the group of parameters that Muon orthogonalizes."""
+
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
+"""Coefficients a, b and c of the polynomial of `orthogonalize` (Jordan et al. 2024)."""
 
 MAX_STACKED = 2**22
 """Number of elements up to which Muon orthogonalizes matrices with equal shorter sides together; a larger one is alone.
@@ -34,10 +37,6 @@ BETAS = (0.9, 0.98)
 def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
     """Return the parameter groups of a network: hidden matrices, embeddings and output, and vectors without decay.
 
-    Args:
-        network: the network.
-        head: the output layer of the network.
-
     Note:
         Tensors of more than two dimensions are in the group of embeddings and output. Empty groups are omitted.
     """
@@ -48,9 +47,9 @@ def parameter_groups(network: nn.Module, head: nn.Module) -> list[dict[str, Any]
     outer |= {id(parameter) for parameter in head.parameters()}
     outer |= {id(matrix) for matrix in matrices if matrix.dim() > 2}
     groups: list[dict[str, Any]] = [
-        {"name": HIDDEN, "params": [matrix for matrix in matrices if id(matrix) not in outer]},
-        {"name": OUTER, "params": [matrix for matrix in matrices if id(matrix) in outer]},
-        {"name": VECTORS, "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"name": HIDDEN_MATRICES, "params": [matrix for matrix in matrices if id(matrix) not in outer]},
+        {"name": "embeddings and output", "params": [matrix for matrix in matrices if id(matrix) in outer]},
+        {"name": "vectors", "params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -66,18 +65,13 @@ class AdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = BETAS,
-        weight_decay: float = 0.01,
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = BETAS, weight_decay: float = 0.01
     ) -> None:
-        check_rate("lr", lr)
-        check_decay(weight_decay)
+        check_rates(lr, weight_decay)
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with _keep_kernels(self):
+        with _keep_fused(self):
             super().load_state_dict(state_dict)
 
 
@@ -108,14 +102,15 @@ def orthogonalize(stacks: Sequence[Tensor]) -> list[Tensor]:
         polynomial = _newton_schulz_polynomial(gram)
         product = polynomial @ product
     factors = product.split([len(stack) for stack in stacks])
-    found = [factor @ x for factor, x in zip(factors, wide, strict=True)]
-    return [x if x.shape == stack.shape else x.mT for x, stack in zip(found, stacks, strict=True)]
+    products = [factor @ x for factor, x in zip(factors, wide, strict=True)]
+    return [x if x.shape == stack.shape else x.mT for x, stack in zip(products, stacks, strict=True)]
 
 
 def _newton_schulz_polynomial(gram: Tensor) -> Tensor:
     """Return P = aI + bG + cG^2 of Gram matrices G (K, M, M)."""
-    polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
-    polynomial.diagonal(dim1=1, dim2=2).add_(3.4445)
+    a, b, c = NEWTON_SCHULZ
+    polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    polynomial.diagonal(dim1=1, dim2=2).add_(a)
     return polynomial
 
 
@@ -185,17 +180,14 @@ class Muon(Optimizer):
         betas: tuple[float, float] = BETAS,
         weight_decay: float = 0.01,
     ) -> None:
-        check_rate("lr", lr)
-        if muon_lr is not None:
-            check_rate("muon_lr", muon_lr)
-        check_decay(weight_decay)
+        check_rates(lr, weight_decay)
+        check_rates(lr if muon_lr is None else muon_lr, weight_decay, "muon_lr")
         groups = list(params)
-        hidden = [group for group in groups if group["name"] == HIDDEN]
-        others = [group for group in groups if group["name"] != HIDDEN]
+        hidden = [group for group in groups if group["name"] == HIDDEN_MATRICES]
+        others = [group for group in groups if group["name"] != HIDDEN_MATRICES]
         self.parts: list[Optimizer] = []
         if hidden:
-            hidden_lr = lr if muon_lr is None else muon_lr
-            self.parts.append(_MatrixMuon(hidden, hidden_lr, momentum, weight_decay))
+            self.parts.append(_MatrixMuon(hidden, lr if muon_lr is None else muon_lr, momentum, weight_decay))
         if others:
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
@@ -217,7 +209,7 @@ class Muon(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with _keep_kernels(self):
+        with _keep_fused(self):
             super().load_state_dict(state_dict)
         groups = iter(self.param_groups)  # loading replaces the groups and the state
         for part in self.parts:
@@ -225,23 +217,10 @@ class Muon(Optimizer):
             part.state = self.state
 
 
-def check_rate(name: str, rate: float) -> None:
-    """Check that a learning rate is positive and finite.
-
-    Raises:
-        UserError: if it is not.
-    """
-    if not 0 < rate < math.inf:
-        rule = "finite" if rate == math.inf else "above 0"
-        raise UserError(f"{name} must be {rule}, but is {rate}; try 0.001")
-
-
-def check_decay(weight_decay: float) -> None:
-    """Check that a weight decay is non-negative and finite.
-
-    Raises:
-        UserError: if it is not.
-    """
+def check_rates(lr: float, weight_decay: float, lr_name: str = "lr") -> None:
+    """Raise UserError unless a learning rate is positive, a weight decay is not negative, and both are finite."""
+    if not 0 < lr < math.inf:
+        raise UserError(f"{lr_name} must be {'finite' if lr == math.inf else 'above 0'}, but is {lr}; try 0.001")
     if not 0 <= weight_decay < math.inf:
         rule = "finite" if weight_decay == math.inf else "at least 0"
         raise UserError(f"weight_decay must be {rule}, but is {weight_decay}; try 0")
@@ -269,11 +248,7 @@ class LRSchedule:
             raise UserError(f"warmup_steps must be at least 0, but is {self.warmup_steps}; try 0")
 
     def check_max_steps(self, max_steps: int) -> None:
-        """Check that max_steps is at least 1.
-
-        Raises:
-            UserError: if it is below 1, such as -1 for an unlimited run.
-        """
+        """Raise UserError if max_steps is below 1, such as -1 for an unlimited run."""
         if max_steps < 1:
             raise UserError(
                 "trainer.max_steps must be at least 1, since the learning rate is scheduled over it, "
@@ -286,12 +261,7 @@ class LRSchedule:
         return self.decay != "inverse_sqrt"
 
     def scale(self, step: int, max_steps: int) -> float:
-        """Return the learning rate as a fraction of the peak.
-
-        Args:
-            step: the step, counted from 0.
-            max_steps: the total number of steps.
-        """
+        """Return the learning rate in a step, counted from 0, as a fraction of the peak."""
         if step < self.warmup_steps:
             risen = (step + 1) / self.warmup_steps
             return 1 - 0.96 * _half_cosine(risen) if self.decay == "one_cycle" else risen
@@ -317,11 +287,7 @@ def class_path(cls: type) -> str:
 
 
 def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, Any]:
-    """Return the class and the settings of an optimizer as plain values.
-
-    Raises:
-        UserError: if the settings are invalid.
-    """
+    """Return the class and the settings of an optimizer as plain values; raise UserError if they are invalid."""
     network = nn.Sequential(nn.Embedding(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
     try:
         optimizer = make_optimizer(parameter_groups(network, network[2]))
@@ -335,7 +301,7 @@ def describe_optimizer(make_optimizer: Callable[..., Optimizer]) -> dict[str, An
 
 
 @contextmanager
-def _keep_kernels(optimizer: Optimizer) -> Iterator[None]:
+def _keep_fused(optimizer: Optimizer) -> Iterator[None]:
     """Keep whether the steps of an optimizer are fused, which may differ in the run of a loaded state."""
     fused = [group.get("fused") for group in optimizer.param_groups]
     yield

@@ -42,14 +42,7 @@ Inputs = dict[str, Tensor]
 
 
 def export(arguments: list[str]) -> int:
-    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json."""
     options = make_parser().parse_args(arguments)
     predictor = load(options.checkpoint, options.trust_package)
     path = Path(options.checkpoint)
@@ -103,50 +96,33 @@ def make_parser() -> CommandParser:
 
 
 def example_inputs(predictor: Predictor, rows: int, length: int) -> Inputs:
-    """Draw random inputs of a network's `forward`, right-padded as in batches.
-
-    Args:
-        predictor: the predictor of the network.
-        rows: the number of rows, also used as seed.
-        length: the number of tokens in the longest row.
-    """
+    """Draw random inputs of a network's `forward`, right-padded as in batches; the number of rows is also the seed."""
     return predictor.example_inputs(rows, length, torch.Generator().manual_seed(rows))
 
 
 def sample_inputs(predictor: Predictor) -> list[Inputs]:
-    """Return random inputs of several sizes, on which an exported network is compared with the predictor's."""
-    longest = _longest(predictor)
+    """Return random inputs of several sizes, up to 12 tokens or half of the network's maximum length."""
+    limits = [length for length in predictor.max_input_lengths().values() if length is not None]
+    longest = min([12, *(max(1, length // 2) for length in limits)])
     return [example_inputs(predictor, *size) for size in ((2, min(5, longest)), (1, 1), (3, longest))]
 
 
-def _longest(predictor: Predictor) -> int:
-    """Return the length of the longest example inputs: 12 tokens, or half of the network's maximum if it is less."""
-    limits = [length for length in predictor.max_input_lengths().values() if length is not None]
-    return min([12, *(max(1, length // 2) for length in limits)])
-
-
 @torch.no_grad()
-def difference(predictor: Predictor, other: Callable[[Inputs], Tensor]) -> float:
-    """Return the maximum absolute difference of logits over inputs of several sizes; infinite if their shapes differ.
-
-    Args:
-        predictor: the predictor of the network.
-        other: a function from inputs to logits to compare with the network.
-    """
+def difference(predictor: Predictor, other: Callable[..., Tensor]) -> float:
+    """Return the maximum absolute difference of logits over inputs of several sizes; infinite with other shapes."""
     differences = []
     for inputs in sample_inputs(predictor):
-        ours, theirs = predictor.network(**inputs), other(inputs)
-        if ours.shape != theirs.shape:
+        expected, logits = predictor.network(**inputs), other(**inputs)
+        if expected.shape != logits.shape:
             return math.inf
-        differences.append((ours - theirs).abs().max())
+        differences.append((expected - logits).abs().max())
     return torch.stack(differences).max().item()  # NaN if any difference is
 
 
 def _single(predictor: Predictor, checkpoint: Path, path: Path, trust_packages: Sequence[str]) -> float:
     """Write a checkpoint, which may be sharded, as a single file with its training state."""
     write(read(checkpoint), path)
-    again = load(path, trust_packages)
-    return difference(predictor, lambda inputs: again.network(**inputs))
+    return difference(predictor, load(path, trust_packages).network)
 
 
 def _safetensors(predictor: Predictor, path: Path) -> float:
@@ -155,21 +131,17 @@ def _safetensors(predictor: Predictor, path: Path) -> float:
     save_model(predictor.network, str(path))  # writes tied weights once
     again = type(predictor.network)(**predictor.network.hyper_parameters).eval()
     load_model(again, str(path))
-    return difference(predictor, lambda inputs: again(**inputs))
+    return difference(predictor, again)
 
 
 def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
-    """Trace the network's `forward` for any number of rows and any length up to its maximum.
-
-    Raises:
-        UserError: if torch cannot trace it.
-    """
+    """Trace the network's `forward` for any number of rows and any length up to its maximum."""
     if not predictor.network.is_traceable:
         raise UserError(
             f"--format must be safetensors or single for this {type(predictor.network).__name__}, whose forward loops "
             "over the tokens: torch would trace a single length"
         )
-    inputs = example_inputs(predictor, 2, min(5, _longest(predictor)))
+    inputs = sample_inputs(predictor)[0]
     rows = torch.export.Dim("rows", min=1)
     shapes: dict[str, dict[int, torch.export.Dim]] = {name: {0: rows} for name in inputs}
     for name, longest in predictor.max_input_lengths().items():
@@ -190,8 +162,7 @@ def _exported(predictor: Predictor) -> torch.export.ExportedProgram:
 
 def _torch_export(predictor: Predictor, path: Path) -> float:
     torch.export.save(_exported(predictor), path)
-    program = torch.export.load(path).module()
-    return difference(predictor, lambda inputs: program(**inputs))
+    return difference(predictor, torch.export.load(path).module())
 
 
 def _onnx(predictor: Predictor, path: Path) -> float:
@@ -204,11 +175,10 @@ def _onnx(predictor: Predictor, path: Path) -> float:
     with warnings.catch_warnings(action="ignore"), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         torch.onnx.export(_exported(predictor), f=str(path), dynamo=True, external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = {one.name for one in session.get_inputs()}
 
-    def logits(inputs: Inputs) -> Tensor:
-        (found,) = session.run(None, {name: ids.numpy() for name, ids in inputs.items() if name in names})
-        return torch.from_numpy(found)
+    def logits(**inputs: Tensor) -> Tensor:
+        (values,) = session.run(None, {input.name: inputs[input.name].numpy() for input in session.get_inputs()})
+        return torch.from_numpy(values)
 
     return difference(predictor, logits)
 

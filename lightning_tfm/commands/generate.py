@@ -34,14 +34,7 @@ MAX_WIDTH = 120
 
 
 def generate(arguments: list[str]) -> int:
-    """Write the output for each line of input.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status: 1 if no output could be generated for a line, 0 otherwise.
-    """
+    """Write the output for each line of input; the exit status is 1 if there is none for a line."""
     options = _parse(arguments)
     decoding = DecodingOptions(**{field.name: getattr(options, field.name) for field in fields(DecodingOptions)})
     predictor = load_predictor(options)
@@ -147,19 +140,19 @@ def _format(predictor: Predictor, number: int, line: str, prediction: LinePredic
     return separator + "\n".join(written)
 
 
-def _attention_table(found: AttentionMap) -> str:
+def _attention_table(attention: AttentionMap) -> str:
     """Format attention weights as text, with the output in rows and the source in columns.
 
     Note:
         The weights are scaled by the largest one, which the last line gives.
     """
-    first = max(map(len, found.queries), default=0)
-    if first + sum(len(key) + 1 for key in found.keys) > MAX_WIDTH:
+    first = max(map(len, attention.queries), default=0)
+    if first + sum(len(key) + 1 for key in attention.keys) > MAX_WIDTH:
         return f"(the attention is wider than {MAX_WIDTH} characters)"
-    lines = [" ".join(["".ljust(first), *found.keys])]
-    largest = max(found.weights.flatten().tolist(), default=0.0) or 1.0
-    for query, weights in zip(found.queries, found.weights[0].tolist(), strict=True):
-        bars = [_bar(weight / largest) * len(key) for key, weight in zip(found.keys, weights, strict=True)]
+    lines = [" ".join(["".ljust(first), *attention.keys])]
+    largest = max(attention.weights.flatten().tolist(), default=0.0) or 1.0
+    for query, weights in zip(attention.queries, attention.weights[0].tolist(), strict=True):
+        bars = [_bar(weight / largest) * len(key) for key, weight in zip(attention.keys, weights, strict=True)]
         lines.append(" ".join([query.ljust(first), *bars]))
     lines.append(f"({BARS[-1]} is a weight of {largest:.2f}, a blank is below {VISIBLE * largest:.3f})")
     return "\n".join(line.rstrip() for line in lines)

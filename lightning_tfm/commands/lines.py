@@ -35,14 +35,7 @@ CHUNK_SIZE = 4 * BATCH_SIZE
 
 
 def load_predictor(options: Namespace) -> Predictor:
-    """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one.
-
-    Args:
-        options: the options `checkpoint`, `trust_package` and `int8`.
-
-    Raises:
-        UserError: if the checkpoint cannot be loaded, or its network cannot be quantized.
-    """
+    """Load the model of a command: quantized on the CPU with `int8`, otherwise on the GPU, if there is one."""
     predictor = load(options.checkpoint, options.trust_package)
     if options.int8:
         quantize(predictor.network)
@@ -58,9 +51,6 @@ def read_chunks(options: Namespace, files: ExitStack, one_by_one: bool) -> Itera
         options: the options `texts` and `input`.
         files: the stack that closes the file.
         one_by_one: whether each line is its own chunk, as is always the case in a terminal.
-
-    Raises:
-        UserError: if there is no input, or it is not a text file.
     """
     size = 1 if one_by_one else CHUNK_SIZE
     if options.texts and options.input:

@@ -132,7 +132,13 @@ def _arguments(class_path: str, group: str | None) -> tuple[list[str], str]:
     cls = getattr(sys.modules.get(module), name, object)
     if group:
         cls, class_path = type(inspect.signature(cls).parameters[group].default), f"{group} of {class_path}"
-    return list(inspect.signature(cls).parameters), f" of {class_path}"
+    return _names(cls), f" of {class_path}"
+
+
+def _names(cls: type) -> list[str]:
+    """Return the names of a constructor's arguments, with those of its base class if it passes `**settings` on."""
+    names = list(inspect.signature(cls).parameters)
+    return [*names, *_names(cls.__mro__[1])] if "settings" in names else names
 
 
 def _unknown(name: str, names: Iterable[str], owner: str = "") -> str:

@@ -15,18 +15,9 @@ from lightning_tfm.data.samplers import (
     TrainingSampler,
     WindowSampler,
 )
+from lightning_tfm.data.tables import TableReader, skip_blank, strip_columns
 from lightning_tfm.data.text import TextDataModule, TextDataset
-from lightning_tfm.data.text_files import (
-    expand_path,
-    is_hidden,
-    read_columns,
-    read_lines,
-    read_text,
-    resolve_path,
-    skip_blank,
-    split_lines,
-    strip_columns,
-)
+from lightning_tfm.data.text_files import expand_path, is_hidden, read_lines, read_text, resolve_path, split_lines
 
 __all__ = [
     "Batch",
@@ -46,6 +37,7 @@ __all__ = [
     "PairDataset",
     "Pairs",
     "ResumableDataLoader",
+    "TableReader",
     "TaskDataModule",
     "TextDataModule",
     "TextDataset",
@@ -54,7 +46,6 @@ __all__ = [
     "download",
     "expand_path",
     "is_hidden",
-    "read_columns",
     "read_lines",
     "read_text",
     "resolve_path",

@@ -38,6 +38,8 @@ class TaskDataModule(LightningDataModule, ABC):
         num_workers: number of worker processes that load batches; 0, to load them in the main process, suits data in
             memory.
         seed: seed of generated data and of the order of training batches.
+
+    Attributes:
         test_sets: names of the test splits, starting with "test"; ("val",) if the data have no test split.
     """
 
@@ -46,15 +48,15 @@ class TaskDataModule(LightningDataModule, ABC):
     source_noun: ClassVar[str] = "sources"
     max_source_length: int
     max_target_length: int
+    test_sets: tuple[str, ...] = ("test",)
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
-        test_sets: tuple[str, ...] = ("test",),
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -70,24 +72,15 @@ class TaskDataModule(LightningDataModule, ABC):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.seed = seed
-        self.test_sets = test_sets
         self.skips_test = False
         self.datasets: Mapping[str, Examples] = {}
 
     @abstractmethod
     def examples(self, split: str) -> Examples:
-        """Return the encoded examples of a split, which must be the same in every call and on every machine.
-
-        Args:
-            split: "train", "val" or the name of a test set.
-        """
+        """Return the encoded examples of "train", "val" or a test set, the same in every call and on every machine."""
 
     def sources(self, split: str) -> Sequence[str]:
-        """Return the sources of a split, which the tokenizer normalizes to count overlaps with the training data.
-
-        Args:
-            split: "train", "val" or the name of a test set.
-        """
+        """Return the sources of a split, which the tokenizer normalizes to count overlaps with the training data."""
         return ()
 
     @property
@@ -105,14 +98,7 @@ class TaskDataModule(LightningDataModule, ABC):
                 rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
     def check_micro_batches(self, num_micro_batches: int) -> None:
-        """Check that a training batch has at least one row per micro-batch.
-
-        Args:
-            num_micro_batches: the number of micro-batches; without elastic determinism, the number of processes.
-
-        Raises:
-            UserError: if it has fewer rows.
-        """
+        """Raise UserError if a training batch has fewer rows than there are micro-batches, or processes without any."""
         if self.batch_size < num_micro_batches:
             raise UserError(
                 f"batch_size must be at least the number of processes or micro-batches ({num_micro_batches}), but is "
@@ -163,9 +149,6 @@ class TaskDataModule(LightningDataModule, ABC):
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
         """Return the sampler of training batches for one process.
 
-        Args:
-            division: the micro-batches of the process.
-
         Raises:
             UserError: if there are fewer training examples than rows in a batch.
         """
@@ -213,11 +196,7 @@ class TaskDataModule(LightningDataModule, ABC):
 
 
 def _check_open_files(num_workers: int) -> None:
-    """Check that a process may open the files of its workers; torch would fail after it has started some of them.
-
-    Raises:
-        UserError: if it may not.
-    """
+    """Raise UserError if a process may not open the files of its workers, of which torch would start some."""
     if resource is None or not num_workers:
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,8 +104,10 @@ class LabeledDataModule(TaskDataModule, ABC):
         tokenizer: the tokenizer of the texts.
         labels: the names of the classes.
         max_length: maximum length of a text in tokens.
-        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        truncate: whether to keep the last `max_length` tokens of longer texts instead of raising UserError; reviews
+            often end with their verdict.
+        batch_size: number of texts in a training batch, over all processes.
+        settings: further arguments of TaskDataModule.
     """
 
     holds = "texts with labels"
@@ -116,14 +118,12 @@ class LabeledDataModule(TaskDataModule, ABC):
         self,
         tokenizer: Tokenizer,
         labels: Sequence[str],
-        max_length: int,
-        truncate: bool,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
+        max_length: int = 200,
+        truncate: bool = False,
+        batch_size: int = 32,
+        **settings: Any,
     ) -> None:
-        super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed)
+        super().__init__(tokenizer, batch_size=batch_size, **settings)
         if len(labels) < 2:
             raise UserError(f"there must be at least two labels, but there is {', '.join(labels) or 'none'}")
         if max_length < 1:
@@ -136,11 +136,7 @@ class LabeledDataModule(TaskDataModule, ABC):
 
     @abstractmethod
     def pairs(self, split: str) -> list[Pair]:
-        """Return all texts and labels of a split, which must be the same in every call and on every machine.
-
-        Args:
-            split: "train", "val" or the name of a test set.
-        """
+        """Return all texts and labels of "train", "val" or a test set, the same in every call and on every machine."""
 
     @property
     def longest_source(self) -> int:

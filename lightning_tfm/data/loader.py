@@ -65,17 +65,13 @@ class ResumableDataLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position in the stream.
 
-        Args:
-            state: the state returned by `state_dict`.
-
         Raises:
             UserError: if the state belongs to a stream with different data or settings.
         """
-        for name, ours in self.state_dict().items():
-            theirs = state.get(name)
-            if name != "position" and theirs != ours:
+        for name, value in self.state_dict().items():
+            if name != "position" and value != state.get(name):
                 raise UserError(
-                    f"the {name} must match the checkpoint ({theirs}) to resume its run, but is {ours}; "
+                    f"the {name} must match the checkpoint ({state.get(name)}) to resume its run, but is {value}; "
                     "restore it, or start a new run without --ckpt_path"
                 )
         self.position = state["position"]

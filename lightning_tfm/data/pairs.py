@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress, islice, repeat
-from operator import attrgetter
-from typing import NamedTuple, overload
+from itertools import compress, repeat
+from typing import Any, NamedTuple, overload
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -25,11 +23,11 @@ from lightning_tfm.system.memory import in_parts, total_memory
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.tokenization import BOS, EOS, PAD, Tokenizer
 
-KINDS = ("val", "test", "test", *["train"] * 7)
-"""Kinds of splits of generated pairs, indexed by the hash of the key modulo 10; "test" stands for all test splits."""
+MAX_MISSES = 100_000
+"""Number of successive pairs that are not new, after which a split is taken to have no more."""
 
-SAMPLE = 20_000
-"""Number of pairs from which the maximum size of a split is estimated."""
+LEAST_BYTES = 100
+"""Lower bound of the memory that a generated pair takes, in bytes."""
 
 
 class Pair(NamedTuple):
@@ -65,9 +63,7 @@ class Pairs(Sequence[Pair]):
     """
 
     def __init__(
-        self,
-        parts: Iterable[Sequence[Sequence[str]]],
-        annotations: Sequence[Annotation] | None = None,
+        self, parts: Iterable[Sequence[Sequence[str]]], annotations: Sequence[Annotation] | None = None
     ) -> None:
         self.sources, self.targets, self._annotations = TextRows(), TextRows(), annotations
         for sources, targets in parts:
@@ -150,16 +146,7 @@ class PairDataset(Dataset[Batch]):
 
 
 def _encode(texts: TextRows, tokenizer: Tokenizer, are_targets: bool) -> TokenRows:
-    """Encode texts, a part at a time.
-
-    Args:
-        texts: the N texts.
-        tokenizer: the tokenizer.
-        are_targets: whether the texts are targets, which start with BOS.
-
-    Returns:
-        The ids, with EOS at the end of each row.
-    """
+    """Encode texts, a part at a time, with EOS at the end of each row, and BOS at the beginning of targets."""
     parts, lengths = [], []
     for some_texts in in_parts(texts):
         ids, numbers = tokenizer.encode_flat(some_texts, are_targets)
@@ -185,8 +172,8 @@ class PairDataModule(TaskDataModule, ABC):
         tokenizer: the tokenizer of sources and targets.
         max_source_length: maximum length of a source in tokens, including EOS.
         max_target_length: maximum length of a target in tokens, including EOS.
-        batch_size, eval_batch_size, num_workers, seed, test_sets: see TaskDataModule.
         drop_too_long: whether to drop longer training pairs instead of raising UserError.
+        settings: further arguments of TaskDataModule.
     """
 
     holds = "pairs of source and target"
@@ -195,26 +182,19 @@ class PairDataModule(TaskDataModule, ABC):
     def __init__(
         self,
         tokenizer: Tokenizer,
-        max_source_length: int,
-        max_target_length: int,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
-        test_sets: tuple[str, ...] = ("test",),
+        max_source_length: int = 64,
+        max_target_length: int = 64,
         drop_too_long: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed, test_sets)
+        super().__init__(tokenizer, **settings)
         self.max_source_length = max_source_length
         self.max_target_length = max_target_length
         self.drop_too_long = drop_too_long
 
     @abstractmethod
     def pairs(self, split: str) -> Sequence[Pair]:
-        """Return all pairs of a split, which must be the same in every call and on every machine.
-
-        Args:
-            split: "train", "val" or the name of a test set.
+        """Return all pairs of "train", "val" or a test set, the same in every call and on every machine.
 
         Note:
             Millions of pairs take less memory as `Pairs` than as a list.
@@ -267,10 +247,11 @@ class GeneratedDataModule(PairDataModule):
     each other split are distinct.
 
     Args:
+        tokenizer, max_source_length, max_target_length: see PairDataModule.
         sizes: the number of pairs of each split.
-        split_key: function that returns the key of a pair; pairs with the same key are in the same split.
-        tokenizer, max_source_length, max_target_length, batch_size, eval_batch_size, num_workers, seed: see
-            PairDataModule.
+        batch_size: number of pairs in a training batch, over all processes.
+        eval_batch_size: number of pairs in a validation or test batch per process.
+        settings: further arguments of TaskDataModule.
     """
 
     def __init__(
@@ -278,31 +259,30 @@ class GeneratedDataModule(PairDataModule):
         tokenizer: Tokenizer,
         max_source_length: int,
         max_target_length: int,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
         sizes: dict[str, int],
-        split_key: Callable[[Pair], str] = attrgetter("source"),
+        batch_size: int = 128,
+        eval_batch_size: int = 500,
+        **settings: Any,
     ) -> None:
-        test_sets = tuple(split for split in sizes if split not in ("train", "val"))
         super().__init__(
             tokenizer,
             max_source_length,
             max_target_length,
-            batch_size,
-            eval_batch_size,
-            num_workers,
-            seed,
-            test_sets,
+            drop_too_long=False,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            **settings,
         )
+        self.test_sets = tuple(split for split in sizes if split not in ("train", "val"))
+        most = (total_memory() or sys.maxsize) // LEAST_BYTES
         for split, size in sizes.items():
             if size < 1:
                 raise UserError(f"{self.size_setting(split)} must be at least 1, but is {size}")
+            if size > most:
+                raise UserError(f"{self.size_setting(split)} must fit into memory, but is {size:,}; try {most // 10:,}")
         if batch_size > sizes["train"]:
             raise UserError(f"batch_size must be at most train_size ({sizes['train']}), but is {batch_size}")
         self.sizes = sizes
-        self.split_key = split_key
 
     def size_setting(self, split: str) -> str:
         """Return the name of the setting of the number of pairs of a split."""
@@ -311,9 +291,6 @@ class GeneratedDataModule(PairDataModule):
     def setup(self, stage: str) -> None:
         if "val" in self.datasets:
             return
-        for split in self.sizes:
-            if split != "train":  # generated last
-                self._check_size(split)
         super().setup(stage)
         seen: dict[str, str] = {}
         for split, examples in self.datasets.items():
@@ -321,68 +298,41 @@ class GeneratedDataModule(PairDataModule):
                 if (other := seen.setdefault(source, split)) != split and other in ("train", "val"):
                     raise UserError(f"splits must be disjoint, but {source!r} is in {other} and in {split}")
 
-    def _check_size(self, split: str) -> None:
-        """Raise UserError if a sample shows that a split has too few distinct sources or does not fit into memory."""
-        size = self.sizes[split]
-        if size <= (100 * SAMPLE if split == "train" else SAMPLE):  # drawing a sample takes time
-            return
-        drawn = islice(self.stream(split, stable_hash(f"{split} {self.seed}")), SAMPLE)
-        sample = [pair for pair in drawn if self._belongs(pair, split)]
-        if not sample:
-            return
-        times = Counter(Counter(pair.source for pair in sample).values())
-        if split != "train" and times[1] < len(sample) / 100:  # almost all sources were drawn several times
-            most = sum(times.values()) + times[1] ** 2 // (2 * max(1, times[2]))  # Chao (1984)
-            if size > 2 * most:
-                raise UserError(
-                    f"{self.size_setting(split)} must be at most the number of distinct sources of {split}, about "
-                    f"{most:,}, but is {size:,}; try {most:,}"
-                )
-        each = sum(sys.getsizeof(part) for pair in sample for part in (pair, *pair)) / len(sample)
-        # The stored texts, mostly one byte per character, and their ids in parts and as a whole, of up to 4 bytes each.
-        each += 9 * sum(len(pair.source) + len(pair.target) + 3 for pair in sample) / len(sample)
-        each += sys.getsizeof(Pair("", "")[2:])
-        each *= 1.2  # a margin: the measured peak while the pairs are encoded is 0.6 to 0.9 times this sum
-        if (memory := total_memory()) is not None and size * each > memory:
-            raise UserError(
-                f"{self.size_setting(split)} must fit into memory ({memory / 1e9:,.0f} GB), but {size:,} pairs need "
-                f"about {size * each / 1e9:,.0f} GB; try {int(memory / each):,}"
-            )
+    def split_key(self, pair: Pair) -> str:
+        """Return the key of a pair; pairs with the same key are in the same split."""
+        return pair.source
 
-    def _belongs(self, pair: Pair, split: str) -> bool:
-        kind = split if split in ("train", "val") else "test"
-        return KINDS[stable_hash(self.split_key(pair)) % len(KINDS)] == kind
+    def belongs(self, pair: Pair, split: str) -> bool:
+        """Return whether a pair is in a split, or in any test split, by the hash of its key."""
+        tenth = stable_hash(self.split_key(pair)) % 10
+        home = "val" if tenth < 1 else "test" if tenth < 3 else "train"
+        return home == (split if split in ("train", "val") else "test")
 
     @abstractmethod
     def stream(self, split: str, seed: int) -> Iterator[Pair]:
-        """Yield an endless stream of pairs, from which `pairs` selects those of the split.
-
-        Args:
-            split: the split, for data in which some pairs occur in one split only.
-            seed: the seed of the pairs.
-        """
+        """Yield an endless stream of pairs for a seed, from which `pairs` selects those of the split."""
 
     def pairs(self, split: str) -> list[Pair]:
-        if split == "train":
-            self._check_size(split)
-        size = self.sizes[split]
-        pairs: list[Pair] = []
+        size, pairs = self.sizes[split], list[Pair]()
         seen: set[str] = set()
         misses = 0
         shown = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
         with progress_bar(f"generating {split}, pair", shown, total=size, leave=False) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
-                if self._belongs(pair, split) and (split == "train" or pair.source not in seen):
+                misses += 1
+                if self.belongs(pair, split) and (split == "train" or pair.source not in seen):
                     seen.add(pair.source)
                     pairs.append(pair)
                     misses = 0
                     bar.update()
-                    if len(pairs) == size:
-                        return pairs
-                misses += 1
-                if misses > 100_000:
+                if len(pairs) == size:
+                    return pairs
+                if misses > MAX_MISSES:
                     raise UserError(
-                        f"{self.size_setting(split)} is {size}, but {split} has only {len(pairs)} distinct sources; "
-                        f"try {len(pairs)}"
+                        f"{self.size_setting(split)} must be at most the number of distinct sources of {split} "
+                        f"({len(pairs)}), but is {size}; try {len(pairs)}"
                     )
-        raise AssertionError("a stream ended")
+        raise UserError(
+            f"{type(self).__name__}.stream must yield pairs without end, but ended after {len(pairs)} of {size} pairs "
+            f"of {split}; repeat it in a loop"
+        )

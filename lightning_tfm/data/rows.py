@@ -29,11 +29,7 @@ class TextRows(Sequence[str]):
         self._length = 0
 
     def extend(self, texts: Sequence[str]) -> None:
-        """Append texts.
-
-        Raises:
-            UserError: if a text contains a zero byte.
-        """
+        """Append texts; raise UserError if one contains a zero byte."""
         if SEPARATOR in "".join(texts):
             wrong = next(text for text in texts if SEPARATOR in text)
             raise UserError(f"texts must not contain zero bytes, but one does: {wrong[:40]!r}; remove them")

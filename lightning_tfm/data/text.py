@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,8 @@ class TextDataModule(TaskDataModule):
         tokenizer: the tokenizer of the text.
         texts: the text of each split; without "test", the model is tested on "val".
         max_length: number of tokens in a window.
-        batch_size, eval_batch_size, num_workers, seed: see TaskDataModule.
+        batch_size: number of windows in a training batch, over all processes.
+        settings: further arguments of TaskDataModule.
     """
 
     holds = "a text"
@@ -74,17 +76,10 @@ class TextDataModule(TaskDataModule):
     datasets: Mapping[str, TextDataset]
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        texts: dict[str, str],
-        max_length: int,
-        batch_size: int,
-        eval_batch_size: int,
-        num_workers: int,
-        seed: int,
+        self, tokenizer: Tokenizer, texts: dict[str, str], max_length: int = 64, batch_size: int = 32, **settings: Any
     ) -> None:
-        test_sets = ("test",) if "test" in texts else ("val",)
-        super().__init__(tokenizer, batch_size, eval_batch_size, num_workers, seed, test_sets)
+        super().__init__(tokenizer, batch_size=batch_size, **settings)
+        self.test_sets = ("test",) if "test" in texts else ("val",)
         if max_length < 1:
             raise UserError(f"max_length must be at least 1, but is {max_length}; try 64")
         self.texts = texts

@@ -105,6 +105,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
                 for name in ("project_memory", "weights"):  # a pointer-generator is trained with its weights
                     register_fsdp_forward_method(layer.cross_attention, name)
             fully_shard(layer, mesh=data)
+            register_fsdp_forward_method(layer, "step")
         fully_shard(network, mesh=data, reshard_after_forward=False)  # its weights are used at the end and at the start
         for name in ENTRIES:
             if hasattr(network, name):

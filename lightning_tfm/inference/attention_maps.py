@@ -55,12 +55,7 @@ class AttentionMap(NamedTuple):
 
 @torch.no_grad()
 def attention_weights(network: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
-    """Return the weights (H, T, S) of all layers by name for one example, as float32 on the CPU.
-
-    Args:
-        network: the network.
-        inputs: the arguments of its `forward`, with a batch size of 1.
-    """
+    """Return the weights (H, T, S) of all layers by name for a batch of one example, as float32 on the CPU."""
     device = next(network.parameters()).device
     with attention_maps(network) as maps:
         network(*(ids.to(device) for ids in inputs))
@@ -68,31 +63,22 @@ def attention_weights(network: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
 
 def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> list[AttentionMap]:
-    """Return the attention maps of all layers of a network for one text.
-
-    Args:
-        network: the network.
-        symbols: the symbols of the text.
-        inputs: the arguments of its `forward`, with a batch size of 1.
-    """
+    """Return the attention maps of all layers of a network for a batch of one text with these symbols."""
     maps = attention_weights(network, *inputs)
     return [AttentionMap(layer, weights, symbols, symbols, []) for layer, weights in maps.items()]
 
 
 def links(
-    found: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
+    attention: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
     """Link each target symbol to the source symbol with the largest weight, except EOS.
 
     Args:
-        found: the attention of one head, whose last column is EOS, see `Predictor.align`.
+        attention: the attention of one head, whose last column is EOS, see `Predictor.align`.
         source_words: the word index of each source symbol, to link words instead of symbols.
         target_words: the word index of each target symbol, to link words instead of symbols.
-
-    Returns:
-        The links, as pairs (source index, target index) in ascending order.
     """
-    sources = found.weights[0, :, :-1].argmax(-1).tolist()
+    sources = attention.weights[0, :, :-1].argmax(-1).tolist()
     pairs = [
         (source_words[i] if source_words else i, target_words[j] if target_words else j) for j, i in enumerate(sources)
     ]

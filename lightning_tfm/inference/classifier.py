@@ -44,8 +44,8 @@ class ClassifierPredictor(Predictor):
     ) -> list[list[Output]]:
         text, _ = pad_sequences(sources)
         probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
-        found = zip(labels.tolist(), probabilities.tolist(), strict=True)
-        return [[Output(self.labels[label], round(probability, 4))] for label, probability in found]
+        best = zip(labels.tolist(), probabilities.tolist(), strict=True)
+        return [[Output(self.labels[label], round(probability, 4))] for label, probability in best]
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}

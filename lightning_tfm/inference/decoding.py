@@ -145,15 +145,7 @@ class DecodingOptions:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
-        """Check that no option is set that a task does not use.
-
-        Args:
-            used: the names of the options that the task uses.
-            task: the name of the task, for the error message.
-
-        Raises:
-            UserError: if such an option is set.
-        """
+        """Raise UserError if an option is set that a task does not use."""
         supported = f"supports only {', '.join(used)}" if used else "has no decoding options"
         for field in reversed(fields(self)):  # n_best before beam_size, whose default in generate is n_best
             value = getattr(self, field.name)
@@ -163,15 +155,7 @@ class DecodingOptions:
                 )
 
     def sample_fn(self, generator: torch.Generator, default_temperature: float = 0.0) -> SampleFn:
-        """Return the function that selects the next tokens.
-
-        Args:
-            generator: the random number generator.
-            default_temperature: the default temperature of the task.
-
-        Raises:
-            UserError: if top_k or top_p is set for greedy decoding.
-        """
+        """Return the function that selects the next tokens; raise UserError if greedy decoding has top_k or top_p."""
         temperature = default_temperature if self.temperature is None else self.temperature
         if temperature > 0:
             return sampler(temperature, self.top_k, self.top_p, generator)
@@ -270,56 +254,96 @@ def beam_search(
         if fewer than N sequences were found.
     """
     batch, device = batch_of(state)
-    K, needed = beam_size, PATIENCE * beam_size
-    searched = torch.arange(batch, device=device)  # the R rows whose search has not ended
-    state = reorder_state(state, searched.repeat_interleave(K))
-    token = torch.full((batch * K,), BOS, device=device)
-    prefixes = token.new_empty(batch, K, 0)
+    K, capacity = beam_size, PATIENCE * beam_size
+    finished = _Finished(batch, capacity, max_length, device)
+    rows = torch.arange(batch, device=device)  # (R), those whose search has not ended
+    state = reorder_state(state, rows.repeat_interleave(K))
+    prefixes = torch.full((batch, K, 1), BOS, device=device)
     # Lightning changes the default dtype in half precision.
     scores = torch.full((batch, K), -math.inf, dtype=torch.float32, device=device)
     scores[:, 0] = 0  # all beams of a row are the same at first, so only one may be extended
-    best = token.new_full((batch, needed, max_length), PAD)
-    best_scores = torch.full((batch, needed), -math.inf, dtype=torch.float32, device=device)
-    found = torch.zeros(batch, dtype=torch.long, device=device)  # number of finished sequences
 
     for length in range(1, max_length + 1):
-        logits, state = step(token, state)
-        rows = torch.arange(len(searched), device=device).unsqueeze(1)  # (R, 1)
-        log_probs = _mask_special(logits.float().log_softmax(-1))
-        values, ids = log_probs.topk(min(2 * K, log_probs.size(-1)))  # (R * K, C)
-        totals = (scores.flatten().unsqueeze(1) + values).view(len(searched), -1)  # (R, K * C)
-        totals, chosen = totals.topk(min(2 * K, totals.size(1)))  # (R, 2K), since at most K of them end
-        beam = chosen // values.size(1)
-        tokens = ids.view(len(searched), -1)[rows, chosen]
-        extended = torch.cat((prefixes[rows, beam], tokens.unsqueeze(2)), dim=2)  # (R, 2K, length)
-        ends = tokens == EOS
+        logits, state = step(prefixes[:, :, -1].flatten(), state)
+        prefixes, scores, beams = _extend(prefixes, scores, logits)
+        ends = prefixes[:, :, -1] == EOS
+        are_finished = (ends & scores.isfinite())[:, :K]
+        finished.add(rows, prefixes[:, :K, 1:], scores[:, :K] / length**length_penalty, are_finished)
 
-        finished = ends & totals.isfinite()
-        finished[:, K:] = False
-        place = found[searched].unsqueeze(1) + finished.cumsum(1) - 1
-        row, candidate = (finished & (place < needed)).nonzero(as_tuple=True)
-        best[searched[row], place[row, candidate], :length] = extended[row, candidate]
-        best_scores[searched[row], place[row, candidate]] = totals[row, candidate] / length**length_penalty
-        found = found.index_add(0, searched, finished.sum(1))
-
+        searched = (finished.counts[rows] < capacity).nonzero().squeeze(1)
         kept = ends.sort(dim=1, stable=True).indices[:, :K]  # the most probable prefixes that do not end
-        goes_on = (found[searched] < needed).nonzero().squeeze(1)
-        scores, prefixes = totals[rows, kept][goes_on], extended[rows, kept][goes_on]
-        token = tokens[rows, kept][goes_on].flatten()
-        origin = (rows * K + beam[rows, kept])[goes_on].flatten()
-        state = reorder_state(state, origin, same_sources=len(goes_on) == len(searched))
-        searched = searched[goes_on]
-        if not len(searched):
+        prefixes, scores, beams = (_select(part, kept)[searched] for part in (prefixes, scores, beams))
+        origin = (searched.unsqueeze(1) * K + beams).flatten()
+        state = reorder_state(state, origin, same_sources=len(searched) == len(rows))
+        rows = rows[searched]
+        if not len(rows):
             break
     else:
-        open_scores = scores / max(1, max_length) ** length_penalty
+        finished.add_open(rows, prefixes[:, :, 1:], scores / max(1, max_length) ** length_penalty)
+    return finished.best(n_best)
+
+
+def _select(x: Tensor, indices: Tensor) -> Tensor:
+    """Return x[r, indices[r, c]] for each row r and column c: (R, C, ...) of x (R, N, ...) and indices (R, C)."""
+    return x[torch.arange(len(x), device=x.device).unsqueeze(1), indices]
+
+
+def _extend(prefixes: Tensor, scores: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the most probable prefixes with one more token: C <= 2K for each row, since at most K of them end.
+
+    Args:
+        prefixes: K prefixes of each row (R, K, n).
+        scores: their log probabilities (R, K).
+        logits: the logits (R * K, V) of the next tokens.
+
+    Returns:
+        The extended prefixes (R, C, n + 1), their log probabilities (R, C) in descending order, and the indices (R, C)
+        of the prefixes they extend.
+    """
+    R, K, _ = prefixes.shape
+    log_probs = _mask_special(logits.float().log_softmax(-1))
+    values, ids = log_probs.topk(min(2 * K, log_probs.size(-1)))  # of each prefix
+    totals = (scores.flatten().unsqueeze(1) + values).view(R, -1)
+    totals, chosen = totals.topk(min(2 * K, totals.size(1)))  # of each row
+    beams = chosen // values.size(1)
+    tokens = _select(ids.view(R, -1), chosen)
+    return torch.cat((_select(prefixes, beams), tokens.unsqueeze(2)), dim=2), totals, beams
+
+
+class _Finished:
+    """Finished sequences of each row of a beam search.
+
+    Args:
+        batch: number of rows B.
+        capacity: maximum number of sequences C of a row.
+        max_length: maximum number of tokens T.
+        device: the device.
+    """
+
+    def __init__(self, batch: int, capacity: int, max_length: int, device: torch.device) -> None:
+        self.tokens = torch.full((batch, capacity, max_length), PAD, device=device)
+        self.scores = torch.full((batch, capacity), -math.inf, dtype=torch.float32, device=device)
+        self.counts = torch.zeros(batch, dtype=torch.long, device=device)  # also of those beyond the capacity
+
+    def add(self, rows: Tensor, sequences: Tensor, scores: Tensor, are_finished: Tensor) -> None:
+        """Add the finished ones of sequences (R, N, n) with scores (R, N) to rows (R), up to the capacity."""
+        places = self.counts[rows].unsqueeze(1) + are_finished.cumsum(1) - 1
+        row, column = (are_finished & (places < self.scores.size(1))).nonzero(as_tuple=True)
+        place = places[row, column]
+        self.tokens[rows[row], place, : sequences.size(2)] = sequences[row, column]
+        self.scores[rows[row], place] = scores[row, column]
+        self.counts = self.counts.index_add(0, rows, are_finished.sum(1))
+
+    def add_open(self, rows: Tensor, sequences: Tensor, scores: Tensor) -> None:
+        """Add sequences (R, K, T) that do not end to rows (R), in place of those with lower scores."""
         # A stable sort keeps the earlier of two sequences with equal scores.
-        ordered = torch.cat((best_scores[searched], open_scores), dim=1).sort(dim=1, descending=True, stable=True)
-        best_scores[searched], order = (part[:, :needed] for part in ordered)
-        rows = torch.arange(len(searched), device=device).unsqueeze(1)
-        best[searched] = torch.cat((best[searched], prefixes), dim=1)[rows, order]
-    best_scores, order = (part[:, :n_best] for part in best_scores.sort(dim=1, descending=True, stable=True))
-    best = best[torch.arange(batch, device=device).unsqueeze(1), order]
-    best = best.masked_fill(best_scores.isneginf().unsqueeze(2), PAD)
-    longest = int((best != PAD).sum(2).max()) if max_length else 0
-    return best[:, :, :longest], best_scores
+        ordered = torch.cat((self.scores[rows], scores), dim=1).sort(dim=1, descending=True, stable=True)
+        self.scores[rows], order = (part[:, : self.scores.size(1)] for part in ordered)
+        self.tokens[rows] = _select(torch.cat((self.tokens[rows], sequences), dim=1), order)
+
+    def best(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the tokens (B, N, longest) and the scores (B, N) of the best sequences, see `beam_search`."""
+        scores, order = (part[:, :number] for part in self.scores.sort(dim=1, descending=True, stable=True))
+        tokens = _select(self.tokens, order).masked_fill(scores.isneginf().unsqueeze(2), PAD)
+        longest = int((tokens != PAD).sum(2).max()) if tokens.size(2) else 0
+        return tokens[:, :, :longest], scores

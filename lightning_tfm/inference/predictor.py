@@ -96,22 +96,16 @@ class Predictor(nn.Module, ABC):
             return self.predict_ids(batch, options, source_of_randomness)
 
         with self._evaluating():
-            found = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
+            results = _in_batches(sources, len, compute, max(1, BATCH_SIZE // options.beam_size), progress)
             if options.alignments:
-                found = {number: self._aligned(lines[number], outputs) for number, outputs in found.items()}
+                results = {number: self._aligned(lines[number], outputs) for number, outputs in results.items()}
         return [
-            LinePrediction(None, errors[number])
-            if number in errors
-            else LinePrediction(found[number], encoded[number][1])
-            for number in range(len(lines))
+            LinePrediction(results[n], encoded[n][1]) if n in results else LinePrediction(None, errors[n])
+            for n in range(len(lines))
         ]
 
     def check_options(self, options: DecodingOptions) -> None:
-        """Check decoding options.
-
-        Raises:
-            UserError: if an option is set that the task does not use, or exceeds a limit of the model.
-        """
+        """Raise UserError if an option is set that the task does not use, or exceeds a limit of the model."""
         options.check_used(self.decoding_options, self.task_name())
 
     def score(self, lines: Sequence[str], progress: Callable[[int], object] = _no_progress) -> list[Score]:
@@ -128,8 +122,8 @@ class Predictor(nn.Module, ABC):
             raise UserError(f"the task of the model must score lines, but {self.task_name()} does not")
         encoded, errors = _encode(lines, self.encode_pair)
         with self._evaluating():
-            found = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
-        return [found[number] if number in found else Score(None, 0, errors[number]) for number in range(len(lines))]
+            results = _in_batches(encoded, lambda pair: sum(map(len, pair)), self.score_ids, BATCH_SIZE, progress)
+        return [results[n] if n in results else Score(None, 0, errors[n]) for n in range(len(lines))]
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
@@ -146,11 +140,7 @@ class Predictor(nn.Module, ABC):
         """Return the outputs for each line of a batch, the best first."""
 
     def encode_pair(self, line: str) -> tuple[Ids, Ids]:
-        """Return the ids of a source, which may be empty, and of its target.
-
-        Raises:
-            UserError: if the line cannot be scored.
-        """
+        """Return the ids of a source, which may be empty, and of its target; raise UserError if it cannot be scored."""
         raise NotImplementedError
 
     def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
@@ -167,13 +157,7 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw random arguments of the network's `forward`, by name, for export.
-
-        Args:
-            rows: the number of rows.
-            length: the number of tokens in the longest row.
-            generator: the random number generator.
-        """
+        """Draw random arguments of the network's `forward`, by name, for export."""
 
     @abstractmethod
     def max_input_lengths(self) -> dict[str, int | None]:
@@ -200,11 +184,7 @@ class Predictor(nn.Module, ABC):
         return {"source": clean_line(line), "target": output, "prediction": output, "alignment": None}
 
     def tokenize(self, line: str) -> Ids:
-        """Return the ids of a line of input.
-
-        Raises:
-            UserError: if the line has no tokens, or a token that cannot be encoded.
-        """
+        """Return the ids of a line of input; raise UserError if it has no tokens, or one that cannot be encoded."""
         if not line:
             raise UserError("the text is empty")
         ids = self.tokenizer.encode(line)
@@ -293,21 +273,16 @@ def _in_batches(
     size: int,
     progress: Callable[[int], object],
 ) -> dict[int, Result]:
-    """Return the result for each item, computed in batches of items of similar length.
+    """Return the result for each item, computed in batches of at most `size` items of similar length.
 
-    Args:
-        items: the items, by number.
-        length: a function that returns the length of an item.
-        compute: a function that returns the results of a batch.
-        size: the maximum number of items in a batch.
-        progress: a function called after each batch with the number of its items.
+    The function progress is called after each batch with the number of its items.
     """
     order = sorted(items, key=lambda number: length(items[number]))
     batched = [number for number in order if length(items[number]) <= MAX_BATCHED_LENGTH]
     groups = [batched[start : start + size] for start in range(0, len(batched), size)]
     groups += [[number] for number in order[len(batched) :]]
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     for group in groups:
-        found |= dict(zip(group, compute([items[number] for number in group]), strict=True))
+        results |= dict(zip(group, compute([items[number] for number in group]), strict=True))
         progress(len(group))
-    return found
+    return results

@@ -62,17 +62,17 @@ class Seq2SeqPredictor(Predictor):
         if options.beam_size > 1:
             beams = (options.beam_size, 1.0, options.n_best)
             outputs, scores = beam_search(self.network.decode_step, state, length, *beams)  # (B, N, T), (B, N)
-            found = scores.isfinite()  # there may be fewer than N
+            exist = scores.isfinite()  # there may be fewer than N
         else:
             outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
-            found = torch.ones(outputs.shape[:2], dtype=torch.bool)
+            exist = torch.ones(outputs.shape[:2], dtype=torch.bool)
         rows: list[dict[str, Output]] = [{} for _ in sources]  # by text, since tokens can spell a text in several ways
         log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
-        for row, place in found.nonzero().tolist():
+        for row, place in exist.nonzero().tolist():
             value = None if log_probabilities is None else log_probabilities[row][place]
             text = self.tokenizer.decode(outputs[row, place].tolist())
             rows[row].setdefault(text, Output(text, log_probability=value))  # the best comes first
-        return [list(found_texts.values()) for found_texts in rows]
+        return [list(by_text.values()) for by_text in rows]
 
     def _log_probabilities(self, source: Tensor, outputs: Tensor) -> list[list[float]]:
         """Return the log probabilities of outputs (B, N, T) for source (B, S), in nats."""
@@ -93,9 +93,10 @@ class Seq2SeqPredictor(Predictor):
 
     def score_ids(self, pairs: list[tuple[Ids, Ids]]) -> list[Score]:
         sources, targets = (pad_sequences(side)[0].to(self.device) for side in zip(*pairs, strict=True))
-        found = self._log_probabilities(sources, targets.unsqueeze(1))
-        return [Score(value, len(target)) for (value,), (_, target) in zip(found, pairs, strict=True)]
+        values = self._log_probabilities(sources, targets.unsqueeze(1))
+        return [Score(value, len(target)) for (value,), (_, target) in zip(values, pairs, strict=True)]
 
+    @torch.no_grad()
     def align(self, source: str, target: str) -> AttentionMap:
         """Return attention weights over the source and EOS, as a single head, which align a target with its source.
 
@@ -141,16 +142,16 @@ class Seq2SeqPredictor(Predictor):
         gold = content["alignment"] if text == content["target"] else None
         links = [(i, j) for i, j in gold or () if j < T]
         predicts: Literal["output", "target"] = "output" if "prediction" in content else "target"
-        found = []
+        maps = []
         for layer, weights in attention_weights(self.network, *inputs).items():
             if self.network.get_submodule(layer).over_memory:
-                found.append(AttentionMap(layer, weights, target_out, source, links, predicts=predicts))
+                maps.append(AttentionMap(layer, weights, target_out, source, links, predicts=predicts))
             elif weights.size(-1) == len(source) + len(target_in):  # one sequence: a row predicts the next symbol
                 moved = [(i, len(source) + j) for i, j in links]
                 rows, columns = [*source[1:], "BOS", *target_out], [*source, *target_in]
-                found.append(AttentionMap(layer, weights, rows, columns, moved, len(source), predicts=predicts))
+                maps.append(AttentionMap(layer, weights, rows, columns, moved, len(source), predicts=predicts))
             elif layer.startswith("encoder"):
-                found.append(AttentionMap(layer, weights, source, source, []))
+                maps.append(AttentionMap(layer, weights, source, source, []))
             else:
-                found.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=predicts))
-        return found
+                maps.append(AttentionMap(layer, weights, target_out, target_in, [], predicts=predicts))
+        return maps

@@ -1,24 +1,24 @@
 """Building blocks of the networks."""
 
+from lightning_tfm.layers.additive import AdditiveAttention, LocationAwareAttention
 from lightning_tfm.layers.attention import (
-    AdditiveAttention,
     Attention,
     CrossAttention,
-    HardMonotonicAttention,
     KVCache,
-    LocationAwareAttention,
-    MonotonicAttention,
-    MonotonicCrossAttention,
     SelfAttention,
-    at_least_float32,
     attention_maps,
     causal_mask,
     check_num_heads,
-    monotonic_weights,
     scaled_dot_product_weights,
     split_heads,
 )
-from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, quantize
+from lightning_tfm.layers.cpu import LSTM, Dropout, Int8Linear, Linear, check_dropout, quantize
+from lightning_tfm.layers.monotonic import (
+    HardMonotonicAttention,
+    MonotonicAttention,
+    MonotonicCrossAttention,
+    monotonic_weights,
+)
 from lightning_tfm.layers.pointer import PointerGenerator
 from lightning_tfm.layers.positions import (
     AlibiPositions,
@@ -33,8 +33,15 @@ from lightning_tfm.layers.positions import (
     apply_rotary,
     position_scheme,
 )
+from lightning_tfm.layers.precision import at_least_float32
 from lightning_tfm.layers.recurrence import lstm_with_attention
-from lightning_tfm.layers.transformer_layer import AddNorm, CrossAttentionKind, FeedForward, TransformerLayer
+from lightning_tfm.layers.transformer_layer import (
+    AddNorm,
+    CrossAttentionKind,
+    FeedForward,
+    LayerCache,
+    TransformerLayer,
+)
 
 __all__ = [
     "LSTM",
@@ -51,6 +58,7 @@ __all__ = [
     "HardMonotonicAttention",
     "Int8Linear",
     "KVCache",
+    "LayerCache",
     "LearnedPositions",
     "Linear",
     "LocationAwareAttention",
@@ -68,6 +76,7 @@ __all__ = [
     "at_least_float32",
     "attention_maps",
     "causal_mask",
+    "check_dropout",
     "check_num_heads",
     "lstm_with_attention",
     "monotonic_weights",

@@ -82,8 +82,7 @@ class Int8Linear(nn.Module):
 def quantize(network: nn.Module) -> None:
     """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
-    Args:
-        network: the network, in float32 on the CPU and in evaluation mode.
+    The network must be in float32 on the CPU and in evaluation mode.
 
     Raises:
         UserError: if the network has no such layers.
@@ -125,6 +124,12 @@ class LSTM(nn.LSTM):
             return super().forward(x.float(), None if state is None else (state[0].float(), state[1].float()))
 
 
+def check_dropout(name: str, p: float) -> None:
+    """Raise UserError if a dropout probability is not in [0, 1)."""
+    if not 0 <= p < 1:
+        raise UserError(f"{name} must be at least 0 and below 1, but is {p}; try 0.1")
+
+
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) with a fast path for CPUs.
 
@@ -141,7 +146,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        assert 0 <= p < 1
+        check_dropout("dropout", p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

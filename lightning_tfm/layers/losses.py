@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_tfm.layers import at_least_float32
+from lightning_tfm.layers.precision import at_least_float32
 from lightning_tfm.tokenization import PAD
 
 
@@ -27,12 +27,7 @@ def token_nll(logits: Tensor, target_out: Tensor, label_smoothing: float = 0.0) 
 
 
 def sequence_nll(logits: Tensor, target_out: Tensor) -> Tensor:
-    """Return the sum of -log p over the tokens of each sequence (B), in nats.
-
-    Args:
-        logits: the logits (B, T, V).
-        target_out: the targets (B, T).
-    """
+    """Return the sum of -log p of the targets (B, T) of each sequence (B), in nats, given logits (B, T, V)."""
     logits = at_least_float32(logits.flatten(0, 1))
     nll = F.cross_entropy(logits, target_out.flatten(), ignore_index=PAD, reduction="none")
     return nll.view_as(target_out).sum(1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_tfm.layers.attention import at_least_float32
 from lightning_tfm.layers.cpu import Linear
+from lightning_tfm.layers.precision import at_least_float32
 
 
 class PointerGenerator(nn.Module):

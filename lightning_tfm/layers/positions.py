@@ -1,7 +1,7 @@
 """Position schemes: the ways in which a Transformer encodes the order of its tokens.
 
-A network gives each token an index, numbers the indices (`Positions.number`), and passes the resulting positions to
-the methods of its scheme, which change the embeddings, the queries and keys, or the attention scores.
+A network numbers its tokens (`Positions.number_pair` or `number_sequence`), and passes the resulting positions to the
+methods of its scheme, which change the embeddings, the queries and keys, or the attention scores.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class Positions(nn.Module):
     """Base class of position schemes, and the scheme without positions (Kazemnejad et al. 2023).
 
     Attributes:
-        couples: whether tokens of source and target with the same index share a position. Otherwise, source and target
-            are numbered independently, or as a single sequence.
+        couples: whether tokens of source and target with the same index share a position.
     """
 
     couples: ClassVar[bool] = False
@@ -43,6 +42,38 @@ class Positions(nn.Module):
             The positions (T), or (B, T) if rows differ.
         """
         return indices
+
+    def number_pair(self, source_length: int, target_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of a source and of a target that are separate sequences, see `number`.
+
+        The number of rows and the device are those of `like` (B, ...).
+        """
+        source, target = (
+            self.number(torch.arange(length, device=like.device), like.size(0), length)
+            for length in (source_length, target_length)
+        )
+        return source, target
+
+    def number_sequence(self, real: Tensor, target_length: int) -> Tensor:
+        """Return the positions (S + T) or (B, S + T) of a source and a target that follows it, see `number`.
+
+        Args:
+            real: the mask (B, S) of the source, False at padding, which has no position.
+            target_length: the number of columns T of the target.
+        """
+        B, S = real.shape
+        indices = torch.arange(S + target_length, device=real.device)
+        if S > 0:
+            indices = torch.where(indices < S, indices, indices - S + self.target_start(real).unsqueeze(1))
+        return self.number(indices, B, self.span(S, target_length))
+
+    def target_start(self, real: Tensor) -> Tensor:
+        """Return the index (B) of the first token of a target that follows a source with the mask (B, S)."""
+        return real.sum(1)
+
+    def span(self, source_length: int, target_length: int) -> int:
+        """Return the number of positions of a source and a target that follows it."""
+        return source_length + target_length
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings x (B, T, D), with encodings of their positions if the scheme adds them."""
@@ -173,6 +204,17 @@ class CoupledPositions(RandomizedPositions):
 
     couples = True
 
+    def number_pair(self, source_length: int, target_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        count = self.span(source_length, target_length)
+        positions = self.number(torch.arange(count, device=like.device), like.size(0), count)
+        return positions[..., :source_length], positions[..., :target_length]
+
+    def target_start(self, real: Tensor) -> Tensor:
+        return torch.zeros_like(real[:, 0], dtype=torch.long)
+
+    def span(self, source_length: int, target_length: int) -> int:
+        return max(source_length, target_length)
+
 
 class AlibiPositions(Positions):
     """Attention with linear biases, ALiBi (Press et al. 2022).
@@ -204,12 +246,7 @@ class AlibiPositions(Positions):
 
 
 def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
-    """Rotate queries or keys.
-
-    Args:
-        x: the queries or keys (B, H, T, D/H).
-        freqs_cis: the rotations, see `Positions.rotations`; None to return x.
-    """
+    """Rotate queries or keys (B, H, T, D/H), see `Positions.rotations`; return them unchanged without rotations."""
     if freqs_cis is None:
         return x
     # Use one complex product: real products of strided tensors took a sixth of the step of a small model on a CPU.
@@ -219,14 +256,7 @@ def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
 
 
 def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_heads: int) -> Positions:
-    """Return a position scheme for positions 0 to max_length - 1.
-
-    Args:
-        name: the name of the scheme.
-        max_length: number of positions.
-        d_model: width of the embeddings.
-        num_heads: number of attention heads; must divide d_model.
-    """
+    """Return a position scheme for positions 0 to max_length - 1."""
     match name:
         case "sinusoidal":
             return SinusoidalPositions(max_length, d_model)

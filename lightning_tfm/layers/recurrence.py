@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_tfm.layers.attention import at_least_float32
+from lightning_tfm.layers.precision import at_least_float32
 
 
 def lstm_with_attention(

@@ -9,9 +9,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_tfm.layers.attention import CrossAttention, KVCache, MonotonicCrossAttention, SelfAttention
+from lightning_tfm.layers.attention import CrossAttention, KVCache, SelfAttention
 from lightning_tfm.layers.cpu import Dropout, Linear
+from lightning_tfm.layers.monotonic import MonotonicCrossAttention
 from lightning_tfm.layers.positions import FreqsCis
+
+LayerCache = tuple[Tensor, ...]
+"""Cache of a decoder layer: keys and values of its self-attention (B, H, T, D/H) each.
+
+If the cross-attention is monotonic, or the layer keeps weights, its weights (B, H, T, S) in the last call follow.
+"""
 
 CrossAttentionKind = Literal["dot_product", "monotonic"]
 """Cross-attention of a layer: `CrossAttention` or `MonotonicCrossAttention`."""
@@ -55,12 +62,7 @@ class AddNorm(nn.Module):
         return self.norm(x) if self.is_pre else x
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
-        """Return the sum of x and the output of the sub-layer, normalized if post-norm.
-
-        Args:
-            x: the input of the residual connection (B, T, D).
-            update: the output of the sub-layer (B, T, D).
-        """
+        """Return the sum of x and the output of the sub-layer, (B, T, D) each, normalized if post-norm."""
         x = x + self.dropout(update)
         return x if self.is_pre else self.norm(x)
 
@@ -77,6 +79,7 @@ class TransformerLayer(nn.Module):
         activation: activation of the feed-forward network.
         bias: whether linear layers and norms have a bias.
         cross_attention: how the layer attends to an encoder; None without an encoder.
+        keeps_weights: whether `step` also computes the weights of dot-product cross-attention, for its cache.
     """
 
     COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
@@ -95,8 +98,10 @@ class TransformerLayer(nn.Module):
         activation: nn.Module,
         bias: bool = True,
         cross_attention: CrossAttentionKind | None = None,
+        keeps_weights: bool = False,
     ) -> None:
         super().__init__()
+        self.keeps_weights = keeps_weights
         self.self_attention = SelfAttention(d_model, num_heads, bias)
         self.add_self = AddNorm(d_model, norm, dropout, bias)
         if cross_attention is not None:
@@ -114,43 +119,69 @@ class TransformerLayer(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         is_causal: bool = False,
-        past: KVCache | None = None,
+        freqs_cis: FreqsCis | None = None,
         memory: KVCache | None = None,
         memory_mask: Tensor | None = None,
-        freqs_cis: FreqsCis | None = None,
-        need_weights: bool = False,
-        previous: Tensor | None = None,
-    ) -> tuple[Tensor, KVCache, Tensor | None]:
-        """Apply the layer.
+    ) -> Tensor:
+        """Return the output (B, T, D) for a whole sequence.
 
         Args:
             x: the input (B, T, D).
             mask: the mask of the self-attention, see `SelfAttention.forward`.
-            is_causal: whether the self-attention is causal.
-            past: the KV cache of the self-attention from earlier calls.
+            is_causal: whether the self-attention is causal; requires `mask` to be None.
+            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
             memory: the keys and values of the encoder's output, see `CrossAttention.project_memory`; None without an
                 encoder.
             memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
-            freqs_cis: the rotations of the positions of x, see `Positions.rotations`.
-            need_weights: whether to return the weights of the cross-attention, which dot-product attention otherwise
-                does not compute.
-            previous: the weights (B, H, S) of a monotonic cross-attention for the last query of earlier calls.
-
-        Returns:
-            The output (B, T, D), the KV cache of the self-attention for the next call, and the weights of the
-            cross-attention (B, H, T, S); None unless `need_weights` or it is monotonic.
         """
-        context, past = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
+        return self._compute(x, None, mask, is_causal, freqs_cis, memory, memory_mask)[0]
+
+    def step(
+        self,
+        x: Tensor,
+        cache: LayerCache | None,
+        mask: Tensor | None = None,
+        freqs_cis: FreqsCis | None = None,
+        memory: KVCache | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerCache]:
+        """Return the output (B, T, D) for the next tokens of a sequence, and the cache for the next call.
+
+        Args:
+            x: the input (B, T, D).
+            cache: the cache of earlier calls; None for the first tokens, which are masked causally without a `mask`.
+            mask: the mask of the self-attention, which includes the cached positions.
+            freqs_cis: see `forward`.
+            memory: see `forward`.
+            memory_mask: see `forward`.
+        """
+        is_causal = mask is None and cache is None and bool(x.size(1) > 0)  # bool, for torch.export
+        return self._compute(x, cache, mask, is_causal, freqs_cis, memory, memory_mask)
+
+    def _compute(
+        self,
+        x: Tensor,
+        cache: LayerCache | None,
+        mask: Tensor | None,
+        is_causal: bool,
+        freqs_cis: FreqsCis | None,
+        memory: KVCache | None,
+        memory_mask: Tensor | None,
+    ) -> tuple[Tensor, LayerCache]:
+        new_cache: LayerCache
+        past = None if cache is None else (cache[0], cache[1])
+        context, new_cache = self.self_attention(self.add_self.before(x), mask, is_causal, past, freqs_cis)
         x = self.add_self(x, context)
-        weights = None
         if memory is not None:
             assert memory_mask is not None
             query = self.add_cross.before(x)
             if isinstance(self.cross_attention, MonotonicCrossAttention):
+                previous = None if cache is None else cache[2][:, :, -1]
                 context, weights = self.cross_attention(query, memory, memory_mask, previous)
+                new_cache = *new_cache, weights
             else:
                 context = self.cross_attention(query, memory, memory_mask, freqs_cis)
-                if need_weights:
-                    weights = self.cross_attention.weights(query, memory, memory_mask, freqs_cis)
+                if self.keeps_weights:
+                    new_cache = *new_cache, self.cross_attention.weights(query, memory, memory_mask, freqs_cis)
             x = self.add_cross(x, context)
-        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), past, weights
+        return self.add_feed_forward(x, self.feed_forward(self.add_feed_forward.before(x))), new_cache

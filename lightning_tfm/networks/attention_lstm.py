@@ -58,7 +58,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         cell: Literal["lstm", "gru"] = "lstm",
         pointer_generator: bool = False,
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.dropout = Dropout(dropout)
@@ -121,15 +121,12 @@ class AttentionLSTM(Seq2SeqNetwork):
         return recurrent, previous, Memory((keys, memory, source))
 
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
-        """Compute one step of the cell, (Bahdanau et al., A.2.2) for a GRU.
+        """Return the next state of the cell, (Bahdanau et al., A.2.2) for a GRU.
 
         Args:
             token_gates: the contribution of the previous token to the gates (B, 4D), of a GRU (B, 3D).
             context: the context (B, 2D); of width 0 for hard monotonic attention.
             recurrent: the state of the cell.
-
-        Returns:
-            The next state of the cell.
         """
         # Unlike in nn.LSTMCell, token_gates is computed once for all steps. The four gates of an LSTM are one product.
         hidden = recurrent[0]

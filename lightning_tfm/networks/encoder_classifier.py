@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
-from lightning_tfm.layers import Dropout, LearnedPositions, TransformerLayer, check_num_heads
+from lightning_tfm.layers import Dropout, LearnedPositions, TransformerLayer, check_dropout, check_num_heads
 from lightning_tfm.networks.naive_bayes import NaiveBayes
 from lightning_tfm.networks.network import DataProperties, TextNetwork, check_max_length
 from lightning_tfm.tokenization import PAD, UNKNOWN_ID
@@ -62,9 +62,10 @@ class EncoderClassifier(TextNetwork):
         num_bigram_buckets: int | None = None,
         norm: Literal["pre", "post"] = "post",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
+        check_dropout("word_dropout", word_dropout)
         self.word_dropout = word_dropout
         self.embedding = nn.EmbeddingBag(vocab_size, d_model, mode="sum", padding_idx=PAD)
         self.positions = LearnedPositions(self.max_length, d_model)
@@ -111,11 +112,11 @@ class EncoderClassifier(TextNetwork):
         x = x + self.positions(torch.arange(text.size(1), device=text.device))
         x = self.dropout(x)  # (B, S, D)
         for layer in self.encoder:
-            x, *_ = layer(x, real[:, None, None])
+            x = layer(x, real[:, None, None])
         x = self.norm(x) * real.unsqueeze(-1)
         mean = x.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # (B, D)
         logits = self.head(self.hidden(self.dropout(mean)))
         if self.naive_bayes is None or self.training:
             return logits
-        others = self.naive_bayes(text)
-        return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * others.log_softmax(-1)
+        log_probs = self.naive_bayes(text).log_softmax(-1)
+        return (1 - NAIVE_BAYES_SHARE) * logits.log_softmax(-1) + NAIVE_BAYES_SHARE * log_probs

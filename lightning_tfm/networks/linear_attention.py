@@ -50,15 +50,12 @@ class LinearAttention(Attention):
         return query, key, value
 
     def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Attend from each token to itself and to preceding tokens.
+        """Return the context (B, T, D) of x (B, T, D), and the state after these tokens.
 
         Args:
-            x: the input (B, T, D).
+            x: the input.
             real: the mask (B, T), False at padding.
             state: the state after earlier tokens.
-
-        Returns:
-            The context (B, T, D), and the state after these tokens.
         """
         query, key, value = self._project(x, real)
         if state is None:
@@ -77,11 +74,7 @@ class LinearAttention(Attention):
         return self.out_proj(torch.cat(contexts, dim=1)), (key_values, keys)
 
     def weights(self, x: Tensor, real: Tensor, state: State | None = None) -> Tensor:
-        """Return the weights (B, H, T, T) of a call without a state.
-
-        Raises:
-            UserError: if there is a state, which contains sums over earlier keys instead of the keys.
-        """
+        """Return the weights (B, H, T, T) of a call without a state, which has sums over the keys, but not the keys."""
         if state is not None:
             raise UserError("attention weights of linear attention can be recorded in forward, not in decode_step")
         query, key, _ = self._project(x, real)
@@ -132,7 +125,7 @@ class LinearTransformer(CausalNetwork):
         max_length: int | None = None,
         positions: Literal["learned", "sinusoidal", "none"] = "learned",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = position_scheme(positions, self.max_length, d_model, num_heads)
@@ -149,7 +142,7 @@ class LinearTransformer(CausalNetwork):
         """Return the features (B, T, D) of tokens (B, T), and the states of all layers.
 
         Args:
-            tokens: the tokens (B, T).
+            tokens: the tokens.
             real: the mask (B, T), False at padding, which has no position.
             start: the number of earlier tokens without padding (B, 1).
             states: the states after earlier tokens.

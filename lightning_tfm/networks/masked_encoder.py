@@ -35,7 +35,7 @@ class MaskedEncoder(TextNetwork):
         max_length: int | None = None,
         norm: Literal["pre", "post"] = "pre",
     ) -> None:
-        super().__init__(locals())
+        super().__init__()
         check_num_heads(d_model, num_heads)
         self.max_length = check_max_length(max_length)
         self.embedding = nn.Embedding(vocab_size, d_model)
@@ -56,5 +56,5 @@ class MaskedEncoder(TextNetwork):
         x = self.dropout(self.embedding(text) + self.positions(torch.arange(text.size(1), device=text.device)))
         real = (text != PAD)[:, None, None]  # (B, 1, 1, T)
         for layer in self.encoder:
-            x, *_ = layer(x, real)
+            x = layer(x, real)
         return self.head(self.norm(x))

@@ -49,11 +49,7 @@ class NaiveBayes(nn.Module):
         self.register_buffer("scores", torch.zeros(vocab_size + num_bigram_buckets, num_classes, dtype=torch.int))
 
     def _features(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sorted ids (B, N) of the features of texts, and a mask of their first occurrences.
-
-        Args:
-            text: the ids (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
-        """
+        """Return the sorted ids (B, N) of the features of texts, see `forward`, and where each occurs first."""
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
         words, beginnings = text[..., 0], text[..., 1:2].flatten(1)  # (B, S) and (B, S or 0)
         known = (words != PAD) & (words != UNKNOWN_ID)
@@ -70,7 +66,7 @@ class NaiveBayes(nn.Module):
         """Count the features of labeled texts, and fit the weights.
 
         Args:
-            batches: the ids (B, S), right-padded with PAD, or (B, S, G) with G ids per token, and the classes (B).
+            batches: the ids of texts, see `forward`, and the classes (B).
         """
         features, sizes, labels = [], [], []
         for text, label in batches:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +24,7 @@ class Memory(tuple[Any, ...]):
 
 
 def check_max_length(max_length: int | None) -> int:
-    """Check that max_length is set, and return it.
-
-    Raises:
-        UserError: if it is None.
-    """
+    """Return max_length, or raise UserError if it is None."""
     if max_length is None:
         raise UserError("max_length must be set, but is None; set it, or construct the network with from_data")
     return max_length
@@ -53,31 +52,23 @@ class DataProperties(Protocol):
 class Network(nn.Module, ABC):
     """Base class of networks in plain PyTorch, for any training loop.
 
-    Args:
-        arguments: the `locals()` of the subclass's constructor, whose arguments must be plain values.
-
     Attributes:
-        hyper_parameters: the arguments of the constructor by name; `type(network)(**hyper_parameters)` constructs the
-            network when a checkpoint is loaded.
+        hyper_parameters: the arguments of the constructor by name, which must be plain values;
+            `type(network)(**hyper_parameters)` constructs the network when a checkpoint is loaded.
+        least: the lower bounds of integer arguments, where they differ from 1.
         head: the output layer, from features to logits.
         is_traceable: whether `torch.export` can trace `forward` for any length.
-
-    Raises:
-        UserError: if a dropout is not in [0, 1), or an integer is below 1.
     """
 
+    hyper_parameters: dict[str, Any]
+    least: ClassVar[Mapping[str, int]] = {}
     head: nn.Linear
     is_traceable = True
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.hyper_parameters = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
-        for name, value in self.hyper_parameters.items():
-            if name.endswith("dropout"):
-                if value is not None and not 0 <= value < 1:
-                    raise UserError(f"{name} must be at least 0 and below 1, but is {value}; try 0.1")
-            elif type(value) is int and value < 1:
-                raise UserError(f"{name} must be at least 1, but is {value}")
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def is_recurrent(self) -> bool:
@@ -86,11 +77,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
-        """Return the arguments of the constructor that depend on the data.
-
-        Args:
-            data: a data module.
-        """
+        """Return the arguments of the constructor that depend on the data."""
         return {"vocab_size": data.vocab_size}
 
     @classmethod
@@ -105,26 +92,38 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        """Check that the network has positions for these lengths, in tokens.
-
-        Raises:
-            UserError: if a length exceeds the positions.
-        """
+        """Raise UserError if sequences of these lengths, in tokens, have more positions than the network."""
 
     def random_ids(self, rows: int, length: int, generator: torch.Generator, ids_per_token: int = 1) -> Tensor:
-        """Draw random, right-padded ids (B, S), or (B, S, G) with G ids per token; a single row has no padding.
+        """Draw random, right-padded ids (rows, length), or (rows, length, G) with G > 1 ids per token.
 
-        Args:
-            rows: number of rows B.
-            length: maximum number of tokens S in a row.
-            generator: the random number generator.
-            ids_per_token: number of ids G per token.
+        A single row has no padding.
         """
         vocab_size = self.hyper_parameters["vocab_size"]
         ids = torch.randint(NUM_SPECIAL, vocab_size, (rows, length, ids_per_token), generator=generator)
         lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
         padding = torch.arange(length) >= lengths.clamp(min=length if rows == 1 else 1)
         return ids.masked_fill(padding.unsqueeze(-1), PAD).squeeze(-1)
+
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that checks its integer arguments, and records its arguments as `hyper_parameters`."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def recording(network: Network, *arguments: Any, **settings: Any) -> None:
+        if "hyper_parameters" not in vars(network):  # otherwise, the constructor of a subclass calls this one
+            bound = signature.bind(network, *arguments, **settings)
+            bound.apply_defaults()
+            _, *recorded = bound.arguments.items()  # without self
+            network.hyper_parameters = dict(recorded)
+            for name, value in recorded:
+                least = network.least.get(name, 1)
+                if type(value) is int and value < least:
+                    raise UserError(f"{name} must be at least {least}, but is {value}")
+        init(network, *arguments, **settings)
+
+    return recording
 
 
 class TextNetwork(Network):
@@ -160,15 +159,7 @@ class Seq2SeqNetwork(Network):
         return getattr(self, "max_length", None)
 
     def source_attention(self, maps: dict[str, Tensor], source: Tensor) -> dict[str, Tensor]:
-        """Select the attention weights (B, H, T, S) of the target over the source.
-
-        Args:
-            maps: the weights by layer, see `attention_maps`.
-            source: the source (B, S).
-
-        Returns:
-            The selected weights by layer.
-        """
+        """Select the weights (B, H, T, S) of the target over the source (B, S) from those of all layers by name."""
         layers = {name: layer for name, layer in self.named_modules() if isinstance(layer, Attention)}
         return {name: weights for name, weights in maps.items() if layers[name].over_memory}
 
@@ -187,13 +178,9 @@ class Seq2SeqNetwork(Network):
 
     @abstractmethod
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the logits (B, V) of the token after `token`, and the next state.
+        """Return the logits (B, V) of the token after `token` (B), and the next state.
 
         Calling it for each column of target_in gives the logits of `forward`.
-
-        Args:
-            token: the token of each row (B).
-            state: the state returned by `encode` or by the previous step.
         """
 
 
@@ -206,23 +193,16 @@ class CausalNetwork(Seq2SeqNetwork):
 
     max_length: int
 
-    def load_pretrained(self, folder: str) -> None:
-        """Load the weights of a pretrained Hugging Face model.
-
-        Args:
-            folder: the folder of the model.
-
-        Raises:
-            UserError: if the weights cannot be loaded, or do not fit.
-        """
-        raise UserError(f"pretrained must not be set for {type(self).__name__}, which has no pretrained weights")
-
     @classmethod
     def data_settings(cls, data: DataProperties) -> dict[str, Any]:
         return super().data_settings(data) | {"max_length": data.max_source_length + data.max_target_length}
 
+    def span(self, source_length: int, target_length: int) -> int:
+        """Return the number of positions of a source and a target."""
+        return source_length + target_length
+
     def check_lengths(self, source_length: int, target_length: int) -> None:
-        length = source_length + target_length
+        length = self.span(source_length, target_length)
         if length > self.max_length:
             read = (
                 f"source and target have {source_length} + {target_length}" if target_length else f"input has {length}"

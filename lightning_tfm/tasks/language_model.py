@@ -12,6 +12,7 @@ from lightning_tfm.data import Batch, TextDataModule, TextDataset
 from lightning_tfm.inference import LanguageModelPredictor
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import CausalNetwork
+from lightning_tfm.networks.gpt2 import start_from_gpt2
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.metrics import Loss, TokenLoss
@@ -49,7 +50,7 @@ class LanguageModel(TaskModule, LanguageModelPredictor):
 
     def load_pretrained(self) -> None:
         if self.pretrained is not None:
-            self.network.load_pretrained(self.pretrained)
+            start_from_gpt2(self.network, self.pretrained)
             self.pretrained = None
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:

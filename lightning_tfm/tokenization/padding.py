@@ -12,10 +12,7 @@ from lightning_tfm.tokenization.tokenizer import PAD, Ids
 
 
 def pad_sequences(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-    """Right-pad sequences with PAD to a tensor.
-
-    Args:
-        rows: N sequences of tokens, each an id or a tuple of G ids.
+    """Right-pad N sequences, whose tokens are ids or tuples of G ids, with PAD.
 
     Returns:
         The ids (N, longest) or (N, longest, G), and the lengths (N).

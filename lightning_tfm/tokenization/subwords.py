@@ -84,11 +84,7 @@ class SubwordTokenizer(Tokenizer):
 
 
 def _check_growth(model: str) -> None:
-    """Check that normalizers, pre-tokenizers and decoders do not enlarge a text beyond MAX_GROWTH times.
-
-    Raises:
-        UserError: if a sequence of them may.
-    """
+    """Raise UserError if normalizers, pre-tokenizers and decoders may enlarge a text beyond MAX_GROWTH times."""
     content = json.loads(model)
     parts, growth = [content.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")], 1
     while parts:
@@ -101,11 +97,7 @@ def _check_growth(model: str) -> None:
 
 
 def read_tokenizer(path: Path) -> SubwordTokenizer:
-    """Load the tokenizer of a Hugging Face tokenizer.json.
-
-    Raises:
-        UserError: if the file cannot be read, or is not a tokenizer.json.
-    """
+    """Load the tokenizer of a Hugging Face tokenizer.json; raise UserError if the file is none."""
     try:
         return SubwordTokenizer(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises plain Exception

@@ -82,8 +82,8 @@ class SymbolTokenizer(Tokenizer):
             symbol = error.args[0]
             kind = "word" if self.separator else "character"
             position = symbols.index(symbol) + 1
-            shown = text if len(text) <= 60 else text[:57] + "..."
-            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {shown!r})") from None
+            excerpt = text if len(text) <= 60 else text[:57] + "..."
+            raise UserError(f"the vocabulary has no {kind} {symbol!r} (position {position} of {excerpt!r})") from None
 
     @cached_property
     def _ids_by_code_point(self) -> Tensor:
@@ -101,12 +101,7 @@ class SymbolTokenizer(Tokenizer):
         return not self.separator and self.feature_separator is None
 
     def count(self, texts: Iterable[str], are_targets: bool) -> Counter[str]:
-        """Count the symbols of texts, including those outside the vocabulary.
-
-        Args:
-            texts: the texts.
-            are_targets: whether the texts are targets instead of sources.
-        """
+        """Count the symbols of sources or targets, including those outside the vocabulary."""
         if not self._are_characters(are_targets):
             return Counter(chain.from_iterable(map(self.split_target if are_targets else self.split, texts)))
         counts: Counter[str] = Counter()

@@ -69,11 +69,7 @@ class Tokenizer(ABC):
         """
 
     def encode_rest(self, text: str) -> Ids:
-        """Encode the end of a source, which follows another token.
-
-        Raises:
-            UserError: see `encode`.
-        """
+        """Encode the end of a source, which follows another token, see `encode`."""
         return self.encode(text)
 
     @abstractmethod
@@ -106,11 +102,7 @@ class Tokenizer(ABC):
         return self.split_target(text)
 
     def encode_target(self, text: str) -> list[int]:
-        """Encode a target.
-
-        Raises:
-            UserError: see `encode`.
-        """
+        """Encode a target, see `encode`."""
         return cast(list[int], self.encode(text))  # only sources have several ids per token
 
     def encode_all(self, texts: Sequence[str]) -> Sequence[Ids]:

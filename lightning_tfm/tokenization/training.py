@@ -15,12 +15,7 @@ from lightning_tfm.tokenization.words import WordTokenizer
 
 
 def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on texts, whose vocabulary contains the most frequent tokens.
-
-    Args:
-        texts: the texts.
-        tokens: "character", "word" (separated by spaces) or "subword".
-        vocab_size: maximum number of ids.
+    """Train a tokenizer on texts, with the most frequent "character", "word" (separated by spaces) or "subword" tokens.
 
     Raises:
         UserError: if vocab_size is below the minimum for these tokens.
@@ -33,12 +28,7 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
-    """Train a tokenizer of lower-case words on texts, whose vocabulary contains the most frequent words.
-
-    Args:
-        texts: the texts.
-        vocab_size: maximum number of ids, excluding n-grams.
-        num_ngrams: number of additional ids for n-grams.
+    """Train a tokenizer of lower-case words, with the most frequent words and num_ngrams additional ids for n-grams.
 
     Raises:
         UserError: if vocab_size is below the minimum.
@@ -54,9 +44,6 @@ def build_vocab(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     Args:
         counts: the number of occurrences of each symbol.
         vocab_size: maximum number of ids, including PAD, BOS, EOS and UNKNOWN.
-
-    Raises:
-        UserError: if no symbol fits.
     """
     if vocab_size <= NUM_SPECIAL + 1:
         raise UserError(
@@ -103,11 +90,7 @@ KINDS: dict[str, type | UnionType] = {
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
-    """Construct a tokenizer from the values returned by `Tokenizer.to_dict`.
-
-    Raises:
-        ValueError: if a value is of another type.
-    """
+    """Construct a tokenizer from the values of `Tokenizer.to_dict`; raise ValueError if one is of another type."""
     settings = {name: value for name, value in values.items() if name != "type"}
     for name, value in settings.items():
         texts = value if isinstance(value, list) else []

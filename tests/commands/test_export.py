@@ -205,7 +205,7 @@ def test_a_network_with_few_positions_is_exported(task):
         "classification": lambda: Classifier(EncoderClassifier(size, 2, 4, **sizes), tokenizer, ("neg", "pos")),
     }[task]().eval()
     program = _exported(module).module()
-    assert difference(module, lambda inputs: program(**inputs)) < 1e-4
+    assert difference(module, program) < 1e-4
 
 
 def test_an_export_with_other_logits_is_not_written(checkpoint, monkeypatch, tmp_path, capsys):
@@ -220,11 +220,11 @@ def test_an_export_with_other_logits_is_not_written(checkpoint, monkeypatch, tmp
 
 def test_nan_and_other_shapes_count_as_differences(checkpoint):
     trained = lightning_tfm.load(checkpoint)
-    assert difference(trained, lambda inputs: trained.network(**inputs)) == 0
-    assert difference(trained, lambda inputs: trained.network(**inputs)[..., :1]) == math.inf
+    assert difference(trained, trained.network) == 0
+    assert difference(trained, lambda **inputs: trained.network(**inputs)[..., :1]) == math.inf
     for some in (slice(None), slice(1)):  # all logits, or a single one
 
-        def broken(inputs, some=some):
+        def broken(some=some, **inputs):
             logits = trained.network(**inputs).clone()
             logits.view(-1)[some] = torch.nan
             return logits

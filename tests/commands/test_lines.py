@@ -43,6 +43,16 @@ def checkpoint(request, tmp_path_factory):
 
 
 @pytest.fixture
+def speller(tmp_path_factory):
+    return trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+@pytest.fixture
+def classifier(tmp_path_factory):
+    return trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
+
+
+@pytest.fixture
 def sources(checkpoint):
     return SOURCES[checkpoint.parents[2].name.partition("_")[0]]
 
@@ -269,21 +279,19 @@ def test_columns_and_json_have_the_same_values(checkpoint, sources, monkeypatch,
     assert set(numbers) == {1, 2, 3}
 
 
-def test_each_output_is_one_line_with_one_column(tmp_path_factory, monkeypatch, capsys):
+def test_each_output_is_one_line_with_one_column(speller, monkeypatch, capsys):
     """A reader that splits at universal newlines, or by str.splitlines, reads as many lines as there are outputs."""
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     text = "\r".join(["a", *" \n\v\f\x1c\x1d\x1e\x85\u2028\u2029\t", "b"])
     monkeypatch.setattr(SymbolTokenizer, "decode", lambda self, ids: text)
-    assert in_process(monkeypatch, "generate", checkpoint, "a", "b") == 0
+    assert in_process(monkeypatch, "generate", speller, "a", "b") == 0
     assert capsys.readouterr().out.splitlines() == [f"a{' ' * 23}b"] * 2
-    assert in_process(monkeypatch, "generate", checkpoint, "a", "b", "--json") == 0
+    assert in_process(monkeypatch, "generate", speller, "a", "b", "--json") == 0
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [text] * 2
 
 
-def test_a_line_of_a_table_is_not_a_source_of_symbols(tmp_path_factory, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_a_line_of_a_table_is_not_a_source_of_symbols(speller, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"abc\tABC\nabc\t\n")))
-    assert in_process(monkeypatch, "generate", checkpoint) == 1
+    assert in_process(monkeypatch, "generate", speller) == 1
     written = capsys.readouterr()
     assert written.err.splitlines()[0] == (
         "lightning-tfm: line 1: it must hold only the column of the source, but has 2 columns, separated by tabs; "
@@ -325,12 +333,11 @@ def test_features_are_a_column_of_the_source():
     assert pair.log_probability
 
 
-def test_more_tokens_than_a_model_generates_are_refused(tmp_path_factory, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
-    longest = load(checkpoint).max_target_length
-    assert in_process(monkeypatch, "generate", checkpoint, "a", "--max-tokens", longest) == 0
+def test_more_tokens_than_a_model_generates_are_refused(speller, monkeypatch, capsys):
+    longest = load(speller).max_target_length
+    assert in_process(monkeypatch, "generate", speller, "a", "--max-tokens", longest) == 0
     monkeypatch.setattr("sys.stdin", None)  # no input is read
-    assert in_process(monkeypatch, "generate", checkpoint, "--max-tokens", longest + 1) == 2
+    assert in_process(monkeypatch, "generate", speller, "--max-tokens", longest + 1) == 2
     message = f"max_tokens must be at most the max_target_length of the model ({longest}), but is {longest + 1}"
     assert message in capsys.readouterr().err
 
@@ -355,10 +362,9 @@ def test_texts_that_begin_with_a_dash_follow_two_dashes(command):
         ("a\n".encode("utf-16"), 0, 2),
     ],
 )
-def test_input_is_read_as_utf_8(content, lines, status, tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_input_is_read_as_utf_8(content, lines, status, speller, tmp_path, monkeypatch, capsys):
     (tmp_path / "input").write_bytes(content)
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == status
+    assert in_process(monkeypatch, "generate", speller, "--input", tmp_path / "input") == status
     written = capsys.readouterr()
     assert len(written.out.splitlines()) == lines
     errors = {0: "", 1: "line 2: it is not valid UTF-8; save the input in UTF-8", 2: "in UTF-16 do; save it in UTF-8"}
@@ -400,11 +406,10 @@ def interrupt(monkeypatch, number, method="predict"):
 
 
 @pytest.mark.parametrize("options", [[], ["--temperature", "1"]])
-def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_an_interrupted_command_continues_its_output(options, speller, tmp_path, monkeypatch, capsys):
     letters = [chr(97 + n) for n in torch.randint(5, (3 * CHUNK_SIZE - 100,)).tolist()]
     (tmp_path / "input").write_text("".join(f"{letter}\n" for letter in [*letters[:-2], "", letters[-1]]))
-    command = ["generate", checkpoint, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
+    command = ["generate", speller, "--input", tmp_path / "input", "--max-tokens", "3", *options, "--output"]
     assert in_process(monkeypatch, *command, tmp_path / "whole") == 1
     calls = interrupt(monkeypatch, 3)
     assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
@@ -419,11 +424,10 @@ def test_an_interrupted_command_continues_its_output(options, tmp_path_factory, 
     assert {path.name for path in tmp_path.iterdir()} == {"input", "whole", "parts"}
 
 
-def test_an_interrupted_score_continues_its_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_an_interrupted_score_continues_its_output(speller, tmp_path, monkeypatch, capsys):
     letters = [chr(97 + n) for n in torch.randint(5, (2 * CHUNK_SIZE + 9,)).tolist()]
     (tmp_path / "input").write_text("".join(f"{letter}\t{letter.upper()}\n" for letter in letters))
-    command = ["score", checkpoint, "--input", tmp_path / "input", "--output"]
+    command = ["score", speller, "--input", tmp_path / "input", "--output"]
     assert in_process(monkeypatch, *command, tmp_path / "whole") == 0
     calls = interrupt(monkeypatch, 2, "score")
     assert in_process(monkeypatch, *command, tmp_path / "parts") == 130
@@ -433,13 +437,12 @@ def test_an_interrupted_score_continues_its_output(tmp_path_factory, tmp_path, m
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_the_output_of_a_different_command_is_kept(speller, tmp_path, monkeypatch, capsys):
     (tmp_path / "input").write_text("a\nb\n")
     (tmp_path / "output.part").write_text("x\n")
     state = {"command": "another", "lines": 1, "failures": 0, "bytes": 2}
     (tmp_path / "output.part.json").write_text(json.dumps(state))
-    command = ["generate", checkpoint, "--input", tmp_path / "input", "--output", tmp_path / "output"]
+    command = ["generate", speller, "--input", tmp_path / "input", "--output", tmp_path / "output"]
     assert in_process(monkeypatch, *command) == 2
     assert "repeat that command, or delete this file" in capsys.readouterr().err
     assert (tmp_path / "output.part").read_text() == "x\n"
@@ -448,9 +451,8 @@ def test_the_output_of_a_different_command_is_kept(tmp_path_factory, tmp_path, m
     assert len((tmp_path / "output").read_text().splitlines()) == 2
 
 
-def test_an_output_is_written_by_one_command_at_a_time(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
-    command = ["generate", checkpoint, "a", "--output", tmp_path / "output"]
+def test_an_output_is_written_by_one_command_at_a_time(speller, tmp_path, monkeypatch, capsys):
+    command = ["generate", speller, "a", "--output", tmp_path / "output"]
     original, statuses = Predictor.predict, []
 
     def predict(*arguments):
@@ -467,8 +469,7 @@ def test_an_output_is_written_by_one_command_at_a_time(tmp_path_factory, tmp_pat
 
 
 @pytest.mark.parametrize("piped", [False, True])
-def test_an_output_is_synchronized_before_it_is_renamed(piped, tmp_path_factory, tmp_path, monkeypatch):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_an_output_is_synchronized_before_it_is_renamed(piped, speller, tmp_path, monkeypatch):
     calls, fsync, replace = [], os.fsync, Path.replace
 
     def record_fsync(descriptor):
@@ -483,23 +484,21 @@ def test_an_output_is_synchronized_before_it_is_renamed(piped, tmp_path_factory,
     monkeypatch.setattr(Path, "replace", record_replace)
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\nb\n")))
     texts = [] if piped else ["a", "b"]
-    assert in_process(monkeypatch, "generate", checkpoint, *texts, "--output", tmp_path / "output") == 0
+    assert in_process(monkeypatch, "generate", speller, *texts, "--output", tmp_path / "output") == 0
     part = str(tmp_path / "output.part")
     assert calls[-3:] == [("fsync", part), ("rename", part), ("fsync", str(tmp_path))]
 
 
-def test_a_full_disk_is_reported_with_the_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_a_full_disk_is_reported_with_the_output(speller, tmp_path, monkeypatch, capsys):
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
-    assert in_process(monkeypatch, "generate", checkpoint, "a", "--output", tmp_path / "output") == 1
+    assert in_process(monkeypatch, "generate", speller, "a", "--output", tmp_path / "output") == 1
     assert capsys.readouterr().err.endswith("/output.part: No space left on device\n")
 
 
-def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch, capsys):
+def test_standard_input_is_not_continued(speller, tmp_path, monkeypatch, capsys):
     """The lines of an interrupted command may not come again."""
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
-    command = ["generate", checkpoint, "--output", tmp_path / "output"]
+    command = ["generate", speller, "--output", tmp_path / "output"]
     interrupt(monkeypatch, 2)
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"a\n" * 2 * BATCH_SIZE)))
     assert in_process(monkeypatch, *command) == 130
@@ -509,31 +508,28 @@ def test_standard_input_is_not_continued(tmp_path_factory, tmp_path, monkeypatch
     assert {path.name for path in tmp_path.iterdir()} == {"output"}
 
 
-def test_a_mistake_leaves_no_output(tmp_path_factory, tmp_path, monkeypatch, capsys):
-    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "good", "--scores", "--output", tmp_path / "output") == 2
+def test_a_mistake_leaves_no_output(classifier, tmp_path, monkeypatch, capsys):
+    assert in_process(monkeypatch, "generate", classifier, "good", "--scores", "--output", tmp_path / "output") == 2
     assert not list(tmp_path.iterdir())
-    assert in_process(monkeypatch, "generate", checkpoint, "good", "--output", "/dev/null") == 2
+    assert in_process(monkeypatch, "generate", classifier, "good", "--output", "/dev/null") == 2
     assert "/dev/null' cannot be opened: Not a regular file" in capsys.readouterr().err
     assert Path("/dev/null").is_char_device()
 
 
-def test_binary_standard_input_is_one_mistake(tmp_path_factory, monkeypatch, capsys):
-    checkpoint = trained_run("spelling_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+def test_binary_standard_input_is_one_mistake(speller, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BufferedReader(BytesIO(b"\x80\0\n" * 1000))))
-    assert in_process(monkeypatch, "generate", checkpoint) == 2
+    assert in_process(monkeypatch, "generate", speller) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "lightning-tfm: error: standard input must be a text in UTF-8, but has zero bytes, as binary files and texts "
         "in UTF-16 do; save it in UTF-8"
     )
 
 
-def test_the_label_of_a_text_is_written_with_its_probability(tmp_path_factory, monkeypatch, capsys):
-    checkpoint = trained_run("reviews_classifier", tmp_path_factory) / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "good", "--json") == 0
+def test_the_label_of_a_text_is_written_with_its_probability(classifier, monkeypatch, capsys):
+    assert in_process(monkeypatch, "generate", classifier, "good", "--json") == 0
     (written,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert written.keys() == {"line", "text", "probability"}
-    assert written["text"] in load(checkpoint).labels
+    assert written["text"] in load(classifier).labels
     assert 0 < written["probability"] <= 1
 
 

@@ -28,6 +28,7 @@ from lightning_tfm.data import (
     LengthGroupedSampler,
     MaxTokensSampler,
     Pair,
+    TableReader,
     WindowSampler,
     stable_hash,
     text_files,
@@ -47,6 +48,9 @@ from lightning_tfm.tokenization import (
     train_word_tokenizer,
 )
 from support.corpora import TEXT, WORDS, reviews, sentences, write_imdb, write_label_folders, write_lines
+
+LABEL_AND_TEXT = TableReader({"label": None, "text": None})
+PARALLEL = TableReader({"source": None, "target": None})
 
 
 @pytest.fixture
@@ -906,50 +910,60 @@ def pair_files(tmp_path, left, right):
     return [write_lines(tmp_path / "left", left), write_lines(tmp_path / "right", right)]
 
 
+def table(cls, *lines, name="t.tsv", **settings):
+    """Return a function that reads the lines of a table in a folder for training and validation."""
+    return lambda folder: cls(path := write_lines(folder / name, lines), path, **settings)
+
+
+def files(left, right, **settings):
+    return lambda folder: ParallelText(names := pair_files(folder, left, right), names, **settings)
+
+
+def whole_text(content=TEXT, **settings):
+    return lambda folder: Text(text_file(folder, content), **settings).setup("fit")
+
+
+def labels(*lines, **settings):
+    return lambda folder: sentiment([write_lines(folder / "t.tsv", lines)], **settings).setup("fit")
+
+
+def label_folders(*places, texts=reviews()):
+    """Return a function that reads a folder with labeled texts in each of the given folders."""
+
+    def make(folder):
+        for place in places:
+            write_label_folders(folder / "folder", texts, place)
+        sentiment([str(folder / "folder")])
+
+    return make
+
+
+REVIEWS = [*map("\t".join, reviews())]
+SWAPPED = [f"{text} {number}\t{label}" for number, (label, text) in enumerate(reviews())]
+
 BAD_DATA = {
-    "files of unequal length": (
-        lambda p: ParallelText(files := pair_files(p, "abc", "ab"), files),
-        r"left' and .*right' must have equally many lines, but have 3 and 2",
-    ),
-    "an empty line of a pair": (
-        lambda p: ParallelText(files := pair_files(p, "abc", ["a", " ", "c"]), files),
-        r"line 2 of .*right' is empty; delete the pair",
-    ),
-    "a line without its tab": (
-        lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb", "c d"])], files),
-        r"t.tsv' must have as many tabs as the first \(1\) in each line, but line 2 has 0",
-    ),
-    "a table without tabs": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a b"]), name),
-        "must have a tab between its fields in each line, but line 1 has 0",
-    ),
+    "files of unequal length": (files("abc", "ab"), r"left' and .*right' must have equally many lines, .* 3 and 2"),
+    "an empty line of a pair": (files("abc", ["a", " ", "c"]), r"line 2 of .*right' is empty"),
+    "a line without its tab": (table(ParallelText, "a\tb", "c d"), r"t.tsv' must have as many tabs .* line 2 has 0"),
+    "a table without tabs": (table(Tsv, "a b"), "must have a tab between its fields in each line, but line 1 has 0"),
     "three columns of parallel text": (
-        lambda p: ParallelText(files := [write_lines(p / "t.tsv", ["a\tb\tc"])], files),
-        r"must hold two columns, source and target, or name them .*, but has 3; set data.class_path to datamodules.Tsv",
+        table(ParallelText, "a\tb\tc"),
+        r"must hold two columns, source and target, .* but has 3; set data.class_path to datamodules.Tsv",
     ),
     "three files": (
         lambda p: ParallelText(files := [write_lines(p / "t", ["a\tb"])] * 3, files),
         "train must be two files or a TSV, but is 3 files: ",
     ),
-    "no such column": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, target=3),
-        "target must be a column of .*t.tsv', from 1 to 2, but is 3",
-    ),
-    "an empty field": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb", "a\t "]), name),
-        "each line must hold a target, but column 2 of line 2 of .* is empty",
-    ),
-    "too few subwords": (
-        lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, vocab_size=100),
-        "vocab_size must be at least 259, since every byte has an id, but is 100",
-    ),
+    "no such column": (table(Tsv, "a\tb", target=3), "target must be a column of .*t.tsv', from 1 to 2, but is 3"),
+    "an empty field": (table(Tsv, "a\tb", "a\t "), "must hold a target, but column 2 of line 2 of .* is empty"),
+    "too few subwords": (files("abc", "abc", vocab_size=100), "vocab_size must be at least 259, .* but is 100"),
     "fewer tokens in a batch than in a text": (
-        lambda p: ParallelText(files := pair_files(p, "abc", "abc"), files, batch_tokens=50),
+        files("abc", "abc", batch_tokens=50),
         r"batch_tokens must be at least the longest text \(64\), but is 50",
     ),
     "no file": (lambda p: Text(str(p / "none")), "there is no file '.*none', nor is it one of tinyshakespeare"),
     "a text that is shorter than the context": (
-        lambda p: Text(text_file(p, "short text"), max_length=64).setup("fit"),
+        whole_text("short text", max_length=64),
         "the train split of the text must have at least 129 tokens with max_length 64, but has 9; try max_length 4",
     ),
     "more windows in a batch than there are": (
@@ -960,41 +974,30 @@ BAD_DATA = {
         "batch_size must be at most the 41 windows of the training split, but is 100",
     ),
     "a validation split that is shorter than the context": (
-        lambda p: Text(text_file(p), val_fraction=0.01, max_length=64).setup("fit"),
+        whole_text(val_fraction=0.01, max_length=64),
         "the val split of the text must have at least 65 tokens with max_length 64, but has 30; try max_length 14",
     ),
-    "an empty vocabulary": (
-        lambda p: Text(text_file(p), vocab_size=4),
-        r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
-    ),
+    "an empty vocabulary": (whole_text(vocab_size=4), r"vocab_size must be above 4, .* but is 4; try 1000"),
     "a line without a text": (
-        lambda p: sentiment([write_lines(p / "t.tsv", ["neg\tbad", "", "pos\t "])]),
-        r"each line must hold a text, but column 2 of line 3 of '.*t.tsv' is empty; delete the line",
+        labels("neg\tbad", "", "pos\t "),
+        r"must hold a text, but column 2 of line 3 of '.*t.tsv' is empty; delete the line",
     ),
-    "blank rows only": (
-        lambda p: Tsv(name := write_lines(p / "t.csv", [",", " , "]), name),
-        "t.csv' must hold text, but is empty",
-    ),
+    "blank rows only": (table(Tsv, ",", " , ", name="t.csv"), "t.csv' must hold text, but is empty"),
     "an unclosed quotation mark": (
-        lambda p: Tsv(name := write_lines(p / "t.csv", ['"a\nb",c', 'd,"e', "f,g"]), name),
+        table(Tsv, '"a\nb",c', 'd,"e', "f,g", name="t.csv"),
         "must hold comma-separated values, but the row of line 3 does not: unexpected end of data; write",
     ),
     "a text after a quotation mark": (
-        lambda p: Tsv(name := write_lines(p / "t.csv", ["a;b", '"c" d;e', "f;g"]), name),
+        table(Tsv, "a;b", '"c" d;e', "f;g", name="t.csv"),
         "must hold semicolon-separated values, but the row of line 2 does not: ';' expected after '\"'; write",
     ),
-    "three columns of labeled texts": (
-        lambda p: sentiment([write_lines(p / "t.tsv", ["1\tpos\tgood"])]),
-        "must hold two columns, label and text, or name them in its first line, but has 3; set label and text",
-    ),
+    "three columns of labeled texts": (labels("1\tpos\tgood"), "two columns, label and text, .* but has 3; set label"),
     "no column for the target": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tN"]), name, features=2),
+        table(Tsv, "a\tN", features=2),
         "target must be a column of '.*t.tsv', which has no further column; set it to a number",
     ),
     "a text without a word": (
-        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, [*reviews(), *[("pos", "<br />")] * 9]))]).setup(
-            "fit"
-        ),
+        labels(*REVIEWS, *["pos\t<br />"] * 9),
         r"each text must have a token, but '<br />' \(pos\) does not; delete it",
     ),
     "a damaged archive": (
@@ -1002,45 +1005,26 @@ BAD_DATA = {
         "must be an archive of texts, but cannot be read as one: it is damaged",
     ),
     "an empty folder": (lambda p: Text(str(p)), "must be a text or a folder of texts, but .* holds no file"),
-    "no validation fraction": (lambda p: Text(text_file(p), val_fraction=0.0), "val_fraction must be above 0"),
+    "no validation fraction": (whole_text(val_fraction=0.0), "val_fraction must be above 0"),
     "an unseen label": (
-        lambda p: sentiment(
-            [write_lines(p / "t.tsv", map("\t".join, reviews()))], test=[write_lines(p / "x.tsv", ["meh\tso so"])]
-        ),
+        lambda p: labels(*REVIEWS, test=[write_lines(p / "x.tsv", ["meh\tso so"])])(p),
         r"each label must occur in the training split \(neg, pos\), but that of 'so so' in test is 'meh'",
     ),
-    "swapped columns": (
-        lambda p: sentiment(
-            [write_lines(p / "t.tsv", (f"{text} {n}\t{label}" for n, (label, text) in enumerate(reviews())))]
-        ),
-        "labels must repeat, .* in a table, column 1 is the label",
-    ),
+    "swapped columns": (labels(*SWAPPED), "labels must repeat, .* in a table, column 1 is the label"),
     "no data": (lambda p: sentiment([]), r"train must name data, but is empty; try \[FILE\]"),
-    "an empty split": (
-        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews(4)))], test_fraction=0.01),
-        "test_fraction must leave texts on both sides, but of 4 it takes 0; try another fraction",
-    ),
+    "an empty split": (labels(*REVIEWS[:4], test_fraction=0.01), "test_fraction must .* but of 4 it takes 0; try"),
     "fractions that leave no training texts": (
-        lambda p: sentiment([write_lines(p / "t.tsv", ["pos\ta", "neg\tg"] * 9)], val_fraction=0.4, test_fraction=0.4),
+        labels(*["pos\ta", "neg\tg"] * 9, val_fraction=0.4, test_fraction=0.4),
         "test_fraction must leave texts on both sides, but of 18 it takes 9; try another fraction",
     ),
     "a folder among files": (lambda p: sentiment([str(p), str(p)]), "must be a file, but is a folder"),
-    "features of column 0": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, features=0),
-        "features must be a column of .*t.tsv', from 1 to 2, but is 0",
-    ),
-    "a vocab_size without symbols": (
-        lambda p: Tsv(name := write_lines(p / "t.tsv", ["a\tb"]), name, vocab_size=4),
-        r"vocab_size must be above 4, the number of special ids .*, but is 4; try 1000",
-    ),
+    "features of column 0": (table(Tsv, "a\tb", features=0), "features must be a column .* from 1 to 2, but is 0"),
+    "a vocab_size without symbols": (table(Tsv, "a\tb", vocab_size=4), r"vocab_size must be above 4, .* but is 4"),
     "UTF-32 that is called UTF-16": (
         lambda p: (p / "t.txt").write_bytes("abc".encode("utf-32")) and Text(str(p / "t.txt"), encoding="utf-16"),
         "must be in encoding utf-16, but starts with the byte order mark of utf-32; set encoding to that",
     ),
-    "one label": (
-        lambda p: sentiment([write_lines(p / "t.tsv", [f"pos\tgreat {n}" for n in range(50)])]),
-        "there must be at least two labels, but there is pos",
-    ),
+    "one label": (labels(*(f"pos\tgreat {n}" for n in range(50))), "at least two labels, but there is pos"),
     "files without labels": (
         lambda p: sentiment([write_lines(p / "a", ["x"]), write_lines(p / "b", ["y"])]),
         "several files must end with their labels, NAME.LABEL, but are",
@@ -1050,25 +1034,14 @@ BAD_DATA = {
         "must hold folders named by their labels",
     ),
     "a label's folder in another's": (
-        lambda p: (
-            write_label_folders(p / "folder", reviews())
-            or write_label_folders(p / "folder", [("old", "text")], "pos")
-            or sentiment([str(p / "folder")])
-        ),
-        "must have the folders of its labels side by side, but has 'neg' and 'pos/old'; move or remove one",
+        label_folders("", "pos"),
+        "must have the folders of its labels side by side, but has 'neg' and 'pos/pos'; move or remove one",
     ),
     "unknown split names": (
-        lambda p: (
-            write_label_folders(p / "folder", reviews(), "train")
-            or write_label_folders(p / "folder", reviews(), "dev")
-            or sentiment([str(p / "folder")])
-        ),
+        label_folders("train", "dev"),
         "must have its texts in folders of labels inside train, val, test, but has some in 'dev/neg'; rename or remove",
     ),
-    "no test fraction": (
-        lambda p: sentiment([write_lines(p / "t.tsv", map("\t".join, reviews()))], test_fraction=0),
-        "test_fraction must be above 0 if test is not set, but is 0; try 0.1",
-    ),
+    "no test fraction": (labels(*REVIEWS, test_fraction=0), "test_fraction must be above 0 .* but is 0; try 0.1"),
     "no archive": (
         lambda p: (p / "a.tar.gz").write_bytes(b"no archive") and sentiment([str(p / "a.tar.gz")]),
         "must be an archive of texts, but cannot be read as one",
@@ -1142,18 +1115,18 @@ def test_tables_have_headers_and_may_be_csv(name, lines, settings, tmp_path):
 
 def test_fields_of_csv_may_contain_commas_and_line_feeds(tmp_path):
     table = write_lines(tmp_path / "reviews.csv", ["label,text", 'pos,"good, really"', 'neg,"bad\nthough"'])
-    assert [pair[:2] for pair in read_labeled([table], "utf-8", "test")["test"]] == [
+    assert [pair[:2] for pair in read_labeled([table], LABEL_AND_TEXT, "test")["test"]] == [
         ("good, really", "pos"),
         ("bad though", "neg"),
     ]
     # the header says that the label is the target
-    assert [*read_pairs([table], "utf-8", "test", None)] == [[["good, really", "bad though"], ["pos", "neg"]]]
+    assert [*read_pairs([table], PARALLEL, "test")] == [[["good, really", "bad though"], ["pos", "neg"]]]
 
 
 def test_fields_may_be_longer_than_the_limit_of_the_csv_module(tmp_path):
     text = "ab" * 100_000
     table = write_lines(tmp_path / "words.csv", [f"{text},AB"])
-    assert [*read_pairs([table], "utf-8", "test", None)] == [[[text], ["AB"]]]
+    assert [*read_pairs([table], PARALLEL, "test")] == [[[text], ["AB"]]]
 
 
 LABELED = [f"{number % 2}\ta {('bad', 'good')[number % 2]} film {number}" for number in range(20)]
@@ -1236,7 +1209,7 @@ def test_blank_lines_are_skipped_and_counted(place, tmp_path, capsys):
     texts = [f"good {number}" for number in range(5)]
     good = write_lines(tmp_path / "a.pos", [*texts[:place], " ", *texts[place:]])
     bad = write_lines(tmp_path / "a.neg", ["bad"] * 5)
-    assert [*read_labeled([good, bad], "utf-8", "test")["test"]] == [
+    assert [*read_labeled([good, bad], LABEL_AND_TEXT, "test")["test"]] == [
         *(Pair(text, "pos") for text in texts),
         *[Pair("bad", "neg")] * 5,
     ]
@@ -1246,13 +1219,13 @@ def test_blank_lines_are_skipped_and_counted(place, tmp_path, capsys):
 def test_pairs_that_lack_a_text_are_skipped_in_training(tmp_path, capsys):
     left, right = pair_files(tmp_path, ["a", "", "b", "", "", "c"], ["d", "", "e", "f", "", "g", ""])
     texts = [["a", "b", "c"], ["d", "e", "g"]]
-    assert [*read_pairs([left, right], "utf-8", "train", None)] == [texts]
+    assert [*read_pairs([left, right], PARALLEL, "train")] == [texts]
     assert "4 pairs of " in (err := capsys.readouterr().err)
     assert "without a source or a target are skipped, the first in line 2\n" in err
     with pytest.raises(UserError, match=r"line 4 of '.*left' is empty; delete the pair"):
-        [*read_pairs([left, right], "utf-8", "val", None)]
+        [*read_pairs([left, right], PARALLEL, "val")]
     left, right = pair_files(tmp_path, ["a", "", "b", "c"], ["d", "", "e", "g", "", ""])
-    assert [*read_pairs([left, right], "utf-8", "val", None)] == [texts]
+    assert [*read_pairs([left, right], PARALLEL, "val")] == [texts]
     assert "3 pairs of " in capsys.readouterr().err
 
 

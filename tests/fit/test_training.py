@@ -35,7 +35,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Seq2SeqNetwork, Transformer
 from lightning_tfm.optimizers import (
-    HIDDEN,
+    HIDDEN_MATRICES,
     AdamW,
     LRSchedule,
     Muon,
@@ -545,7 +545,7 @@ def test_muon_matches_torch_within_bfloat16():
     parameters = [torch.nn.Parameter(start.clone()) for _ in range(2)]
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}
     optimizers = [
-        Muon([{"name": HIDDEN, "params": [parameters[0]]}], **settings),
+        Muon([{"name": HIDDEN_MATRICES, "params": [parameters[0]]}], **settings),
         torch.optim.Muon([parameters[1]], adjust_lr_fn="match_rms_adamw", **settings),
     ]
     for _ in range(5):
@@ -596,7 +596,7 @@ def test_muon_updates_each_matrix_as_if_it_were_the_only_one(limit, monkeypatch)
 
     def updated(numbers):
         matrices = [torch.nn.Parameter(starts[number].clone()) for number in numbers]
-        optimizer = Muon([{"name": HIDDEN, "params": matrices}])
+        optimizer = Muon([{"name": HIDDEN_MATRICES, "params": matrices}])
         for _ in range(2):
             for matrix, number in zip(matrices, numbers, strict=True):
                 matrix.grad = gradients[number]

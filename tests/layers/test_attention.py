@@ -125,7 +125,7 @@ def linked_characters(pair, digits):
 def test_dates_are_aligned_with_the_characters_that_express_them():
     """The characters linked with the digits of day, month and year express these, in every format."""
     kinds = set()
-    for pair in DATA["date"](train_size=2_000).pairs("train"):
+    for pair in DATA["Date"](train_size=2_000).pairs("train"):
         day = date.fromisoformat(pair.target)
         kinds.add(pair.category)
 

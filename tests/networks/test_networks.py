@@ -43,6 +43,7 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.networks.linear_attention import LinearAttention
 from lightning_tfm.networks.naive_bayes import INITIAL_WEIGHT, PENALTY, NaiveBayes
 from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN_ID
@@ -153,6 +154,20 @@ def test_hyper_parameters_build_the_same_network(network, batch):
     assert not twin(*batch).equal(network(*batch))
     twin.load_state_dict(network.state_dict())
     assert twin(*batch).equal(network(*batch))
+
+
+def test_arguments_of_a_subclass_are_recorded_and_bounded():
+    class WithRegisters(GPT):
+        least = {"num_registers": 0}  # noqa: RUF012
+
+        def __init__(self, vocab_size, num_registers=2):
+            width = 8  # is no argument
+            super().__init__(vocab_size, width, 2, 1, max_length=9)
+
+    assert WithRegisters(11, 0).hyper_parameters == {"vocab_size": 11, "num_registers": 0}
+    assert WithRegisters(vocab_size=11).hyper_parameters == {"vocab_size": 11, "num_registers": 2}
+    with pytest.raises(UserError, match="num_registers must be at least 0, but is -1"):
+        WithRegisters(11, -1)
 
 
 def test_dropout_is_active_in_training_only(network, batch):
@@ -388,7 +403,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     copy(theirs.norm3 if cross_attention else theirs.norm2, ours.add_feed_forward.norm)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
     if not cross_attention:
-        torch.testing.assert_close(ours(x)[0], theirs(x), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-4)
         return
     cross = ours.cross_attention
     theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.q_proj.weight, cross.kv_proj.weight)))
@@ -397,7 +412,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     copy(theirs.norm2, ours.add_cross.norm)
     mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
     expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
-    actual, *_ = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
+    actual = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -639,7 +654,7 @@ def test_pointer_generator_equals_its_formula():
         torch.testing.assert_close(actual[b, t, token].exp(), expected)
 
 
-@pytest.mark.parametrize("network", ["transformer_pointer", "attention_lstm_pointer"], indirect=True)
+@pytest.mark.parametrize("network", ["Transformer pointer_generator", "AttentionLSTM pointer_generator"], indirect=True)
 def test_pointer_generator_copies_by_the_recorded_attention(network, batch):
     """Without generation, the probability of a token is the mean weight of its positions in the last attention."""
     source, target_in = batch
@@ -714,7 +729,7 @@ def test_gpt_equals_hugging_face(dtype, tolerance):
     theirs = transformers.GPT2LMHeadModel(config).to(dtype).eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.2)
-    ours = GPT.from_huggingface(theirs).eval()
+    ours = from_huggingface(theirs).eval()
     tokens = torch.randint(0, 50, (3, 24))
     with torch.no_grad():
         expected = theirs(tokens).logits
@@ -735,7 +750,7 @@ def test_gpt_equals_hugging_face(dtype, tolerance):
 def test_unsupported_gpt2_configurations_are_refused(change):
     config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=4, n_positions=24, **change)
     with pytest.raises(UserError, match=f"{next(iter(change))} must be"):
-        GPT.from_huggingface(transformers.GPT2LMHeadModel(config))
+        from_huggingface(transformers.GPT2LMHeadModel(config))
 
 
 def test_gpt_reads_a_pair_as_one_sequence(batch):
@@ -977,7 +992,7 @@ def test_a_text_longer_than_a_classifiers_positions_is_refused(classifier):
 # Continuing a text
 
 
-@pytest.mark.parametrize("network", ["gpt", "gpt_no_bias", "gpt_rotary"], indirect=True)
+@pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary"], indirect=True)
 def test_continuing_a_text_reads_the_context_that_fits(network):
     """Greedy decoding equals recomputation; at the last position, the second half of the context is read again."""
     network = type(network)(**network.hyper_parameters | {"max_length": 8}).eval()

@@ -25,7 +25,7 @@ Path(__file__).with_name("canary").touch()
 
 class Mine(Seq2SeqNetwork):
     def __init__(self, vocab_size: int, width: int = 8) -> None:
-        super().__init__(locals())
+        super().__init__()
         self.embedding = nn.Embedding(vocab_size, width, padding_idx=0)
         self.head = nn.Linear(2 * width, vocab_size)
 

@@ -15,6 +15,7 @@ import pytest
 
 from datamodules.sentiment import read_labeled
 from datamodules.text import Text
+from lightning_tfm.data import TableReader
 from support.experiments import fit
 from support.hidden_apis import OURS
 
@@ -100,7 +101,7 @@ def test_files_are_read_in_the_same_order_on_every_system(monkeypatch, tmp_path)
             (tmp_path / label / name).write_text(f"{label} {name}", encoding="utf-8")
 
     def read():
-        return Text._read(str(tmp_path), "utf-8"), read_labeled([str(tmp_path)], "utf-8", "train")
+        return Text._read(str(tmp_path), "utf-8"), read_labeled([str(tmp_path)], TableReader({}), "train")
 
     expected = read()
     monkeypatch.setattr(PurePath, "__lt__", lambda ours, theirs: str(ours).lower() < str(theirs).lower())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from datamodules import Copy, Date, DateWorld, ToyTranslation
+import inspect
+from functools import partial
 
-DATA = {
-    "copy": lambda **settings: Copy(
-        **{"train_size": 300, "val_size": 40, "test_size": 60, "longer_size": 20} | settings
-    ),
-    "date": lambda **settings: Date(**{"train_size": 300, "val_size": 40, "test_size": 60} | settings),
-    "date_world": lambda **settings: DateWorld(
-        **{"train_size": 300, "val_size": 40, "test_size": 60, "unseen_size": 20} | settings
-    ),
-    "toy_translation": lambda **settings: ToyTranslation(
-        **{"train_size": 300, "val_size": 40, "test_size": 60} | settings
-    ),
-}
+import datamodules
+from lightning_tfm.data import GeneratedDataModule
+
+SIZES = {"train_size": 300, "val_size": 40, "test_size": 60, "longer_size": 20, "unseen_size": 20}
+
+
+def small(cls):
+    """Return a constructor of a data module with few pairs in each split."""
+    return partial(cls, **{name: size for name, size in SIZES.items() if name in inspect.signature(cls).parameters})
+
+
+CLASSES = [getattr(datamodules, name) for name in datamodules.__all__]
+DATA = {cls.__name__: small(cls) for cls in CLASSES if issubclass(cls, GeneratedDataModule)}

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
+import inspect
+from functools import partial
+
+from lightning_tfm import networks
+from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Seq2SeqNetwork, Transformer
 
 VOCAB_SIZE = 11
+SIZES = {"d_model": 16, "num_heads": 4, "num_layers": 2, "d_ff": 32, "dropout": 0.1, "max_length": 20}
 
+
+def tiny(cls, **settings):
+    """Return a constructor of a small network."""
+    sizes = {name: size for name, size in SIZES.items() if name in inspect.signature(cls).parameters}
+    return partial(cls, VOCAB_SIZE, **sizes | settings)
+
+
+CLASSES = [getattr(networks, name) for name in networks.__all__]
 NETWORKS = {
-    "transformer": lambda: Transformer(VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12),
-    "transformer_post_learned_tied": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, norm="post", positions="learned", tie_embeddings=True
-    ),
-    "gpt": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
-    "gpt_no_bias": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, bias=False),
-    "gpt_rotary": lambda: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="rotary"),
-    **{
-        f"transformer_{scheme}": lambda scheme=scheme: Transformer(
-            VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, positions=scheme
-        )
-        for scheme in ("rotary", "alibi", "none", "randomized", "coupled")
-    },
-    **{
-        f"gpt_{scheme}": lambda scheme=scheme: GPT(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions=scheme)
-        for scheme in ("sinusoidal", "alibi", "none", "randomized", "coupled")
-    },
-    "linear_transformer_none": lambda: LinearTransformer(
-        VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20, positions="none"
-    ),
-    "linear_transformer": lambda: LinearTransformer(VOCAB_SIZE, 16, 4, 2, dropout=0.1, max_length=20),
-    **{
-        f"{attention}_attention_lstm": lambda attention=attention: AttentionLSTM(
-            VOCAB_SIZE, 16, dropout=0.1, attention=attention
-        )
-        for attention in ("location_aware", "monotonic", "hard_monotonic")
-    },
-    **{
-        f"{attention}_attention_gru": lambda attention=attention: AttentionLSTM(
-            VOCAB_SIZE, 16, dropout=0.1, attention=attention, cell="gru"
-        )
-        for attention in ("additive", "monotonic", "hard_monotonic")
-    },
-    "attention_lstm_pointer": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1, pointer_generator=True),
-    "transformer_pointer": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, pointer_generator=True
-    ),
-    "transformer_monotonic": lambda: Transformer(
-        VOCAB_SIZE, 16, 4, 2, 32, dropout=0.1, max_length=12, cross_attention="monotonic"
-    ),
-    "attention_lstm": lambda: AttentionLSTM(VOCAB_SIZE, 16, dropout=0.1),
+    cls.__name__: tiny(cls) for cls in CLASSES if issubclass(cls, Seq2SeqNetwork) and not inspect.isabstract(cls)
+}
+NETWORKS |= {
+    f"{cls.__name__} {scheme}": tiny(cls, positions=scheme)
+    for cls, schemes in (
+        (Transformer, ("rotary", "alibi", "none", "randomized", "coupled")),
+        (GPT, ("rotary", "sinusoidal", "alibi", "none", "randomized", "coupled")),
+        (LinearTransformer, ("none",)),
+    )
+    for scheme in schemes
+}
+NETWORKS |= {
+    f"AttentionLSTM {cell} {attention}": tiny(AttentionLSTM, cell=cell, attention=attention)
+    for cell, attentions in (
+        ("lstm", ("location_aware", "monotonic", "hard_monotonic")),
+        ("gru", ("additive", "monotonic", "hard_monotonic")),
+    )
+    for attention in attentions
+}
+NETWORKS |= {
+    "Transformer post learned tied": tiny(Transformer, norm="post", positions="learned", tie_embeddings=True),
+    "Transformer pointer_generator": tiny(Transformer, pointer_generator=True),
+    "Transformer monotonic": tiny(Transformer, cross_attention="monotonic"),
+    "AttentionLSTM pointer_generator": tiny(AttentionLSTM, pointer_generator=True),
+    "GPT no_bias": tiny(GPT, bias=False),
 }

@@ -23,6 +23,7 @@ from lightning_tfm.inference.loading import load
 from lightning_tfm.layers import Attention, Positions, PositionScheme
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, CausalNetwork, EncoderClassifier, Seq2SeqNetwork
+from lightning_tfm.networks.gpt2 import from_huggingface, start_from_gpt2
 from lightning_tfm.reporting.collect import collect_run
 from lightning_tfm.tasks import Classifier, Seq2SeqModule
 from lightning_tfm.tokenization import NUM_SPECIAL, SymbolTokenizer, normalize_text, train_tokenizer
@@ -643,7 +644,7 @@ def test_gpt2_equals_hugging_face_over_the_whole_vocabulary(gpt2_folder, tmp_pat
     from transformers import GPT2LMHeadModel
 
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
-    network = GPT.from_huggingface(theirs, NUM_SPECIAL).eval()
+    network = from_huggingface(theirs, NUM_SPECIAL).eval()
     ids = torch.randint(287, (4, 16))
     tokens = ids + NUM_SPECIAL
     with torch.no_grad():
@@ -708,10 +709,10 @@ def test_rounded_weights_of_gpt2_are_reported(gpt2_folder, capsys):
     from transformers import GPT2LMHeadModel
 
     network = GPT(NUM_SPECIAL + 287, 16, 2, 1, max_length=16, activation="gelu_tanh", text_only=True)
-    network.load_pretrained(str(gpt2_folder))
+    start_from_gpt2(network, str(gpt2_folder))
     assert "rounded" not in capsys.readouterr().err
     GPT2LMHeadModel.from_pretrained(gpt2_folder).double().save_pretrained(gpt2_folder)
-    network.load_pretrained(str(gpt2_folder))
+    start_from_gpt2(network, str(gpt2_folder))
     assert "of torch.float64, are rounded to torch.float32" in capsys.readouterr().err
 
 

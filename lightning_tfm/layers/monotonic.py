@@ -1,0 +1,219 @@
+"""Monotonic attention, which moves over the keys from left to right.
+
+Shapes: batch B, queries T, keys S, width D, heads H. Masks are boolean and True where a query may attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lightning_tfm.layers.additive import AdditiveScores
+from lightning_tfm.layers.attention import Attention, KVCache, check_num_heads, split_heads
+from lightning_tfm.layers.cpu import Linear
+from lightning_tfm.layers.positions import FreqsCis
+from lightning_tfm.layers.precision import at_least_float32
+
+
+def monotonic_weights(query: Tensor, key: Tensor, mask: Tensor, previous: Tensor, training: bool) -> Tensor:
+    """Return the weights (..., T, S) of monotonic attention (Raffel et al. 2017).
+
+    A query attends to one key. The first query attends to the first key, and each further one stays there or advances
+    to the next key. The logit of advancing is the sum of the logits of the query and of the attended key.
+
+    Args:
+        query: the logits (..., T) of the queries.
+        key: the logits (..., S) of the keys.
+        mask: the mask, broadcastable to (..., S), True at keys that are not padding.
+        previous: the weights (..., S) of the query before the first, which get no gradient; 0 if there is none.
+        training: whether to return the expected weights, with noise in the logits that makes the probabilities of
+            advancing nearly 0 or 1, instead of those of the more probable choices.
+    """
+    # Rounding errors of half precision would accumulate over the steps.
+    query, key, previous = (at_least_float32(x) for x in (query, key, previous.detach()))
+    can_advance = (mask & F.pad(mask[..., 1:], (0, 1))).to(key.dtype)  # except from the last key
+    if training:
+        return cast(Tensor, _ExpectedWeights.apply(query + torch.randn_like(query), key, can_advance, previous))
+    return _follow(query, key, can_advance, previous, lambda logits: (logits > 0).to(key.dtype))[0]
+
+
+def _follow(
+    query: Tensor, key: Tensor, can_advance: Tensor, previous: Tensor, probability: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the weights (..., T, S) of all queries, and the probabilities (..., T, 1) of advancing before them."""
+    start = F.pad(1 - previous.sum(-1, keepdim=True), (0, key.size(-1) - 1))  # the first key, for the first query
+    weights: list[Tensor] = []
+    advances: list[Tensor] = []
+    for logits in query.unsqueeze(-1).unbind(-2):  # (..., 1)
+        advance = probability(logits + (previous * key).sum(-1, keepdim=True))
+        movable = previous * can_advance
+        previous = torch.addcmul(previous, advance, movable.roll(1, -1) - movable)
+        if not weights:
+            previous = previous + start
+        weights.append(previous)
+        advances.append(advance)
+    return torch.stack(weights, dim=-2), torch.stack(advances, dim=-2)
+
+
+class _ExpectedWeights(torch.autograd.Function):
+    """The recurrence of expected weights, whose gradient takes a fraction of the time of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, can_advance: Tensor, previous: Tensor) -> Tensor:
+        weights, advances = _follow(query, key, can_advance, previous, torch.sigmoid)
+        ctx.save_for_backward(key, can_advance, previous, weights, advances)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        key, can_advance, previous, weights, advances = ctx.saved_tensors
+        before = torch.cat((previous.unsqueeze(-2), weights[..., :-1, :]), dim=-2)
+        slopes = advances * (1 - advances)
+        total = torch.zeros_like(previous)
+        steps = []
+        for step in reversed(range(weights.size(-2))):
+            total = gradient[..., step, :] + total
+            moved = can_advance * (total.roll(-1, -1) - total)
+            d_logit = slopes[..., step, :] * (before[..., step, :] * moved).sum(-1, keepdim=True)
+            total = total.addcmul(advances[..., step, :], moved).addcmul(d_logit, key)
+            steps.append(d_logit)
+        d_logits = torch.stack(steps[::-1], dim=-2)  # (..., T, 1)
+        return d_logits.squeeze(-1), (d_logits * before).sum(-2), None, None
+
+
+class MonotonicAttention(Attention):
+    """Monotonic attention, see `monotonic_weights`.
+
+    Its queries must not depend on its results, so that it attends from all of them in one call.
+    `HardMonotonicAttention` may also skip keys.
+
+    Args:
+        d_query: width D of the queries.
+        d_memory: width E of the memory.
+    """
+
+    def __init__(self, d_query: int, d_memory: int) -> None:
+        super().__init__()
+        self.q_proj = Linear(d_query, 1)
+        self.k_proj = Linear(d_memory, 1, bias=False)
+
+    def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return monotonic_weights(self.q_proj(query).squeeze(-1), keys.squeeze(-1), mask, previous, self.training)
+
+    def forward(
+        self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from the queries to the memory.
+
+        Args:
+            query: the queries (B, T, D).
+            keys: the keys `self.k_proj(memory)` (B, S, 1), computed once for all decoding steps.
+            memory: the memory (B, S, E).
+            mask: the mask (B, S), True at memory positions that are not padding.
+            previous: the weights (B, S) of the query before the first; 0 if there is none.
+
+        Returns:
+            The contexts (B, T, E), and the weights (B, T, S).
+        """
+        weights = self._weights(query, keys, mask, previous)
+        return weights.to(memory.dtype) @ memory, weights
+
+    def weights(self, query: Tensor, keys: Tensor, memory: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self._weights(query, keys, mask, previous).unsqueeze(1)  # one head
+
+
+class MonotonicCrossAttention(Attention):
+    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`.
+
+    Args:
+        d_model: width D.
+        num_heads: number of heads H; must divide d_model.
+        bias: whether the projections have a bias.
+    """
+
+    UNDIVIDED = "cross_attention monotonic, whose heads are not divided"  # by tensor parallelism
+
+    def __init__(self, d_model: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        check_num_heads(d_model, num_heads)
+        self.num_heads = num_heads
+        self.q_proj = Linear(d_model, num_heads, bias=bias)
+        self.k_proj = Linear(d_model, num_heads, bias=bias)
+        self.v_proj = Linear(d_model, d_model, bias=bias)
+        self.out_proj = Linear(d_model, d_model, bias=bias)
+
+    def project_memory(self, memory: Tensor, freqs_cis: FreqsCis | None = None) -> KVCache:
+        """Return the keys (B, H, S, 1) and values (B, H, S, D/H) of the memory (B, S, D), see `CrossAttention`.
+
+        The weights do not depend on positions, so the rotations are ignored.
+        """
+        key, value = (
+            split_heads(projection(memory), 1, self.num_heads)[0] for projection in (self.k_proj, self.v_proj)
+        )
+        return key, value
+
+    def forward(
+        self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the context (B, T, D) of x over the memory, and the weights (B, H, T, S).
+
+        Args:
+            x: the input (B, T, D).
+            memory: the keys and values of the memory, see `project_memory`.
+            mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
+            previous: the weights (B, H, S) of the query before the first; None if there is none.
+        """
+        weights = self._weights(x, memory, mask, previous)
+        return self.out_proj((weights.to(memory[1].dtype) @ memory[1]).transpose(1, 2).flatten(2)), weights
+
+    def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
+        return self._weights(x, memory, mask, previous)
+
+    def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
+        key = memory[0].squeeze(-1)  # (B, H, S)
+        attended = torch.zeros_like(key) if previous is None else previous
+        query = self.q_proj(x).transpose(1, 2)  # (B, H, T)
+        return monotonic_weights(query, key, mask.squeeze(2), attended, self.training)
+
+
+class HardMonotonicAttention(AdditiveScores):
+    """Hard monotonic attention, whose alignments are marginalized exactly (Wu & Cotterell 2019).
+
+    Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
+    of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
+    not depend on the attended key.
+
+    Args:
+        d_query, d_memory, d_attention: see AdditiveScores.
+    """
+
+    NEVER = -1e4
+    """Log probability of the impossible, whose exponential is 0, but whose sums and gradients are finite."""
+
+    def start(self, mask: Tensor) -> Tensor:
+        """Return the log probabilities (B, S) before the first query, which may attend to all keys of mask (B, S)."""
+        never = torch.full(mask.shape, self.NEVER, device=mask.device)
+        return F.pad(never[:, 1:], (1, 0))
+
+    def forward(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        """Return the log probability (B, S) that the query attends to each key, summed over all alignments.
+
+        Args:
+            query: the query (B, D).
+            keys: the keys `self.k_proj(memory)` (B, S, A).
+            mask: the mask (B, S), True at keys that are not padding.
+            previous: the log probability (B, S) that the previous query attended to each key; see `start`.
+        """
+        scores = self._scores(self.q_proj(query).unsqueeze(1) + keys)
+        scores = at_least_float32(scores).masked_fill(~mask, self.NEVER)
+        normalizers = scores.flip(1).logcumsumexp(1).flip(1)  # over the keys that may follow each key
+        return (scores + (previous - normalizers).logcumsumexp(1)).log_softmax(1)  # normalizes rounding errors only
+
+    def weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        return self.forward(query, keys, mask, previous).exp()[:, None, None]  # one head, one query
