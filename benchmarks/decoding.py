@@ -1,26 +1,25 @@
-"""Benchmarks of decoding with a KV cache and in batches."""
+"""Benchmarks of decoding: with a KV cache, in batches, with 8-bit weights, and against CTranslate2."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sacrebleu
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.convergence import run_fit
+from benchmarks.convergence import MULTI30K_FILES, missing, run_fit
 from benchmarks.framework import settings_of
-from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
+from benchmarks.measure import Built, Facts, Row, Side, compared, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
 from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset
-from lightning_tfm.errors import UserError
 from lightning_tfm.inference.ctranslate import convert, tokens
 from lightning_tfm.inference.decoding import PATIENCE, beam_search, continue_text, decode
 from lightning_tfm.inference.loading import load
@@ -28,9 +27,6 @@ from lightning_tfm.layers import quantize
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import BOS, EOS, PAD, pad_sequences
-
-if TYPE_CHECKING:
-    import ctranslate2
 
 SAMPLED = 256
 """Number of sampled tokens."""
@@ -98,26 +94,29 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     return Built({"tokens": predicted}, lambda: timed(recomputed))
 
 
-def _engine_sampler(network: GPT, text: Tensor) -> Built:
-    """Build the same decoding with CTranslate2."""
+def _engine(kind: str, network: nn.Module) -> Any:
+    """Return a network as a Generator or a Translator of CTranslate2, by the kind."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
         convert(network, Path(folder) / "model")
-        engine = ctranslate2.Generator(f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads())
-    prompt = tokens(text[0])
+        threads = torch.get_num_threads()
+        return getattr(ctranslate2, kind)(f"{folder}/model", compute_type="float32", intra_threads=threads)
+
+
+def _engine_sampler(network: GPT, text: Tensor) -> Built:
+    """Build the same decoding with CTranslate2, whose minimum length keeps EOS from being generated, as in ours."""
+    engine, prompt = _engine("Generator", network), tokens(text[0])
+    settings = {"beam_size": 1, "min_length": SAMPLED, "max_length": SAMPLED, "include_prompt_in_result": False}
 
     def decoded() -> list[int]:
-        """Return the tokens; the minimum length keeps EOS from being generated, as in ours."""
-        (result,) = engine.generate_batch(
-            [prompt], beam_size=1, min_length=SAMPLED, max_length=SAMPLED, include_prompt_in_result=False
-        )
+        (result,) = engine.generate_batch([prompt], **settings)
         return result.sequences_ids[0]
 
     return Built({"tokens": torch.tensor([decoded()])}, lambda: timed(lambda: len(decoded())))
 
 
-def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_tokens(ours: Facts, peer: Facts) -> str:
     """Check that both sides generate the same tokens."""
     assert ours["tokens"].equal(peer["tokens"]), "the sides chose other tokens"
     assert ours["tokens"].unique().numel() > 10, "the sequence says nothing: it repeats few tokens"
@@ -127,20 +126,10 @@ def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
 def key_value_cache(full: bool) -> Iterator[Row]:
     """Measure generating 256 tokens with a GPT of 6 layers and width 384: a KV cache against recomputing each step."""
     for max_length, target in ((SAMPLED + 2, "≥ 5 x"), (1024, "≥ 12 x")):
-        arguments = {"max_length": max_length, "whole": full}
-        rounds, checked = compare(
-            Side(build_sampler, {"side": "ours", **arguments}),
-            Side(build_sampler, {"side": "recomputed", **arguments}),
-            same_tokens,
-        )
-        yield ratio_row(
-            f"GPT 6 x 384, {SAMPLED} tokens after {max_length - SAMPLED}, cache / recomputing",
-            "tokens/s",
-            target,
-            rounds,
-            extrapolated="" if full else "every 16th token",
-            checked=checked,
-        )
+        name = f"GPT 6 x 384, {SAMPLED} tokens after {max_length - SAMPLED}, cache / recomputing"
+        sides = (Side(build_sampler, side, max_length, whole=full) for side in ("ours", "recomputed"))
+        sampled = "" if full else "every 16th token"
+        yield compared(name, "tokens/s", target, *sides, same_tokens, extrapolated=sampled)
 
 
 def date_network(kind: str) -> tuple[Seq2SeqNetwork, PairDataset, int]:
@@ -199,25 +188,12 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         outputs = outputs[place[sample]]
     right = (outputs == test[sample].target_out).all(1).float().mean().item()
-    return Built(
-        {"outputs": outputs, "right": right},
-        lambda: timed(lambda: len(decoded(batches))),
-    )
-
-
-def _translator(network: Seq2SeqNetwork) -> ctranslate2.Translator:
-    """Return a network as a translator of CTranslate2."""
-    import ctranslate2
-
-    with tempfile.TemporaryDirectory() as folder:
-        convert(network, Path(folder) / "model")
-        threads = torch.get_num_threads()
-        return ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+    return Built({"outputs": outputs, "right": right}, lambda: timed(lambda: len(decoded(batches))))
 
 
 def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
     """Build the same decoding with CTranslate2, which also sorts the dates by length."""
-    engine = _translator(network)
+    engine = _engine("Translator", network)
     sources = [tokens(row) for row in batch.source]
 
     def decoded() -> list[list[str]]:
@@ -281,11 +257,10 @@ def build_translations(side: str, checkpoint: Path) -> Built:
             outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
         return outputs
 
-    engine = _translator(network) if side == "ctranslate2" else None
+    engine = _engine("Translator", network) if side == "ctranslate2" else None
     sources = [tokens(row) for row in dataset[order].source]
 
     def theirs() -> list[list[int]]:
-        assert engine is not None
         settings = {"beam_size": BEAMS, "patience": PATIENCE, "max_batch_size": TRANSLATION_ROWS}
         results = engine.translate_batch(sources, max_decoding_length=data.max_target_length, **settings)
         return [[int(token) for token in result.hypotheses[0]] for result in results]
@@ -297,42 +272,36 @@ def build_translations(side: str, checkpoint: Path) -> Built:
     return Built({"texts": texts, "bleu": bleu}, lambda: timed(lambda: len(translate())))
 
 
-def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_translations(ours: Facts, peer: Facts) -> str:
     """Check that both sides translate at least 95 % of the sentences equally, with a BLEU above 30."""
-    same, description = _compared(ours, peer)
-    assert same >= 0.95, f"only {same:.1%} of the translations are the same"
     assert ours["bleu"] > 30, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
-    return description
+    return near_translations(ours, peer, share=0.95)
 
 
-def near_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that our BLEU is at most 1 below that of the peer."""
-    _, description = _compared(ours, peer)
+def near_translations(ours: Facts, peer: Facts, share: float = 0.0) -> str:
+    """Check that our BLEU is at most 1 below that of the peer, and that a share of the translations are the same."""
+    same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
+    description = f"{100 * same:.3g} % of the translations are the same, "
+    description += f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+    assert same >= share, description
     assert ours["bleu"] > peer["bleu"] - 1, description
     return description
 
 
-def _compared(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, str]:
-    """Return the fraction of translations that are the same on both sides, and a description with the BLEU of both."""
-    same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
-    scores = f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
-    return same, f"{100 * same:.3g} % of the translations are the same, {scores}"
-
-
-def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_outputs(ours: Facts, peer: Facts) -> str:
     """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
     assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
     assert ours["right"] > 0.9, f"only {ours['right']} of the outputs are correct"
     return f"the same outputs for {len(ours['outputs']):,} dates"
 
 
-def near_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def near_outputs(ours: Facts, peer: Facts) -> str:
     """Check that our exact match is at most 0.01 below that of the peer."""
     assert ours["right"] > peer["right"] - 0.01, f"exact match {ours['right']:.4f} and {peer['right']:.4f}"
     return f"exact match {ours['right']:.4f} and {peer['right']:.4f} on {len(ours['outputs']):,} dates"
 
 
-def near_logits(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def near_logits(ours: Facts, peer: Facts) -> str:
     """Check that our logits differ by at most 5 % from those of the peer, relative to their norm."""
     error = ((ours["logits"] - peer["logits"]).norm() / peer["logits"].norm()).item()
     assert error <= 0.05, f"the logits differ by {error:.1%}"
@@ -341,29 +310,21 @@ def near_logits(ours: dict[str, Any], peer: dict[str, Any]) -> str:
 
 def batched_dates(full: bool) -> Iterator[Row]:
     """Measure greedy decoding of 10,000 dates in batches of 500 against one by one."""
-    dates = 10_000 if full else 500
-    rounds, checked = compare(
-        Side(build_date_outputs, {"side": "ours", "dates": dates}),
-        Side(build_date_outputs, {"side": "one by one", "dates": dates}),
-        same_outputs,
-    )
-    name, sample = "10,000 dates, batches of 500 / one by one", "" if full else f"{dates} of 10,000"
+    name, dates = "10,000 dates, batches of 500 / one by one", 10_000 if full else 500
+    sides = (Side(build_date_outputs, side, dates) for side in ("ours", "one by one"))
+    sample = "" if full else f"{dates} of 10,000"
     note = "" if full else "the dates that are decoded one by one are of all lengths"
-    yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)
+    yield compared(name, "dates/s", "≥ 30 x", *sides, same_outputs, extrapolated=sample, note=note)
 
 
 def against_ctranslate2(full: bool) -> Iterator[Row]:
     """Measure greedy decoding against CTranslate2 with the same weights, in float32."""
-    sampler = {"max_length": SAMPLED + 2, "whole": True}
-    dates = {"dates": 10_000, "kind": "transformer"}
-    for name, unit, build, arguments, check in (
-        (f"GPT 6 x 384, {SAMPLED} tokens / CTranslate2", "tokens/s", build_sampler, sampler, same_tokens),
-        ("10,000 dates, Transformer 2 x 64 / CTranslate2", "dates/s", build_date_outputs, dates, same_outputs),
-    ):
-        rounds, checked = compare(
-            Side(build, {"side": "ours", **arguments}), Side(build, {"side": "ctranslate2", **arguments}), check
-        )
-        yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
+    name, sides = f"GPT 6 x 384, {SAMPLED} tokens / CTranslate2", ("ours", "ctranslate2")
+    samplers = (Side(build_sampler, side, SAMPLED + 2, whole=True) for side in sides)
+    yield compared(name, "tokens/s", "≥ 0.5 x", *samplers, same_tokens)
+    name = "10,000 dates, Transformer 2 x 64 / CTranslate2"
+    dates = (Side(build_date_outputs, side, 10_000, kind="transformer") for side in sides)
+    yield compared(name, "dates/s", "≥ 0.5 x", *dates, same_outputs)
 
 
 def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
@@ -392,36 +353,29 @@ def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
 
 def int8(full: bool) -> Iterator[Row]:
     """Measure greedy decoding with 8-bit weights against float32; see `translations` for beam search."""
-    dates = {"dates": 10_000, "kind": "transformer"}
-    small, large = {"size": (65, 384, 6, 6)}, {"size": (50_257, 768, 12, 12)}
-    kinds: tuple[tuple[str, str, Callable[..., Built], dict[str, Any], Callable[..., str], str], ...] = (
-        (f"GPT 6 x 384, {GENERATED} tokens", "tokens/s", build_generation, small, near_logits, "random weights"),
-        (f"GPT-2 124M, {GENERATED} tokens", "tokens/s", build_generation, large, near_logits, "random weights"),
-        ("10,000 dates, Transformer 2 x 64", "dates/s", build_date_outputs, dates, near_outputs, ""),
-    )
-    for name, unit, build, arguments, check, note in kinds:
-        rounds, checked = compare(*(Side(build, {"side": side, **arguments}) for side in ("int8", "ours")), check)
-        yield ratio_row(f"{name}, int8 / float32", unit, "", rounds, checked=checked, note=note)
+    sides = "int8", "ours"
+    for name, size in (("GPT 6 x 384", (65, 384, 6, 6)), ("GPT-2 124M", (50_257, 768, 12, 12))):
+        name = f"{name}, {GENERATED} tokens, int8 / float32"
+        networks = (Side(build_generation, side, size) for side in sides)
+        yield compared(name, "tokens/s", "", *networks, near_logits, note="random weights")
+    dates = (Side(build_date_outputs, side, 10_000, kind="transformer") for side in sides)
+    yield compared("10,000 dates, Transformer 2 x 64, int8 / float32", "dates/s", "", *dates, near_outputs)
 
 
 def translations(full: bool) -> Iterator[Row]:
     """Measure beam search: float32 against CTranslate2 with the same weights, and 8-bit weights against float32."""
     name = f"Multi30k, 1,014 sentences, {BEAMS} beams"
-    compared = (
+    rows = (
         (f"{name} / CTranslate2", "≥ 0.5 x", ("ours", "ctranslate2"), same_translations),
         (f"{name}, int8 / float32", "", ("int8", "ours"), near_translations),
     )
-    try:
-        translation_data()
-    except UserError as error:
-        for row, target, _, _ in compared:
-            yield Row(row, "sentences/s", target, note=str(error))
+    if note := missing(*MULTI30K_FILES):
+        yield from (Row(row, "sentences/s", target, note=note) for row, target, *_ in rows)
         return
     note = f"multi30k_transformer with sinusoidal positions after {TRANSLATION_STEPS:,} steps; "
     note += f"both end with {PATIENCE * BEAMS} finished sequences"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = train_translator(folder)
-        for row, target, sides, check in compared:
-            built = (Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in sides)
-            rounds, checked = compare(*built, check)
-            yield ratio_row(row, "sentences/s", target, rounds, checked=checked, note=note)
+        for row, target, kinds, same in rows:
+            sides = (Side(build_translations, kind, checkpoint) for kind in kinds)
+            yield compared(row, "sentences/s", target, *sides, same, note=note)

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from benchmarks.measure import BARE, resident
+from benchmarks.memory import resident
 
 
 class FirstStep(Callback):
@@ -24,12 +24,8 @@ class FirstStep(Callback):
 
 
 def train_yoyodyne(folder: str) -> None:
-    """Train yoyodyne's pointer-generator LSTM of width 32 on tables until the first step.
-
-    Args:
-        folder: the folder of train.tsv and val.tsv.
-    """
-    from benchmarks.peers import yoyodyne_model
+    """Train yoyodyne's pointer-generator LSTM of width 32 on train.tsv and val.tsv of a folder until the first step."""
+    from benchmarks.peers import BARE, yoyodyne_model
 
     files = {split: f"{folder}/{split}.tsv" for split in ("train", "val")}
     with tempfile.TemporaryDirectory() as model_dir:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,16 @@ from benchmarks.measure import (
     THREADS,
     Block,
     Built,
+    Facts,
     Row,
     Side,
     absolute_row,
     compare,
+    compared,
     ratio_row,
-    reset_peak,
-    resident,
     started,
 )
+from benchmarks.memory import reset_peak, resident
 from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
@@ -156,10 +156,10 @@ def build_lengths(pool: int) -> Built:
     network = Transformer(**COPY | {"dropout": 0.0, "max_length": 64})
     lengths = torch.cat([(batch.target_out != PAD).sum(1) for batch in batches]).double()
     facts = {"parameters": parameters_of(network), "variation": (lengths.std() / lengths.mean()).item()}
-    return Built(facts, repeated(our_step(network), batches, [tokens_of(batch) for batch in batches], 16))
+    return Built(facts, repeated(our_step(network), batches, 16))
 
 
-def vary(ours: dict, peer: dict) -> str:
+def vary(ours: Facts, peer: Facts) -> str:
     """Check for equal numbers of parameters, and for lengths with a coefficient of variation of at least 0.5."""
     checked = same_parameters(ours, peer)
     variation = min(ours["variation"], peer["variation"])
@@ -169,19 +169,13 @@ def vary(ours: dict, peer: dict) -> str:
 
 def length_buckets(full: bool) -> Iterator[Row]:
     """Measure batches of rows of similar length against batches of random rows."""
-    sides = Side(build_lengths, {"pool": LengthGroupedSampler.POOL}), Side(build_lengths, {"pool": 1})
-    rounds, checked = compare(*sides, vary)
+    sides = (Side(build_lengths, pool) for pool in (LengthGroupedSampler.POOL, 1))
     note = "copying 1 to 60 symbols, batch 64, Transformer of width 128"
-    yield ratio_row("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
+    yield compared("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", *sides, vary, note=note)
 
 
 def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build runs of an experiment by the `fit` command, with all defaults.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-    """
+    """Build runs of an experiment by the `fit` command, with further settings and all defaults."""
 
     def work() -> Block:
         fit(experiment, *settings)
@@ -241,91 +235,57 @@ class Plain(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class Manual(Plain):
-    """Minimal LightningModule with manual optimization: it calls backward, clips gradients and steps the optimizer."""
-
-    def __init__(self, network: Network, module: TaskModule, clip: float) -> None:
-        super().__init__(network, module)
-        self.automatic_optimization, self.clip = False, clip
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-
-def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
-    """Build the same steps with Lightning's Trainer in barebones mode on the same data module.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-        manual: whether the module uses manual optimization.
-    """
+def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
+    """Build the same steps in Lightning's Trainer in barebones mode, with `Plain`."""
     fit(experiment, *settings)
-    module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
-    clip, seed = Clock.trainer.gradient_clip_val, data.seed
+    module, data, clip = Clock.trainer.lightning_module, Clock.trainer.datamodule, Clock.trainer.gradient_clip_val
 
     def work() -> Block:
-        seed_everything(seed)
+        seed_everything(data.seed)
         network = type(module.network)(**module.network.hyper_parameters)
         trainer = Trainer(
             accelerator="cpu",
             max_steps=WARM + TIMED + 1,
             max_epochs=-1,
-            gradient_clip_val=None if manual else clip,  # not supported by manual optimization
+            gradient_clip_val=clip,
             limit_val_batches=0,
             use_distributed_sampler=False,
             callbacks=[Clock()],
             barebones=True,
         )
-        plain = Manual(network, module, clip) if manual else Plain(network, module)
-        trainer.fit(plain, datamodule=data)
+        trainer.fit(Plain(network, module), datamodule=data)
         return Block(TIMED, Clock.seconds)
 
     work()
     return Built({"loss": Clock.loss}, work)
 
 
-def same_loss(ours: dict, peer: dict) -> str:
+def same_loss(ours: Facts, peer: Facts) -> str:
     """Check that both sides perform the same steps, by comparing the loss of step LOGGED."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
     return f"the same loss in step {LOGGED}"
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
-    """Measure the `fit` command against a bare training loop on the same batches."""
-    default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
-    alone = "Lightning's Trainer in barebones mode on the same data module"
-    kinds = (
-        ("Trainer", build_trainer, {}, default),
-        ("limit: Lightning alone", build_lightning, {}, alone),
-        ("limit: manual optimization", build_lightning, {"manual": True}, f"{alone}; with manual optimization"),
-    )
-    name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
-    for what, build, chosen, note in kinds:
-        arguments = {"experiment": name, "settings": (batch,)}
-        rates, checked = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
-        times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
-        target = "" if what.startswith("limit") else "≤ 1.05 x"
-        row = f"{what} / bare loop, {name}, batch 64"
-        yield ratio_row(row, "ms a step", target, times, checked=checked, note=note)
-    name = "copy_transformer"
-    for what, build, chosen, note in kinds:
+    """Measure the `fit` command, and Lightning alone, against a bare training loop on the same batches."""
+    defaults = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
+    name, settings = "date_attention_lstm", ("--data.init_args.batch_size=64",)
+    rates, checked = compare(Side(build_trainer, name, settings), Side(build_bare, name, settings), same_loss)
+    times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
+    row = f"Trainer / bare loop, {name}, batch 64"
+    yield ratio_row(row, "ms a step", "≤ 1.05 x", times, checked=checked, note=defaults)
+    name, alone = "copy_transformer", "Lightning's Trainer in barebones mode on the same data module"
+    for row, target, build, note in (
+        ("Trainer", "≤ 0.7 ms", build_trainer, defaults),
+        ("limit: Lightning alone", "", build_lightning, alone),
+    ):
         # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes
         # in each round, since the speed of two identical processes often differs by as much as the overhead.
-        arguments = {"experiment": name, "settings": ()}
-        pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
-        compared = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
-        more = [1000 / ours - 1000 / bare for rates, _ in compared for ours, bare in rates]
-        target, (_, checked) = "" if what.startswith("limit") else "≤ 0.7 ms", compared[0]
-        row = absolute_row(f"{what} - bare loop, {name}", "ms a step", target, more, f"{note}; one thread")
-        yield replace(row, checked=checked)
+        pair = Side(build, name, (), threads=1), Side(build_bare, name, (), threads=1)
+        rounds = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
+        more = [1000 / ours - 1000 / bare for rates, _ in rounds for ours, bare in rates]
+        row, (_, checked) = f"{row} - bare loop, {name}", rounds[0]
+        yield absolute_row(row, "ms a step", target, more, checked=checked, note=f"{note}; one thread")
 
 
 WITHOUT_PEER = """
@@ -375,60 +335,36 @@ def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
 
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
-    command = ["-m", "lightning_tfm"]
-    experiment = [
-        *command,
-        "fit",
-        "--config",
-        str(EXPERIMENTS / "date_attention_lstm.yaml"),
-        "--trainer.accelerator=cpu",
-    ]
-    fitting = [*experiment, "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"]
-    few = [*fitting, "--data.init_args.train_size=1000"]
-    run, text = "runs/date_attention_lstm/version_0", "May 3, 1979"
+    command = "-m", "lightning_tfm"
+    experiment = *command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"
+    first_step = "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"
     with tempfile.TemporaryDirectory() as trained:
         run_start(Path(trained), *experiment, "--trainer.max_steps=20", mode="offline")
-        checkpoint = str(Path(trained, run, "checkpoints/best.ckpt"))
-        for name, target, arguments, mode, note in (
-            ("lightning-tfm --help", "≤ 4 s", [*command, "--help"], "offline", ""),
-            ("lightning-tfm fit --help", "", [*command, "fit", "--help"], "offline", ""),
-            ("lightning-tfm generate, one line", "≤ 2 s", [*command, "generate", checkpoint, text], "offline", ""),
-            ("limit: import of torch", "", ["-c", IMPORTS.format("torch")], "offline", ""),
+        run = Path(trained, "runs/date_attention_lstm/version_0")
+        one_line = "generate", str(run / "checkpoints/best.ckpt"), "May 3, 1979"
+        packages = "lightning.pytorch, torch, torchmetrics, wandb"
+        for name, target, arguments, note in (
+            ("lightning-tfm --help", "≤ 4 s", (*command, "--help"), ""),
+            ("lightning-tfm generate, one line", "≤ 2 s", (*command, *one_line), ""),
             (
                 "lightning-tfm report, one run",
                 "≤ 4 s",
-                [*command, "report", str(Path(trained, run))],
-                "offline",
+                (*command, "report", str(run)),
                 "with attention and errors of 10,000 test examples",
             ),
             (
                 "lightning-tfm fit until its first step",
                 "≤ 3 s",
-                fitting,
-                "offline",
+                (*experiment, *first_step),
                 "includes generating and encoding 50,000 dates",
             ),
-            ("limit: first step, 1,000 dates", "", few, "offline", "with 1,000 dates"),
-            (
-                "limit: first step, 1,000 dates, without W&B",
-                "",
-                few,
-                "disabled",
-                "remaining: imports and the Trainer",
-            ),
-            (
-                "limit: imports",
-                "",
-                ["-c", IMPORTS.format("lightning.pytorch, torch, torchmetrics, wandb")],
-                "offline",
-                "torch, Lightning, torchmetrics and W&B alone",
-            ),
+            ("limit: imports", "", ("-c", IMPORTS.format(packages)), "torch, Lightning, torchmetrics and W&B alone"),
         ):
             values = []
             for _ in range(1 + ROUNDS):
                 with tempfile.TemporaryDirectory() as folder:
-                    values.append(run_start(Path(folder), *arguments, mode=mode)[0])
-            yield absolute_row(name, "s", target, values[1:], note)  # the first fills the disk cache
+                    values.append(run_start(Path(folder), *arguments, mode="offline")[0])
+            yield absolute_row(name, "s", target, values[1:], note=note)  # the first fills the disk cache
 
 
 def build_processes(number: int, folder: str) -> Built:
@@ -456,7 +392,7 @@ def build_processes(number: int, folder: str) -> Built:
     return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
-def same_rows(ours: dict, peer: dict) -> str:
+def same_rows(ours: Facts, peer: Facts) -> str:
     """Check that both sides have the same number of parameters and of rows per process."""
     assert ours == peer, f"parameters and rows: {ours} and {peer}"
     return f"{ours['parameters']:,} parameters and {ours['rows']} rows per process on both sides"
@@ -472,12 +408,9 @@ def processes(full: bool) -> Iterator[Row]:
         ("limit: 2 separate runs / 1, one thread each", 1, "", f"{ROWS} rows a run, date_transformer"),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            rounds, checked = compare(
-                Side(build_processes, {"number": number, "folder": folder}, threads=1, processes=2),
-                Side(build_processes, {"number": 1, "folder": folder}, threads=1),
-                same_rows,
-            )
-        yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
+            ours = Side(build_processes, number, folder, threads=1, processes=2)
+            peer = Side(build_processes, 1, folder, threads=1)
+            yield compared(name, "tokens/s", target, ours, peer, same_rows, note=note)
 
 
 def build_elastic(
@@ -515,25 +448,16 @@ def build_elastic(
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure what elastic determinism costs with two micro-batches, on two processes and one, with a thread each."""
-    for experiment in ELASTIC:
-        yield elastic_row(experiment, 2, 2)
-    yield elastic_row("date_transformer", 1, 2)
+    """Measure the cost of elastic determinism, by shards and processes, and its limit.
 
-
-def elastic_sizes(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism with more micro-batches than processes."""
-    for experiment in ELASTIC:
-        yield elastic_row(experiment, 2, 4)
-    for num_micro_batches in (4, 8):
-        yield elastic_row("date_transformer", 1, num_micro_batches)
-
-
-def elastic_limits(full: bool) -> Iterator[Row]:
-    """Measure DDP with steps of two batches of half the size, one after the other, like two micro-batches of a process.
-
-    This is the limit of four micro-batches on two processes. It is measured where these miss their target.
+    The limit of four shards on two processes is DDP with steps of two batches of half the size, one after the other. It
+    is measured where they miss their target.
     """
+    for num_shards in (2, 4):
+        for experiment in ELASTIC:
+            yield elastic_row(experiment, 2, num_shards)
+    for num_shards in (2, 4, 8):
+        yield elastic_row("date_transformer", 1, num_shards)
     for experiment in ("date_attention_lstm", "copy_transformer"):
         yield elastic_row(experiment, 2, 0, accumulated=2)
 
@@ -547,23 +471,17 @@ def elastic_row(experiment: str, number: int, num_micro_batches: int, accumulate
         num_micro_batches: the number of micro-batches; 0 measures DDP with several batches in a step.
         accumulated: the number of batches in a step on our side, see `build_elastic`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
-        ours = {"num_micro_batches": num_micro_batches, "accumulated": accumulated}
-        ddp = {"num_micro_batches": 0, "accumulated": 1}
-        rounds, checked = compare(
-            Side(build_elastic, settings | ours, threads=1, processes=number),
-            Side(build_elastic, settings | ddp, threads=1, processes=number),
-            same_rows,
-        )
     together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
-    if num_micro_batches:
-        name = f"{experiment}, {num_micro_batches} micro-batches on {together} / {peer}"
-        target = "≥ 0.77 x" if number > 1 else ""
-    else:
-        name, target = f"limit: {experiment}, {accumulated} accumulated batches on {together} / {peer}", ""
+    kind = f"{num_shards} shards" if num_shards else f"{accumulated} accumulated batches"
+    name = f"{'' if num_shards else 'limit: '}{experiment}, {kind} on {together} / {peer}"
+    target = "≥ 0.77 x" if num_shards and number > 1 else ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"
-    return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
+    with tempfile.TemporaryDirectory() as folder:
+        sides = (
+            Side(build_elastic, experiment, number, *way, ELASTIC[experiment], folder, threads=1, processes=number)
+            for way in ((num_shards, accumulated), (0, 1))
+        )
+        return compared(name, "tokens/s", target, *sides, same_rows, note=note)
 
 
 def build_saving() -> Built:
@@ -595,4 +513,4 @@ def saving(full: bool) -> Iterator[Row]:
         blocks = [work() for _ in range(ROUNDS)]
     note = f"weights and optimizer of {facts['state'] / 2**20:.0f} MB, saved in {blocks[0].seconds:.1f} s"
     values = [block.amount for block in blocks]
-    yield absolute_row(name, unit, target, values, note)
+    yield absolute_row(name, unit, target, values, note=note)

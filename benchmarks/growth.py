@@ -1,4 +1,8 @@
-"""Growth of time and memory with the size of models and data: `python -m benchmarks.growth` writes GROWTH.md."""
+"""Growth of time and memory with the size of models and data, against the same peers as elsewhere.
+
+`python -m benchmarks.growth [NAME ...]` measures all curves or those of a family in half an hour, and writes
+growth.json and two pictures.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ import random
 import string
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -20,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import peers
-from benchmarks.__main__ import FOLDER, machine, number, state, table_lines
+from benchmarks.__main__ import FOLDER, machine, state
 from benchmarks.framework import EXPERIMENTS, run_start
-from benchmarks.measure import THREADS, Block, Built, Side, one_round, pinned, reset_peak, resident, started
-from benchmarks.steps import nano_step, our_step, parameters_of, plain_step, repeated
+from benchmarks.measure import Block, Built, Side, one_round, pinned, started
+from benchmarks.memory import reset_peak, resident
+from benchmarks.steps import nano_step, our_step, plain_step, repeated
 from lightning_tfm.data import Batch
 from lightning_tfm.networks import GPT, AttentionLSTM, Transformer
 from lightning_tfm.plots.style import PALETTE, STYLE
@@ -79,21 +83,19 @@ BOUNDS = {"width": 2, "length": 2, "batch": 1, "vocabulary": 1, "pairs": 1}
 """Largest expected exponent by axis: matrices have D^2 weights by width D, and attention T^2 scores by length T."""
 
 
+PEERS = {"Transformer": "nn.Transformer", "GPT": "nanoGPT's formulation", "attention LSTM": "the date tutorial"}
+"""Peer of each family."""
+
+
 class LongerTutorial(peers.TutorialDateLSTM):
     """Model of the date tutorial for targets of any length."""
 
-    def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
+    def forward(self, source: torch.Tensor, target_in: torch.Tensor) -> torch.Tensor:
         return super().forward(source, target_in.size(1))
 
 
 def network_of(family: str, is_ours: bool, size: Size) -> nn.Module:
-    """Return the network of one side.
-
-    Args:
-        family: a key of PEERS.
-        is_ours: whether the side is ours.
-        size: the size of the network.
-    """
+    """Return the network of one side of a family, a key of PEERS."""
     if family == "attention LSTM":
         network = AttentionLSTM if is_ours else LongerTutorial
         return network(size.vocabulary, size.width, dropout=0.0)
@@ -106,20 +108,10 @@ def network_of(family: str, is_ours: bool, size: Size) -> nn.Module:
 
 
 def step_of(family: str, is_ours: bool, network: Any) -> Callable[[Batch], None]:
-    """Return a training step of one side.
-
-    Args:
-        family: a key of PEERS.
-        is_ours: whether the side is ours.
-        network: the network.
-    """
+    """Return a training step of one side of a family."""
     if is_ours:
         return our_step(network, clip=1.0 if family == "GPT" else None)  # as nanoGPT
     return nano_step(network) if family == "GPT" else plain_step(network)
-
-
-PEERS = {"Transformer": "nn.Transformer", "GPT": "nanoGPT's formulation", "attention LSTM": "the date tutorial"}
-"""Peer of each family."""
 
 
 def batch_of(family: str, size: Size) -> Batch:
@@ -150,15 +142,14 @@ def build_steps(family: str, is_ours: bool, sizes: list[Size]) -> Built:
             torch.manual_seed(0)
             batch = batch_of(family, size)
             step = step_of(family, is_ours, network_of(family, is_ours, size))
-            step(batch)
-            begun = time.perf_counter()
-            step(batch)
-            seconds = time.perf_counter() - begun
+            once = repeated(step, [batch], 1, lambda batch: 1)
+            once()
+            seconds = once().seconds
             yield Block(resident("VmHWM") - before, seconds)
-            work = repeated(step, [batch], [1], max(1, round(SECONDS / seconds)))
+            work = repeated(step, [batch], max(1, round(SECONDS / seconds)), lambda batch: 1)
             for _ in range(2 * ROUNDS):
                 yield work()
-            del step, work
+            del step, once, work
 
     return Built({}, partial(next, blocks()))
 
@@ -198,31 +189,21 @@ def step_points(family: str) -> Iterator[Point]:
     ]
     sizes = [replace(Size(), **{axis: value}) for axis, value in values]
     with ExitStack() as stack:
-        (_, ours), (_, peer) = (
-            stack.enter_context(
-                started(Side(build_steps, {"family": family, "is_ours": is_ours, "sizes": sizes}), warm=False)
-            )
-            for is_ours in (True, False)
-        )
+        sides = (Side(build_steps, family, is_ours, sizes) for is_ours in (True, False))
+        (_, ours), (_, peer) = (stack.enter_context(started(side, warm=False)) for side in sides)
         for axis, value in values:
             memory = ours().amount, peer().amount
             rates = zip(*(one_round(ours, peer) for _ in range(ROUNDS)), strict=True)
             yield Point(family, axis, value, *(1 / median(side) for side in rates), *memory)
 
 
-def write_pairs(folder: Path, sizes: dict[str, int]) -> None:
-    """Write tables of random words and the same words in capitals.
-
-    Args:
-        folder: the folder of the tables.
-        sizes: the number of pairs in each split.
-    """
-    draw = random.Random(0)
-    for split, size in sizes.items():
-        with (folder / f"{split}.tsv").open("w", encoding="utf-8") as file:
-            for _ in range(size):
-                word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(6, 12)))
-                file.write(f"{word}\t{word.upper()}\n")
+def write_pairs(path: Path, size: int) -> None:
+    """Write a table of random words and the same words in capitals."""
+    draw = random.Random(path.name)
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(size):
+            word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(6, 12)))
+            file.write(f"{word}\t{word.upper()}\n")
 
 
 OUR_START = (
@@ -238,7 +219,8 @@ def data_points() -> Iterator[Point]:
     for place, pairs in enumerate((PAIRS[0], *PAIRS)):
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path)
-            write_pairs(folder, {"train": pairs, "val": 100})
+            write_pairs(folder / "train.tsv", pairs)
+            write_pairs(folder / "val.tsv", 100)
             ours, our_memory = run_start(folder, *OUR_START, mode="disabled")
             peer, peer_memory = run_start(folder, *PEER_START, mode="disabled")
         if place:  # the first run only fills the disk cache
@@ -260,70 +242,6 @@ def by_curve(points: list[Point]) -> dict[tuple[str, str], list[Point]]:
 
 QUANTITIES = {"ours": 1000.0, "peer": 1000.0, "our_memory": 2.0**-20, "peer_memory": 2.0**-20}
 """Measured attributes of Point, with the factors that convert them to ms and MiB."""
-
-
-def sizes_of(point: Point) -> list[str]:
-    """Return the number of parameters of each side at a point; empty for data."""
-    if point.family == "data":
-        return ["", ""]
-    size = replace(Size(), **{point.axis: point.value})
-    with torch.device("meta"):
-        return [f"{parameters_of(network_of(point.family, is_ours, size)):,}" for is_ours in (True, False)]
-
-
-def markdown(points: list[Point]) -> str:
-    """Return the text of GROWTH.md."""
-    base, fits, body = Size(), [], []
-    for (family, axis), curve in by_curve(points).items():
-        values = [point.value for point in curve]
-        powers = [exponent(values, [getattr(point, name) for point in curve]) for name in QUANTITIES]
-        bounds = f"{values[-FITTED]:,} to {values[-1]:,}", str(BOUNDS[axis])
-        fits.append((family, axis, *bounds, *(f"{power:.2f}" for power in powers)))
-        for point in curve:
-            figures = [number(factor * getattr(point, name)) for name, factor in QUANTITIES.items()]
-            body.append((family, axis, f"{point.value:,}", *figures, *sizes_of(point), point.machine, point.commit))
-    models = ", ".join(f"{peer} ({family})" for family, peer in PEERS.items())
-    lines = [
-        "# Growth",
-        "",
-        "This page shows how the time and the peak memory of a training step grow with the width, the length, the "
-        "batch and the vocabulary, and how those of the start of a run grow with the number of training pairs. "
-        f"`python -m benchmarks.growth` measures them. Times of steps are medians of {ROUNDS} rounds with {THREADS} "
-        "threads, alternately of ours and the peer; memory and starts are single measurements.",
-        "",
-        f"Apart from what grows, the width is {base.width}, sources and targets have {base.length} tokens, a batch has "
-        f"{base.batch} rows, and the vocabulary has {base.vocabulary} ids. The peers are {models} and yoyodyne (data). "
-        "Ours keeps freed memory; the date tutorial has the fused Adam of our benchmarks, without clipping. The "
-        "attention LSTM and the date tutorial have different numbers of parameters, and are measured up to a length of "
-        f"{LONGEST['attention LSTM']}, since the tutorial keeps a copy of all keys for each step of the decoder. The "
-        "memory of a step is the peak of two steps, minus the memory before the model is built.",
-        "",
-        "For data, `fit` starts `tsv_transformer` without W&B, and yoyodyne a pointer-generator LSTM of width 32, both "
-        "with batches of 64, on tables of words of 6 to 12 letters and the same words in capitals. The time includes "
-        "the imports, and the memory is the peak of the process, excluding yoyodyne's worker process. The "
-        "models differ, so only the growth with the pairs is comparable.",
-        "",
-        "![Time of a step by size](growth_time.png)",
-        "",
-        "![Peak memory of a step by size](growth_memory.png)",
-        "",
-        f"An exponent is the slope through the last {FITTED} points of a curve on logarithmic axes. The column "
-        '"at most" is its largest expected value: 2 by width (weights) and by length (attention scores), otherwise 1. '
-        "Tests check ours, with a tolerance of 0.1 for caches and the varying speed of the machine.",
-        "",
-        *table_lines(
-            ("model", "by", "fitted", "at most", "time, ours", "time, peer", "memory, ours", "memory, peer"), fits
-        ),
-        "",
-        *table_lines(
-            (
-                *("model", "by", "value", "ours, ms", "peer, ms", "ours, MiB", "peer, MiB"),
-                *("ours, parameters", "peer, parameters", "machine", "commit"),
-            ),
-            body,
-        ),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def plot(points: list[Point], quantity: str, path: Path) -> None:
@@ -364,25 +282,20 @@ def plot(points: list[Point], quantity: str, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def rounded(point: Point) -> Point:
-    """Return a point whose measured values have four significant digits."""
-    return replace(point, **{name: float(f"{getattr(point, name):.4g}") for name in QUANTITIES})
-
-
 def publish(points: list[Point], folder: Path = FOLDER) -> None:
-    """Replace the curves of the points in growth.json, and regenerate GROWTH.md and its pictures.
+    """Replace the curves of the points in growth.json, and draw its pictures again.
 
     Args:
-        points: whole curves.
+        points: whole curves, whose measured values are rounded to four significant digits.
         folder: the folder of growth.json.
     """
     path = folder / "growth.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    curves = by_curve([Point(**point) for point in earlier]) | by_curve(points)
+    earlier = [Point(**point) for point in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    points = [replace(p, **{name: float(f"{getattr(p, name):.4g}") for name in QUANTITIES}) for p in points]
+    curves = by_curve(earlier) | by_curve(points)
     order = [(family, axis) for family in PEERS for axis in AXES] + [("data", "pairs")]
-    kept = [rounded(point) for key in order for point in curves.get(key, ())]
-    write_text(path, json.dumps([asdict(point) for point in kept], indent=1) + "\n")
-    write_text(folder / "GROWTH.md", markdown(kept))
+    kept = [point for key in order for point in curves.get(key, ())]
+    write_text(path, "[\n" + ",\n".join(json.dumps(asdict(point)) for point in kept) + "\n]\n")
     if all(key in curves for key in order[:-1]):
         for quantity in ("time", "memory"):
             plot(kept, quantity, folder / f"growth_{quantity}.png")
@@ -398,15 +311,14 @@ def main() -> None:
         parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
     if sys.platform != "linux":
         parser.error("peak memory is measured on Linux only")
-    measured_on, commit = machine(), state()
+    origin = {"machine": machine(), "commit": state()}
     for name in chosen:
         points = []
         with pinned():
             for point in data_points() if name == "data" else step_points(name):
-                points.append(replace(point, machine=measured_on, commit=commit))
-                print(
-                    f"{point.family}, {point.axis} {point.value:,}: {point.ours:.4g} and {point.peer:.4g} s", flush=True
-                )
+                points.append(replace(point, **origin))
+                costs = f"{point.ours:.4g} and {point.peer:.4g} s"
+                print(f"{point.family}, {point.axis} {point.value:,}: {costs}", flush=True)
         publish(points)
 
 

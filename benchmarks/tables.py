@@ -9,7 +9,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from faker import Faker
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from benchmarks.convergence import TrainingClock, trained
-from benchmarks.measure import BARE, Block, Built, Row, Side, in_turn, ratio_row, started, until_row
-from benchmarks.peers import yoyodyne_model
+from benchmarks.convergence import TrainingClock, train
+from benchmarks.measure import Block, Built, Row, Side, in_turn, ratio_row, until_row
+from benchmarks.peers import BARE, yoyodyne_model
 from benchmarks.steps import parameters_of
 from lightning_tfm.data import Download, resolve_path
 from lightning_tfm.errors import UserError
@@ -68,12 +68,7 @@ BATCH_SIZE = 32
 
 
 def network(attention: str, **settings: Any) -> tuple[str, ...]:
-    """Return the settings of an attention LSTM of width 96.
-
-    Args:
-        attention: the kind of attention.
-        settings: further arguments of the network.
-    """
+    """Return the settings of an attention LSTM of width 96, with further arguments of the network."""
     arguments = {"d_model": 96, "dropout": 0.2, "attention": attention, **settings}
     value = json.dumps({"class_path": "AttentionLSTM", "init_args": arguments})
     return (
@@ -148,12 +143,7 @@ def email_address(name: str) -> str:
 
 
 def write_addresses(folder: Path, sizes: tuple[int, ...] = (3_000, 500, 1_000)) -> None:
-    """Write tables of different names and their addresses.
-
-    Args:
-        folder: the folder of the tables.
-        sizes: the number of names in each split.
-    """
+    """Write a table of names and their addresses for each split, without a name that stands in two of them."""
     names: dict[str, None] = {}
     fakers = {locale: Faker(locale) for locale in LOCALES}
     draw = random.Random(0)
@@ -162,18 +152,13 @@ def write_addresses(folder: Path, sizes: tuple[int, ...] = (3_000, 500, 1_000)) 
     while len(names) < sum(sizes):
         fake = fakers[draw.choice(LOCALES)]
         names[f"{fake.first_name()} {fake.last_name()}"] = None
-    lines = [f"{name}\t{email_address(name)}\n" for name in names]
+    lines = (f"{name}\t{email_address(name)}\n" for name in names)
     for split, size in zip(SPLITS, sizes, strict=True):
-        (folder / f"{split}.tsv").write_text("".join(lines[:size]), encoding="utf-8")
-        lines = lines[size:]
+        (folder / f"{split}.tsv").write_text("".join(islice(lines, size)), encoding="utf-8")
 
 
 def write_table(table: Table, folder: Path) -> None:
     """Write the splits of a table into a folder.
-
-    Args:
-        table: the table.
-        folder: the folder.
 
     Raises:
         UserError: if a file cannot be downloaded.
@@ -205,23 +190,16 @@ class Validations(TrainingClock):
             file.write(json.dumps(record) + "\n")
 
 
-def until(path: Path, goal: float) -> tuple[float, bool]:
-    """Return the seconds until a validation reaches a goal, or of the whole run, and whether one reaches it.
-
-    Args:
-        path: the record of the run.
-        goal: the exact match.
-    """
-    records = read_record(path)
-    for record in records:
-        if record["exact_match"] >= goal:
-            return record["seconds"], True
-    return records[-1]["seconds"], False
-
-
 def read_record(path: Path) -> list[dict[str, float]]:
     """Return what `Validations` has recorded in a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def until(path: Path, goal: float) -> tuple[float, bool]:
+    """Return the seconds until a validation reaches a goal, or of the whole run, and whether one reaches it."""
+    records = read_record(path)
+    seconds = [record["seconds"] for record in records if record["exact_match"] >= goal]
+    return (seconds[0], True) if seconds else (records[-1]["seconds"], False)
 
 
 def run_ours(table: Table, folder: Path, seed: int) -> Block:
@@ -234,9 +212,7 @@ def run_ours(table: Table, folder: Path, seed: int) -> Block:
     """
     with (folder / "train.tsv").open(encoding="utf-8") as file:
         steps_per_pass = sum(1 for _ in file) // BATCH_SIZE
-    summary, _ = trained(
-        "tsv_transformer",
-        seed,
+    settings = (
         *(f"--data.init_args.{split}={folder / split}.tsv" for split in SPLITS),
         f"--data.init_args.batch_size={BATCH_SIZE}",
         f"--trainer.val_check_interval={steps_per_pass}",
@@ -244,35 +220,22 @@ def run_ours(table: Table, folder: Path, seed: int) -> Block:
         "--trust-package=benchmarks",
         "--trainer.callbacks+=benchmarks.tables.Validations",
         f"--trainer.callbacks.path={folder / f'ours_{seed}.jsonl'}",
-        steps=table.epochs * steps_per_pass,
-        threads=1,
     )
-    return Block(summary["test"]["exact_match"], summary["train_seconds"])
+    steps = table.epochs * steps_per_pass
+    return train("tsv_transformer", seed, "test/exact_match", *settings, steps=steps, threads=1)
 
 
 def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
-    """Train yoyodyne's model, and return its exact match on the test table and its training seconds.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits, in which `Validations` records the run.
-        seed: the seed.
-    """
+    """Train yoyodyne's model, and return its exact match on the test table and its training seconds; see `run_ours`."""
     seed_everything(seed)
-    record = folder / f"peer_{seed}.jsonl"
+    files, record = {split: f"{folder}/{split}.tsv" for split in SPLITS}, folder / f"peer_{seed}.jsonl"
     with tempfile.TemporaryDirectory() as checkpoints:
-        files = {split: str(folder / f"{split}.tsv") for split in SPLITS}
         module, model = yoyodyne_model(
             table.peer, files, checkpoints, table.width, table.learning_rate, BATCH_SIZE, **table.columns
         )
         best = ModelCheckpoint(checkpoints, monitor="val_accuracy", mode="max")
-        trainer = Trainer(
-            accelerator="cpu",
-            max_epochs=table.epochs,
-            num_sanity_val_steps=0,
-            callbacks=[Validations(str(record), "val_accuracy"), best],
-            **BARE | {"enable_checkpointing": True},
-        )
+        settings = BARE | {"enable_checkpointing": True, "max_epochs": table.epochs, "num_sanity_val_steps": 0}
+        trainer = Trainer(accelerator="cpu", callbacks=[Validations(str(record), "val_accuracy"), best], **settings)
         trainer.fit(model, module)
         model.load_state_dict(torch.load(best.best_model_path, weights_only=False)["state_dict"])
         (scores,) = trainer.test(model, module, verbose=False)
@@ -280,22 +243,13 @@ def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
 
 
 def build_yoyodyne(table: Table, folder: Path) -> Built:
-    """Build yoyodyne training runs on a table; each block uses the next seed.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits.
-    """
+    """Build yoyodyne training runs on a table in a folder; each block uses the next seed."""
     seeds = iter(SEEDS)
     return Built({}, lambda: run_yoyodyne(table, folder, next(seeds)))
 
 
 def against_yoyodyne(table: Table) -> Iterator[Row]:
-    """Measure the exact match on a table, and the seconds until that of yoyodyne is reached, with one thread each.
-
-    Args:
-        table: the table.
-    """
+    """Measure the exact match on a table, and the seconds until that of yoyodyne is reached, with one thread each."""
     name, until_name = f"{table.name}, exact match / yoyodyne", f"{table.name} until yoyodyne's exact match / yoyodyne"
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
@@ -305,16 +259,16 @@ def against_yoyodyne(table: Table) -> Iterator[Row]:
             yield Row(name, "%", "≥ 1 x", note=str(error))
             yield Row(until_name, "s", "≥ 1 x", note=str(error))
             return
-        with started(Side(build_yoyodyne, {"table": table, "folder": folder}, threads=1), warm=False) as (_, peer):
-            pairs = [in_turn(n, partial(run_ours, table, folder, seed), peer) for n, seed in enumerate(SEEDS)]
+        peer = Side(build_yoyodyne, table, folder, threads=1)
+        _, ours, theirs = in_turn(lambda seed: run_ours(table, folder, seed), peer, SEEDS)
         records = [[folder / f"{side}_{seed}.jsonl" for side in ("ours", "peer")] for seed in SEEDS]
-        goals = [max(record["exact_match"] for record in read_record(theirs)) for _, theirs in records]
+        goals = [max(record["exact_match"] for record in read_record(record)) for _, record in records]
         times = [[until(side, goal) for side in sides] for sides, goal in zip(records, goals, strict=True)]
-        ours, theirs = (read_record(side)[0]["parameters"] for side in records[0])
-    assert abs(ours / theirs - 1) <= 0.01, f"the sides have {ours} and {theirs} parameters"
-    checked = f"the same table, {ours:,} and {theirs:,} parameters"
+        sizes = [read_record(side)[0]["parameters"] for side in records[0]]
+    checked = f"the same table, {sizes[0]:,} and {sizes[1]:,} parameters"
+    assert abs(sizes[0] / sizes[1] - 1) <= 0.01, checked
     note = f"{table.epochs} passes, one thread; {table.peer} of yoyodyne"
-    rounds = [(100 * block.amount, 100 * peer_block.amount) for block, peer_block in pairs]
+    rounds = [(100 * our.amount, 100 * their.amount) for our, their in zip(ours, theirs, strict=True)]
     yield ratio_row(name, "%", "≥ 1 x", rounds, checked=checked, note=f"on the test table; {note}")
     yield until_row(
         until_name,
