@@ -94,7 +94,7 @@ def train(
     command += [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
     with tempfile.TemporaryDirectory() as folder:
         run_fit(experiment, folder, *command, *settings, threads=threads)
-        (run,) = Path(folder).glob("runs/*/*")
+        run = next(Path(folder).glob("runs/*/*/summary.json")).parent
         summary, starts = (json.loads((run / f"{n}.json").read_text("utf-8")) for n in ("summary", "provenance"))
         assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
         split, name = metric.split("/")
@@ -106,14 +106,7 @@ def train(
 
 
 def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS) -> None:
-    """Run `fit` on an experiment.
-
-    Args:
-        experiment: the name of the experiment.
-        folder: the working directory.
-        settings: further arguments of the command.
-        threads: the number of threads, by default as many as the peers have.
-    """
+    """Run `fit` on an experiment."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
@@ -135,12 +128,7 @@ def goal_row(name: str, target: str, runs: list[Block], reached: list[bool], not
 
 
 def missing(known: dict[str, Download], *names: str) -> str:
-    """Return the error message for the first file that is missing; empty if there is none.
-
-    Args:
-        known: the downloadable files, by name.
-        names: the names of the files.
-    """
+    """Return the error message for the first file that is missing; empty if there is none."""
     try:
         for name in names:
             resolve_path(name, known)
@@ -240,13 +228,7 @@ class Watch(TrainingClock):
 
 
 def run_yoyodyne(folder: str, seed: int, max_epochs: int = 5) -> Block:
-    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batch size 128, Adam at 5e-3, other defaults.
-
-    Args:
-        folder: the folder for its files.
-        seed: the seed of the dates and of the run.
-        max_epochs: the maximum number of epochs, by default more than any seed needs.
-    """
+    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batches of 128, Adam at 5e-3."""
     seed_everything(seed)
     dates, files, watch = dates_of(seed), {}, Watch()
     for split in ("train", "val"):

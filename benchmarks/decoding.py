@@ -217,9 +217,6 @@ def translation_data() -> ParallelText:
 def train_translator(folder: str) -> Path:
     """Train `multi30k_transformer` with sinusoidal positions, and return the path of its checkpoint.
 
-    Args:
-        folder: the working directory.
-
     Note:
         CTranslate2 does not support rotary positions in cross-attention.
     """
@@ -235,12 +232,7 @@ def train_translator(folder: str) -> Path:
 
 
 def build_translations(side: str, checkpoint: Path) -> Built:
-    """Build the translation of the validation split of Multi30k by a beam search of BEAMS.
-
-    Args:
-        side: "ours", "int8", with 8-bit weights, or "ctranslate2".
-        checkpoint: the path of the checkpoint of the translator.
-    """
+    """Build the translation of the validation split of Multi30k by a beam search of BEAMS."""
     keep_freed_memory()  # on both sides
     data = translation_data()
     network, dataset = load(checkpoint).network.eval(), data.datasets["val"]
@@ -328,12 +320,7 @@ def against_ctranslate2(full: bool) -> Iterator[Row]:
 
 
 def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
-    """Build greedy decoding of a sequence of GENERATED tokens with a GPT of random weights.
-
-    Args:
-        side: "ours", in float32, or "int8", with 8-bit weights.
-        size: the size of the vocabulary, the width, and the numbers of heads and layers.
-    """
+    """Build greedy decoding of a sequence of GENERATED tokens with a GPT of random weights."""
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
     network = GPT(*size, max_length=2 * GENERATED).eval()

@@ -33,11 +33,10 @@ from benchmarks.measure import (
     started,
 )
 from benchmarks.memory import reset_peak, resident
-from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
+from benchmarks.steps import COPY, mean_loss, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
 from lightning_tfm.fit.cli import TfmCLI, run
-from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import Network, Transformer
 from lightning_tfm.optimizers import parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
@@ -45,6 +44,9 @@ from lightning_tfm.tasks import TaskModule
 from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SMALL = "--data.init_args.train_size=20_000"
+"""Setting of runs on several processes, which generate their data in each run."""
+
 ROWS = 128
 """Batch size per process in `processes`, as in its experiment."""
 
@@ -54,14 +56,9 @@ WARM, TIMED = 20, 200
 TIMED_TOGETHER = 50
 """Number of timed steps of runs on several processes."""
 
-ELASTIC = {
-    "date_transformer": TIMED_TOGETHER,
-    "date_gpt": TIMED_TOGETHER,
-    "copy_attention_lstm": TIMED_TOGETHER,
-    "date_attention_lstm": TIMED,
-    "copy_gpt": TIMED,
-    "copy_transformer": TIMED,
-}
+ELASTIC = dict.fromkeys(("date_transformer", "date_gpt", "copy_attention_lstm"), TIMED_TOGETHER) | dict.fromkeys(
+    ("date_attention_lstm", "copy_gpt", "copy_transformer"), TIMED
+)
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
 LOGGED = 50
@@ -115,14 +112,7 @@ def settings_of(experiment: str) -> dict[str, Any]:
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None, timed: int = TIMED) -> None:
-    """Run `lightning-tfm fit` on an experiment in this process, without evaluations, timed by Clock.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-        folder: the working directory; a temporary one if None.
-        timed: the number of timed steps.
-    """
+    """Run `lightning-tfm fit` on an experiment in this process, without evaluations, timed by Clock."""
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + timed + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
@@ -140,11 +130,7 @@ def fit(experiment: str, *settings: str, folder: str | None = None, timed: int =
 
 
 def build_lengths(pool: int) -> Built:
-    """Build training on sequences of 1 to 60 symbols.
-
-    Args:
-        pool: the number of batches whose rows are sorted by length together.
-    """
+    """Build training on sequences of 1 to 60 symbols."""
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
     data = Copy(max_length=60, longer_max_length=61, train_size=20_000, val_size=1, test_size=1, longer_size=1)
@@ -174,19 +160,26 @@ def length_buckets(full: bool) -> Iterator[Row]:
     yield compared("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", *sides, vary, note=note)
 
 
-def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build runs of an experiment by the `fit` command, with further settings and all defaults."""
+def build_fit(
+    experiment: str, *settings: str, timed: int = TIMED, folder: str | None = None, counts: str = "tokens"
+) -> Built:
+    """Build runs of an experiment by the `fit` command, whose work is counted in "tokens" or "steps"."""
+    if folder and "--trainer.devices=1" in settings:  # each process has a run of its own
+        (own := Path(folder, os.environ.pop("LOCAL_RANK", "0"))).mkdir(exist_ok=True)
+        folder = str(own)
 
     def work() -> Block:
-        fit(experiment, *settings)
-        return Block(TIMED, Clock.seconds)
+        fit(experiment, *settings, folder=folder, timed=timed)
+        return Block(Clock.amount if counts == "tokens" else timed, Clock.seconds)
 
     work()
-    return Built({"loss": Clock.loss}, work)
+    trainer = Clock.trainer
+    rows = trainer.accumulate_grad_batches * trainer.datamodule.batch_size // trainer.world_size
+    return Built({"loss": Clock.loss, "parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
-def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build the same steps as `build_trainer`, from the same initial weights, in a bare training loop."""
+def build_bare(experiment: str, *settings: str) -> Built:
+    """Build the same steps as `build_fit`, from the same initial weights, in a bare training loop."""
     fit(experiment, *settings)  # builds the module and the data, and sets up the process as the command does
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     seed = data.seed
@@ -203,9 +196,7 @@ def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
                 begun = time.perf_counter()
             elif number == WARM + TIMED:
                 seconds = time.perf_counter() - begun
-            batch = dataset[rows]
-            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
-            loss = loss / (batch.target_out != PAD).sum()
+            loss = mean_loss(network, dataset[rows])
             if number + 1 == LOGGED:
                 logged = loss.item()
             loss.backward()
@@ -226,8 +217,7 @@ class Plain(LightningModule):
         self.network, self.make_optimizer, self.lr_schedule = network, module.make_optimizer, module.lr_schedule
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
-        return loss / (batch.target_out != PAD).sum()
+        return mean_loss(self.network, batch)
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
@@ -235,25 +225,17 @@ class Plain(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def build_lightning(experiment: str, settings: tuple[str, ...]) -> Built:
+def build_lightning(experiment: str) -> Built:
     """Build the same steps in Lightning's Trainer in barebones mode, with `Plain`."""
-    fit(experiment, *settings)
+    fit(experiment)
     module, data, clip = Clock.trainer.lightning_module, Clock.trainer.datamodule, Clock.trainer.gradient_clip_val
+    settings = {"accelerator": "cpu", "max_steps": WARM + TIMED + 1, "max_epochs": -1, "gradient_clip_val": clip}
+    settings |= {"limit_val_batches": 0, "use_distributed_sampler": False, "barebones": True}
 
     def work() -> Block:
         seed_everything(data.seed)
         network = type(module.network)(**module.network.hyper_parameters)
-        trainer = Trainer(
-            accelerator="cpu",
-            max_steps=WARM + TIMED + 1,
-            max_epochs=-1,
-            gradient_clip_val=clip,
-            limit_val_batches=0,
-            use_distributed_sampler=False,
-            callbacks=[Clock()],
-            barebones=True,
-        )
-        trainer.fit(Plain(network, module), datamodule=data)
+        Trainer(**settings, callbacks=[Clock()]).fit(Plain(network, module), datamodule=data)
         return Block(TIMED, Clock.seconds)
 
     work()
@@ -269,21 +251,21 @@ def same_loss(ours: Facts, peer: Facts) -> str:
 def trainer_overhead(full: bool) -> Iterator[Row]:
     """Measure the `fit` command, and Lightning alone, against a bare training loop on the same batches."""
     defaults = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
-    name, settings = "date_attention_lstm", ("--data.init_args.batch_size=64",)
-    rates, checked = compare(Side(build_trainer, name, settings), Side(build_bare, name, settings), same_loss)
+    name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
+    sides = Side(build_fit, name, batch, counts="steps"), Side(build_bare, name, batch)
+    rates, checked = compare(*sides, same_loss)
     times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
     row = f"Trainer / bare loop, {name}, batch 64"
     yield ratio_row(row, "ms a step", "≤ 1.05 x", times, checked=checked, note=defaults)
     name, alone = "copy_transformer", "Lightning's Trainer in barebones mode on the same data module"
-    for row, target, build, note in (
-        ("Trainer", "≤ 0.7 ms", build_trainer, defaults),
-        ("limit: Lightning alone", "", build_lightning, alone),
+    # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes in
+    # each round, since the speed of two identical processes often differs by as much as the overhead.
+    for row, target, ours, note in (
+        ("Trainer", "≤ 0.7 ms", Side(build_fit, name, threads=1, counts="steps"), defaults),
+        ("limit: Lightning alone", "", Side(build_lightning, name, threads=1), alone),
     ):
-        # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes
-        # in each round, since the speed of two identical processes often differs by as much as the overhead.
-        pair = Side(build, name, (), threads=1), Side(build_bare, name, (), threads=1)
-        rounds = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
-        more = [1000 / ours - 1000 / bare for rates, _ in rounds for ours, bare in rates]
+        rounds = [compare(ours, Side(build_bare, name, threads=1), same_loss, rounds=1) for _ in range(ROUNDS)]
+        more = [1000 / rate - 1000 / bare for rates, _ in rounds for rate, bare in rates]
         row, (_, checked) = f"{row} - bare loop, {name}", rounds[0]
         yield absolute_row(row, "ms a step", target, more, checked=checked, note=f"{note}; one thread")
 
@@ -307,11 +289,6 @@ IMPORTS = "from lightning_tfm.__main__ import importing\nwith importing(): impor
 
 def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
     """Run Python to its end or, with the callback `FirstStep`, until the first step of a training.
-
-    Args:
-        folder: the working directory.
-        arguments: arguments of Python.
-        mode: the mode of W&B.
 
     Returns:
         The seconds, and the peak memory of the process in bytes, which only `FirstStep` measures, otherwise 0.
@@ -367,34 +344,10 @@ def start_up(full: bool) -> Iterator[Row]:
             yield absolute_row(name, "s", target, values[1:], note=note)  # the first fills the disk cache
 
 
-def build_processes(number: int, folder: str) -> Built:
-    """Build runs on several processes, each with a batch size of ROWS.
-
-    Args:
-        number: the number of processes of a run; with 1, each process has a run of its own.
-        folder: the working directory of all processes.
-    """
-    settings = [f"--data.init_args.batch_size={ROWS * number}", f"--trainer.devices={number}"]
-    settings += ["--data.init_args.train_size=20_000"]  # generated in each run
-    if number > 1:
-        settings += ["--trainer.strategy=ddp"]
-    else:
-        folder = str(Path(folder, os.environ.pop("LOCAL_RANK", "0")))
-        Path(folder).mkdir(exist_ok=True)
-
-    def work() -> Block:
-        fit("date_transformer", *settings, folder=folder, timed=TIMED_TOGETHER)
-        return Block(Clock.amount, Clock.seconds)
-
-    work()
-    trainer = Clock.trainer
-    rows = trainer.datamodule.batch_size // trainer.world_size
-    return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
-
-
 def same_rows(ours: Facts, peer: Facts) -> str:
     """Check that both sides have the same number of parameters and of rows per process."""
-    assert ours == peer, f"parameters and rows: {ours} and {peer}"
+    for name in ("parameters", "rows"):
+        assert ours[name] == peer[name], f"{name}: {ours[name]} and {peer[name]}"
     return f"{ours['parameters']:,} parameters and {ours['rows']} rows per process on both sides"
 
 
@@ -403,48 +356,28 @@ def processes(full: bool) -> Iterator[Row]:
 
     The limit is two processes that train on their own, without exchanging gradients.
     """
-    for name, number, target, note in (
-        ("2 processes / 1, one thread each", 2, "≥ 1.7 x", f"gloo, {ROWS} rows a process, date_transformer"),
-        ("limit: 2 separate runs / 1, one thread each", 1, "", f"{ROWS} rows a run, date_transformer"),
+    both, alone = f"--data.init_args.batch_size={2 * ROWS}", f"--data.init_args.batch_size={ROWS}"
+    ddp = both, "--trainer.devices=2", "--trainer.strategy=ddp"
+    one = alone, "--trainer.devices=1"
+    for name, settings, target, note in (
+        ("2 processes / 1, one thread each", ddp, "≥ 1.7 x", f"gloo, {ROWS} rows a process, date_transformer"),
+        ("limit: 2 separate runs / 1, one thread each", one, "", f"{ROWS} rows a run, date_transformer"),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            ours = Side(build_processes, number, folder, threads=1, processes=2)
-            peer = Side(build_processes, 1, folder, threads=1)
+            ours, peer = (
+                Side(
+                    build_fit,
+                    "date_transformer",
+                    *way,
+                    SMALL,
+                    timed=TIMED_TOGETHER,
+                    folder=folder,
+                    threads=1,
+                    processes=number,
+                )
+                for way, number in ((settings, 2), (one, 1))
+            )
             yield compared(name, "tokens/s", target, ours, peer, same_rows, note=note)
-
-
-def build_elastic(
-    experiment: str, number: int, num_micro_batches: int, accumulated: int, timed: int, folder: str
-) -> Built:
-    """Build runs of an experiment with elastic determinism, or with DDP.
-
-    Args:
-        experiment: the name of the experiment.
-        number: the number of processes.
-        num_micro_batches: the number of micro-batches; 0 without elastic determinism.
-        accumulated: the number of batches in a step, which share the rows of a batch of the experiment.
-        timed: the number of timed steps.
-        folder: the working directory of all processes.
-    """
-    batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"]
-    settings = [f"--trainer.devices={number}", "--data.init_args.train_size=20_000"]  # generated in each run
-    settings += [f"--trainer.accumulate_grad_batches={accumulated}"]
-    settings += [f"--data.init_args.batch_size={batch_size // accumulated}"]
-    settings += ["--checkpoint.every_n_train_steps=1000"]  # none in the timed steps, which differ in number
-    if num_micro_batches:
-        settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
-        settings += [f"--trainer.strategy.init_args.num_micro_batches={num_micro_batches}"]
-    elif number > 1:
-        settings += ["--trainer.strategy=ddp"]
-
-    def work() -> Block:
-        fit(experiment, *settings, folder=folder, timed=timed)
-        return Block(Clock.amount, Clock.seconds)
-
-    work()
-    trainer = Clock.trainer
-    rows = accumulated * trainer.datamodule.batch_size // trainer.world_size
-    return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
 def elastic(full: bool) -> Iterator[Row]:
@@ -462,26 +395,29 @@ def elastic(full: bool) -> Iterator[Row]:
         yield elastic_row(experiment, 2, 0, accumulated=2)
 
 
-def elastic_row(experiment: str, number: int, num_micro_batches: int, accumulated: int = 1) -> Row:
-    """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
+def elastic_row(experiment: str, number: int, num_shards: int, accumulated: int = 1) -> Row:
+    """Compare a run with elastic determinism, or with DDP and several batches in a step, with DDP.
 
-    Args:
-        experiment: the name of the experiment, one of ELASTIC.
-        number: the number of processes.
-        num_micro_batches: the number of micro-batches; 0 measures DDP with several batches in a step.
-        accumulated: the number of batches in a step on our side, see `build_elastic`.
+    On one process, the peer is a run without a strategy.
     """
-    together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
+    batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"] // accumulated
+    devices = f"--trainer.devices={number}"
+    ddp = ("--trainer.strategy=ddp",) if number > 1 else ()
+    shards = "--config", str(EXPERIMENTS / "elastic.yaml"), f"--trainer.strategy.init_args.num_shards={num_shards}"
+    batches = f"--trainer.accumulate_grad_batches={accumulated}", f"--data.init_args.batch_size={batch_size}"
     kind = f"{num_shards} shards" if num_shards else f"{accumulated} accumulated batches"
+    together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
     name = f"{'' if num_shards else 'limit: '}{experiment}, {kind} on {together} / {peer}"
     target = "≥ 0.77 x" if num_shards and number > 1 else ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"
     with tempfile.TemporaryDirectory() as folder:
-        sides = (
-            Side(build_elastic, experiment, number, *way, ELASTIC[experiment], folder, threads=1, processes=number)
-            for way in ((num_shards, accumulated), (0, 1))
+        # No checkpoint is written in the timed steps, which differ in number.
+        settings = {"timed": ELASTIC[experiment], "folder": folder, "threads": 1, "processes": number}
+        ours, theirs = (
+            Side(build_fit, experiment, devices, SMALL, "--checkpoint.every_n_train_steps=1000", *way, **settings)
+            for way in ((*(shards if num_shards else ddp), *batches), ddp)
         )
-        return compared(name, "tokens/s", target, *sides, same_rows, note=note)
+        return compared(name, "tokens/s", target, ours, theirs, same_rows, note=note)
 
 
 def build_saving() -> Built:

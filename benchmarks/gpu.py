@@ -6,15 +6,15 @@ Without a GPU, their rows have the status "not measured"; the tests run the step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.convergence import SEEDS, SHAKESPEARE_FILES, goal_row, missing, train_shakespeare
 from benchmarks.measure import Built, Facts, Row, Side, absolute_row, compare, ratio_row
-from benchmarks.steps import decay_groups, parameters_of, repeated, same_parameters, windows
+from benchmarks.steps import decay_groups, nano_loss, parameters_of, repeated, same_parameters, windows
 from lightning_tfm.callbacks.telemetry import peak_flops
 from lightning_tfm.data import Batch
 from lightning_tfm.layers.losses import token_nll
@@ -29,12 +29,7 @@ def has_gpu() -> bool:
 
 
 def flops_per_token(size: dict[str, int], parameters: int) -> float:
-    """Return the FLOPs of a training step per token: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
-
-    Args:
-        size: the arguments of the GPT, with num_layers L, d_model D and max_length T.
-        parameters: the number of parameters; N excludes the positions.
-    """
+    """Return the FLOPs of a training step per token: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B)."""
     weights = parameters - size["max_length"] * size["d_model"]
     return 6 * weights + 12 * size["num_layers"] * size["d_model"] * size["max_length"]
 
@@ -43,11 +38,6 @@ def bf16_step(
     network: nn.Module, forward: Callable[[Batch], Tensor], device: str
 ) -> Callable[[Sequence[Batch]], Tensor]:
     """Return a training step under bf16 autocast with the fused AdamW.
-
-    Args:
-        network: the network.
-        forward: a function from a batch to the loss.
-        device: "cuda" or "cpu".
 
     Returns:
         A function from the batches of a step, whose gradients are accumulated, to the mean of their losses.
@@ -87,21 +77,16 @@ def build_gpt2(
     torch.set_float32_matmul_precision("high")
     network: nn.Module = GPT(**size, bias=False)
     if side == "nano":
-        theirs = peers.NanoGPT(**size, bias=False)
-        theirs.take_weights_of(network)
-        network = theirs
+        ours, network = network, peers.NanoGPT(**size, bias=False)
+        network.take_weights_of(ours)
     network = network.to(device)
     batches = windows(batch_size, size["max_length"], accumulated)
     batches = [Batch(*(part.to(device) for part in batch)) for batch in batches]
 
-    def ours(batch: Batch) -> Tensor:
+    def our_loss(batch: Batch) -> Tensor:
         return token_nll(network(batch.source, batch.target_in), batch.target_out) / batch.target_out.numel()
 
-    def nano(batch: Batch) -> Tensor:
-        logits = network(batch.target_in)
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
-
-    forward = nano if side == "nano" else ours
+    forward = partial(nano_loss, network) if side == "nano" else our_loss
     if compiled:  # including the loss, as in nanoGPT
         forward = torch.compile(forward)
     step = bf16_step(network, forward, device)

@@ -8,26 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import steps
 from benchmarks.measure import Built, Facts, Row, Side, compared
-from benchmarks.steps import (
-    COPY,
-    DATES,
-    GPT_SIZE,
-    GPT_STEPS,
-    TUTORIAL_DATES,
-    build_copy,
-    build_gpt,
-    copy_batches,
-    huggingface_gpt2,
-    like_parameters,
-    our_dates,
-    our_step,
-    parameters_of,
-    repeated,
-    same_parameters,
-    steps_of,
-    windows,
-)
 from lightning_tfm.data import Batch
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.system.memory import keep_freed_memory
@@ -72,20 +54,20 @@ def build_limit(model: str, side: str, batch_size: int = 12) -> Built:
     torch.manual_seed(0)
     narrow = {"d_model": NARROW} if side == "calls" else {}
     if model == "GPT as huggingface":
-        network: Network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE | narrow))
+        network: Network = GPT.from_huggingface(steps.huggingface_gpt2(steps.GPT_SIZE | narrow))
     elif model == "GPT":
-        network = GPT(**GPT_SIZE | narrow, bias=False)
+        network = GPT(**steps.GPT_SIZE | narrow, bias=False)
     else:
-        width = narrow.get("d_model", COPY["d_model"])
-        network = Transformer(**COPY | narrow, d_ff=4 * width, norm=model)
+        width = narrow.get("d_model", steps.COPY["d_model"])
+        network = Transformer(**steps.COPY | narrow, d_ff=4 * width, norm=model)
     if model.startswith("GPT"):
-        batches, steps, clip = windows(batch_size, GPT_SIZE["max_length"]), GPT_STEPS, 1.0
+        batches, count, clip = steps.windows(batch_size, steps.GPT_SIZE["max_length"]), steps.GPT_STEPS, 1.0
     else:
-        batches, steps, clip = copy_batches(batch_size, like_lengths=False), steps_of(batch_size), None
+        batches, count, clip = steps.copy_batches(batch_size, like_lengths=False), steps.steps_of(batch_size), None
     if side == "compiled":
         network.compile()
-    step = products_of(network, batches[0]) if side == "products" else our_step(network, clip)
-    return Built({"parameters": parameters_of(network)}, repeated(step, batches, steps))
+    step = products_of(network, batches[0]) if side == "products" else steps.our_step(network, clip)
+    return Built({"parameters": steps.parameters_of(network)}, steps.repeated(step, batches, count))
 
 
 class WithoutAttention(AttentionLSTM):
@@ -108,10 +90,10 @@ def build_lstm_limit(side: str) -> Built:
         side: "without attention", or "compiled" by torch.compile.
     """
     torch.manual_seed(0)
-    network = WithoutAttention(**DATES) if side == "without attention" else AttentionLSTM(**DATES)
+    network = WithoutAttention(**steps.DATES) if side == "without attention" else AttentionLSTM(**steps.DATES)
     if side == "compiled":
         network.compile()
-    built = our_dates(network)
+    built = steps.our_dates(network)
     for _ in range(10):  # a new source length can trigger a compilation
         built.work()
     return built
@@ -126,9 +108,9 @@ def limits(full: bool) -> Iterator[Row]:
     """Measure products alone, calls alone and compiled steps against the peers."""
 
     def copying(peer: str, batch_size: int) -> Side:
-        return Side(build_copy, peer, batch_size, like_lengths=False, allocator=False)
+        return Side(steps.build_copy, peer, batch_size, like_lengths=False, allocator=False)
 
-    nano, huggingface = Side(build_gpt, "nano", False, False), Side(build_gpt, "huggingface", True, False)
+    nano, huggingface = Side(steps.build_gpt, "nano", False, False), Side(steps.build_gpt, "huggingface", True, False)
     for name, model, batch_size, peer in (
         ("Transformer step, batch 2 / tutorial", "post", 2, copying("tutorial", 2)),
         ("Transformer step, batch 64 / tutorial", "post", 64, copying("tutorial", 64)),
@@ -144,9 +126,9 @@ def limits(full: bool) -> Iterator[Row]:
     ):
         products = "of the linear layers alone, one after the other, on the same padded tensors"
         for side, same, note in (
-            ("products", same_parameters, products),
+            ("products", steps.same_parameters, products),
             ("calls", unchecked, "the same operations at width 8: mostly call overhead"),
-            ("compiled", same_parameters, "the same tensors; excluding about 40 s of compilation"),
+            ("compiled", steps.same_parameters, "the same tensors; excluding about 40 s of compilation"),
         ):
             ours = Side(build_limit, model, side, batch_size)
             yield compared(f"limit: {name}, {side}", "tokens/s", "", ours, peer, same, note=note)
@@ -156,7 +138,7 @@ def lstm_limits(full: bool) -> Iterator[Row]:
     """Measure the attention LSTM without attention, and compiled, against the tutorial."""
     for side, same, note in (
         ("without attention", unchecked, "no attention and no loop: a lower bound on the work"),
-        ("compiled", like_parameters, "excluding about a minute of compilation"),
+        ("compiled", steps.like_parameters, "excluding about a minute of compilation"),
     ):
         name, ours = f"limit: attention LSTM training / tutorial, {side}", Side(build_lstm_limit, side)
-        yield compared(name, "samples/s", "", ours, TUTORIAL_DATES, same, note=note)
+        yield compared(name, "samples/s", "", ours, steps.TUTORIAL_DATES, same, note=note)

@@ -301,11 +301,6 @@ def _serve(pipe: Any, build: Callable[[], Built], threads: int) -> None:
 def in_turn(ours: Callable[[int], Block], peer: Side, seeds: Iterable[int]) -> tuple[Facts, list[Block], list[Block]]:
     """Train both sides once with each seed, the peer first in every other round.
 
-    Args:
-        ours: a function from a seed to our training run.
-        peer: the peer, which counts its seeds itself.
-        seeds: the seeds.
-
     Returns:
         The facts of the peer, and the blocks of ours and of the peer.
     """

@@ -304,17 +304,7 @@ BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "
 def yoyodyne_model(
     name: str, files: dict[str, str], model_dir: str, width: int, lr: float, batch_size: int, **columns: Any
 ) -> tuple[Any, Any]:
-    """Return yoyodyne's data module for tables, and its model for them with Adam at a constant learning rate.
-
-    Args:
-        name: the class of the model.
-        files: the path of the table of each split, "train", "val" and "test".
-        model_dir: the folder of yoyodyne's index.
-        width: the width of the embeddings and of the hidden states.
-        lr: the learning rate.
-        batch_size: the number of rows in a batch.
-        columns: arguments of the data module that describe the columns.
-    """
+    """Return yoyodyne's data module for tables, and its model for them with Adam at a constant learning rate."""
     from yoyodyne import data, models
     from yoyodyne.models import modules
 

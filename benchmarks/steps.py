@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from benchmarks import peers
@@ -23,6 +24,9 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import NUM_SPECIAL, PAD
+
+Step = Callable[[Batch], object]
+"""Training step on a batch."""
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
 DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
@@ -78,26 +82,18 @@ def steps_of(batch_size: int) -> int:
     return max(24, 512 // batch_size)
 
 
-def our_step(
-    network: Network,
-    clip: float | None = None,
-    learning_rate: float = 3e-4,
-    precision: AbstractContextManager[Any] = nullcontext(),
-) -> Callable[[Batch], None]:
-    """Return a training step of our networks in a bare training loop.
+def mean_loss(network: Network, batch: Batch) -> Tensor:
+    """Return the mean loss per target token of one of our networks."""
+    return token_nll(network(batch.source, batch.target_in), batch.target_out) / (batch.target_out != PAD).sum()
 
-    Args:
-        network: the network.
-        clip: the maximum norm of the gradients; None disables clipping.
-        learning_rate: the learning rate.
-        precision: the context of the forward pass.
-    """
-    optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
+
+def optimized(
+    network: nn.Module, optimizer: Optimizer, loss: Callable[[Batch], Tensor], clip: float | None = None
+) -> Step:
+    """Return a training step that minimizes a loss, with gradients clipped to a norm."""
 
     def step(batch: Batch) -> None:
-        with precision:
-            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
-        (loss / (batch.target_out != PAD).sum()).backward()
+        loss(batch).backward()
         if clip:
             nn.utils.clip_grad_norm_(network.parameters(), clip)
         optimizer.step()
@@ -106,7 +102,22 @@ def our_step(
     return step
 
 
-def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
+def our_step(
+    network: Network,
+    clip: float | None = None,
+    learning_rate: float = 3e-4,
+    precision: AbstractContextManager[Any] = nullcontext(),
+) -> Step:
+    """Return a training step of our networks in a bare training loop."""
+
+    def loss(batch: Batch) -> Tensor:
+        with precision:
+            return mean_loss(network, batch)
+
+    return optimized(network, AdamW(parameter_groups(network, network.head), learning_rate), loss, clip)
+
+
+def tutorial_step(network: nn.Module) -> Step:
     """Return a training step as in tutorials: Adam that is not fused, and `loss.item()` at each step."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
     criterion = nn.CrossEntropyLoss(ignore_index=PAD)
@@ -122,17 +133,14 @@ def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
     return step
 
 
-def plain_step(network: nn.Module) -> Callable[[Batch], None]:
+def plain_step(network: nn.Module) -> Step:
     """Return a training step for a peer that prescribes no optimizer: fused Adam, without `loss.item()`."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, fused=True)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         logits = network(batch.source, batch.target_in)
-        F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), ignore_index=PAD).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), ignore_index=PAD)
 
-    return step
+    return optimized(network, torch.optim.Adam(network.parameters(), lr=3e-4, fused=True), loss)
 
 
 def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
@@ -237,13 +245,7 @@ def transformer_steps(full: bool) -> Iterator[Row]:
 
 
 def windows(batch_size: int, length: int, number: int = 64) -> list[Batch]:
-    """Return language modeling batches of random windows from a random text with ids below 65.
-
-    Args:
-        batch_size: the number of windows in a batch.
-        length: the length of a window.
-        number: the number of batches.
-    """
+    """Return language modeling batches of random windows from a random text with ids below 65."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(3, 65, (100_000,), generator=generator)
     starts = torch.randint(len(text) - length - 1, (number, batch_size, 1), generator=generator)
@@ -260,41 +262,33 @@ def decay_groups(network: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda number: 3e-4) -> Callable[[Batch], None]:
-    """Return a training step of nanoGPT on a CPU, where its AdamW is not fused.
+def nano_loss(network: peers.NanoGPT, batch: Batch) -> Tensor:
+    """Return the mean loss of nanoGPT, as its model computes it."""
+    logits = network(batch.target_in)
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
 
-    Args:
-        network: the network.
-        rate: a function from the step, counted from 0, to its learning rate.
-    """
+
+def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda number: 3e-4) -> Step:
+    """Return a training step of nanoGPT on a CPU, where its AdamW is not fused."""
     optimizer, numbers = torch.optim.AdamW(decay_groups(network), betas=(0.9, 0.99)), count()
 
-    def step(batch: Batch) -> None:
-        number = next(numbers)
+    def loss(batch: Batch) -> Tensor:
+        learning_rate = rate(next(numbers))
         for group in optimizer.param_groups:
-            group["lr"] = rate(number)
-        logits = network(batch.target_in)
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            group["lr"] = learning_rate
+        return nano_loss(network, batch)
 
-    return step
+    return optimized(network, optimizer, loss, clip=1.0)
 
 
-def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
+def huggingface_step(network: nn.Module) -> Step:
     """Return a training step of Hugging Face's GPT-2 as in its Trainer: the model's own loss and the fused AdamW."""
-    optimizer = torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         labels = batch.target_out.contiguous()
-        network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss.backward()  # already shifted
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        return network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss  # already shifted
 
-    return step
+    return optimized(network, torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True), loss, clip=1.0)
 
 
 def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
@@ -320,20 +314,18 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
         keep_freed_memory()
     torch.manual_seed(0)
     batches = windows(12, GPT_SIZE["max_length"])
+    first = batches[0]
     if side == "huggingface":
         network = huggingface_gpt2(GPT_SIZE)
-        logits = network(batches[0].target_in).logits
-        step = huggingface_step(network)
-    elif side == "ours as huggingface":
-        network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE))
-        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
+        logits, step = network(first.target_in).logits, huggingface_step(network)
+    elif side == "nano":
+        ours, network = GPT(**GPT_SIZE, bias=bias), peers.NanoGPT(**GPT_SIZE, bias=bias)
+        network.take_weights_of(ours)
+        logits, step = network(first.target_in), nano_step(network)
     else:
-        network = GPT(**GPT_SIZE, bias=bias)
-        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
-        if side == "nano":
-            theirs = peers.NanoGPT(**GPT_SIZE, bias=bias)
-            theirs.take_weights_of(network)
-            network, logits, step = theirs, theirs(batches[0].target_in), nano_step(theirs)
+        as_huggingface = side == "ours as huggingface"
+        network = GPT.from_huggingface(huggingface_gpt2(GPT_SIZE)) if as_huggingface else GPT(**GPT_SIZE, bias=bias)
+        logits, step = network(first.source, first.target_in), our_step(network, clip=1.0)
     facts = {"parameters": parameters_of(network), "logits": logits.detach().clone()}
     return Built(facts, repeated(step, batches, GPT_STEPS))
 
@@ -357,14 +349,7 @@ PRECISION_TOKENS = 8_000
 
 
 def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[int, int], is_half: bool) -> Built:
-    """Build our training step on random tokens, in float32 or bf16-mixed.
-
-    Args:
-        network: the class of the network, a GPT or a Transformer.
-        size: the arguments of the network.
-        shape: the number of rows B, and of tokens T of a source and of a target; a GPT has no sources.
-        is_half: whether the step is in bf16-mixed.
-    """
+    """Build our training step on random tokens, in float32 or bf16-mixed."""
     keep_freed_memory()
     torch.manual_seed(0)
     ours = network(**size)
@@ -373,7 +358,7 @@ def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[i
     batch = Batch(source, ids[1, :, :-1], ids[1, :, 1:], torch.arange(shape[0]))
     precision = torch.autocast("cpu", torch.bfloat16, enabled=is_half)
     with precision:
-        loss = token_nll(ours.eval()(source, batch.target_in), batch.target_out).item() / tokens_of(batch)
+        loss = mean_loss(ours.eval(), batch).item()
     step = our_step(ours.train(), clip=1.0, precision=precision)
     return Built({"loss": loss}, repeated(step, [batch], math.ceil(PRECISION_TOKENS / tokens_of(batch))))
 
@@ -419,11 +404,7 @@ def our_dates(network: AttentionLSTM) -> Built:
 
 
 def build_dates(side: str) -> Built:
-    """Build one side of the date LSTM's training step at the tutorial's size, with its own batches of 32 dates.
-
-    Args:
-        side: "ours" or "tutorial".
-    """
+    """Build one side of the date LSTM's training step at the tutorial's size, with its own batches of 32 dates."""
     torch.manual_seed(0)
     if side == "ours":
         return our_dates(AttentionLSTM(**DATES))

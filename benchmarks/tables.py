@@ -1,20 +1,15 @@
-"""Benchmarks of training on tables of words against yoyodyne: inflection, pronunciation and e-mail addresses."""
+"""Benchmarks of training on tables of words against yoyodyne: inflection and pronunciation."""
 
 from __future__ import annotations
 
 import json
-import random
-import re
 import tempfile
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from faker import Faker
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -30,13 +25,6 @@ SEEDS = range(41, 46)
 
 SPLITS = ("train", "val", "test")
 
-LOCALES = ("cs_CZ", "da_DK", "de_DE", "en_GB", "es_ES", "fr_FR", "hu_HU", "it_IT", "nl_NL", "pl_PL", "pt_PT", "sv_SE")
-"""Locales of the names, all of which have Latin letters."""
-
-LETTERS = str.maketrans(
-    {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "æ": "ae", "ø": "oe", "ł": "l", "đ": "d"}
-)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -44,13 +32,11 @@ class Table:
 
     Attributes:
         name: the name of the task in the rows.
-        files: the file of each split; empty if the table is generated.
+        files: the file of each split.
         columns: arguments of yoyodyne's data module that describe the columns.
         settings: settings of our command.
         peer: the class of yoyodyne's model.
         width: the width of yoyodyne's embeddings and hidden states, with which both sides have the same size.
-        learning_rate: yoyodyne's learning rate.
-        epochs: the number of passes over the training table, of both sides.
     """
 
     name: str
@@ -59,12 +45,10 @@ class Table:
     settings: tuple[str, ...]
     peer: str
     width: int
-    learning_rate: float
-    epochs: int
 
 
-BATCH_SIZE = 32
-"""Batch size of both sides, yoyodyne's default."""
+BATCH_SIZE, EPOCHS, LEARNING_RATE = 32, 20, 3e-3
+"""Batch size, passes over the training table and learning rate of both sides."""
 
 
 def network(attention: str, **settings: Any) -> tuple[str, ...]:
@@ -73,18 +57,13 @@ def network(attention: str, **settings: Any) -> tuple[str, ...]:
     value = json.dumps({"class_path": "AttentionLSTM", "init_args": arguments})
     return (
         f"--model.init_args.network={value}",
-        "--model.init_args.optimizer.init_args.lr=3e-3",
+        f"--model.init_args.optimizer.init_args.lr={LEARNING_RATE}",
         "--model.init_args.lr_schedule.warmup_steps=100",
     )
 
 
 def downloads(folder: str, *files: tuple[str, str]) -> dict[str, Download]:
-    """Return the files of the splits.
-
-    Args:
-        folder: the address of their folder.
-        files: the path below the folder and the SHA-256 checksum of the training, validation and test table.
-    """
+    """Return the files of the splits of a folder on the web: their paths in it and SHA-256 checksums."""
     return {split: Download(f"{folder}/{path}", sha256) for split, (path, sha256) in zip(SPLITS, files, strict=True)}
 
 
@@ -100,8 +79,6 @@ INFLECTION = Table(
     settings=("--data.init_args.features=3", *network("monotonic", pointer_generator=True)),
     peer="PointerGeneratorLSTMModel",
     width=82,
-    learning_rate=3e-3,
-    epochs=20,
 )
 """Livonian inflection of SIGMORPHON 2020, task 0 (Vylomova et al. 2020): 2,787, 398 and 802 forms."""
 
@@ -117,44 +94,8 @@ PRONUNCIATION = Table(
     settings=("--data.init_args.target_separator= ", *network("hard_monotonic")),
     peer="SoftAttentionLSTMModel",
     width=93,
-    learning_rate=3e-3,
-    epochs=20,
 )
 """French pronunciation of SIGMORPHON 2020, task 1 (Gorman et al. 2020): 3,600, 450 and 450 words."""
-
-ADDRESSES = Table(
-    name="e-mail addresses",
-    files={},
-    columns={},
-    settings=network("monotonic", pointer_generator=True),
-    peer="PointerGeneratorLSTMModel",
-    width=97,
-    learning_rate=3e-3,
-    epochs=12,
-)
-"""E-mail addresses of generated names: 3,000, 500 and 1,000 names."""
-
-
-def email_address(name: str) -> str:
-    """Return the address of a name: 'Jürgen Müller-Lüdenscheidt' -> 'juergen.mueller-luedenscheidt@example.org'."""
-    spelled = unicodedata.normalize("NFD", unicodedata.normalize("NFC", name.lower()).translate(LETTERS))
-    words = re.sub(r"[^a-z -]", "", spelled).split()
-    return f"{words[0]}.{''.join(words[1:])}@example.org"
-
-
-def write_addresses(folder: Path, sizes: tuple[int, ...] = (3_000, 500, 1_000)) -> None:
-    """Write a table of names and their addresses for each split, without a name that stands in two of them."""
-    names: dict[str, None] = {}
-    fakers = {locale: Faker(locale) for locale in LOCALES}
-    draw = random.Random(0)
-    for fake in fakers.values():
-        fake.seed_instance(0)
-    while len(names) < sum(sizes):
-        fake = fakers[draw.choice(LOCALES)]
-        names[f"{fake.first_name()} {fake.last_name()}"] = None
-    lines = (f"{name}\t{email_address(name)}\n" for name in names)
-    for split, size in zip(SPLITS, sizes, strict=True):
-        (folder / f"{split}.tsv").write_text("".join(islice(lines, size)), encoding="utf-8")
 
 
 def write_table(table: Table, folder: Path) -> None:
@@ -163,20 +104,13 @@ def write_table(table: Table, folder: Path) -> None:
     Raises:
         UserError: if a file cannot be downloaded.
     """
-    if not table.files:
-        write_addresses(folder)
     for split, file in table.files.items():
         name = f"sigmorphon2020/{Path(file.address).name}"
         (folder / f"{split}.tsv").write_bytes(resolve_path(name, {name: file}).read_bytes())
 
 
 class Validations(TrainingClock):
-    """Callback that records the training seconds so far and the exact match of each validation.
-
-    Args:
-        path: the file of the record, in the JSON Lines format.
-        metric: the name of the exact match.
-    """
+    """Callback that records the training seconds so far and the exact match of each validation."""
 
     def __init__(self, path: str, metric: str = "val/exact_match") -> None:
         self.path, self.metric = Path(path), metric
@@ -203,13 +137,7 @@ def until(path: Path, goal: float) -> tuple[float, bool]:
 
 
 def run_ours(table: Table, folder: Path, seed: int) -> Block:
-    """Train our model, and return its exact match on the test table and its training seconds.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits, in which `Validations` records the run.
-        seed: the seed.
-    """
+    """Train our model, and return its exact match on the test table and its training seconds."""
     with (folder / "train.tsv").open(encoding="utf-8") as file:
         steps_per_pass = sum(1 for _ in file) // BATCH_SIZE
     settings = (
@@ -221,7 +149,7 @@ def run_ours(table: Table, folder: Path, seed: int) -> Block:
         "--trainer.callbacks+=benchmarks.tables.Validations",
         f"--trainer.callbacks.path={folder / f'ours_{seed}.jsonl'}",
     )
-    steps = table.epochs * steps_per_pass
+    steps = EPOCHS * steps_per_pass
     return train("tsv_transformer", seed, "test/exact_match", *settings, steps=steps, threads=1)
 
 
@@ -231,10 +159,10 @@ def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
     files, record = {split: f"{folder}/{split}.tsv" for split in SPLITS}, folder / f"peer_{seed}.jsonl"
     with tempfile.TemporaryDirectory() as checkpoints:
         module, model = yoyodyne_model(
-            table.peer, files, checkpoints, table.width, table.learning_rate, BATCH_SIZE, **table.columns
+            table.peer, files, checkpoints, table.width, LEARNING_RATE, BATCH_SIZE, **table.columns
         )
         best = ModelCheckpoint(checkpoints, monitor="val_accuracy", mode="max")
-        settings = BARE | {"enable_checkpointing": True, "max_epochs": table.epochs, "num_sanity_val_steps": 0}
+        settings = BARE | {"enable_checkpointing": True, "max_epochs": EPOCHS, "num_sanity_val_steps": 0}
         trainer = Trainer(accelerator="cpu", callbacks=[Validations(str(record), "val_accuracy"), best], **settings)
         trainer.fit(model, module)
         model.load_state_dict(torch.load(best.best_model_path, weights_only=False)["state_dict"])
@@ -267,7 +195,7 @@ def against_yoyodyne(table: Table) -> Iterator[Row]:
         sizes = [read_record(side)[0]["parameters"] for side in records[0]]
     checked = f"the same table, {sizes[0]:,} and {sizes[1]:,} parameters"
     assert abs(sizes[0] / sizes[1] - 1) <= 0.01, checked
-    note = f"{table.epochs} passes, one thread; {table.peer} of yoyodyne"
+    note = f"{EPOCHS} passes, one thread; {table.peer} of yoyodyne"
     rounds = [(100 * our.amount, 100 * their.amount) for our, their in zip(ours, theirs, strict=True)]
     yield ratio_row(name, "%", "≥ 1 x", rounds, checked=checked, note=f"on the test table; {note}")
     yield until_row(
@@ -289,8 +217,3 @@ def inflection(full: bool) -> Iterator[Row]:
 def pronunciation(full: bool) -> Iterator[Row]:
     """Measure learning the pronunciation of French words, against yoyodyne."""
     yield from against_yoyodyne(PRONUNCIATION)
-
-
-def addresses(full: bool) -> Iterator[Row]:
-    """Measure learning e-mail addresses from names, against yoyodyne."""
-    yield from against_yoyodyne(ADDRESSES)
