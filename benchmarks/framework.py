@@ -381,41 +381,42 @@ def processes(full: bool) -> Iterator[Row]:
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism, by shards and processes, and its limit.
+    """Measure the cost of elastic determinism, by micro-batches and processes, and its limit.
 
-    The limit of four shards on two processes is DDP with steps of two batches of half the size, one after the other. It
-    is measured where they miss their target.
+    The limit of four micro-batches on two processes is DDP with steps of two batches of half the size, one after the
+    other. It is measured where they miss their target.
     """
-    for num_shards in (2, 4):
+    for parts in (2, 4):
         for experiment in ELASTIC:
-            yield elastic_row(experiment, 2, num_shards)
-    for num_shards in (2, 4, 8):
-        yield elastic_row("date_transformer", 1, num_shards)
+            yield elastic_row(experiment, 2, parts)
+    for parts in (2, 4, 8):
+        yield elastic_row("date_transformer", 1, parts)
     for experiment in ("date_attention_lstm", "copy_transformer"):
         yield elastic_row(experiment, 2, 0, accumulated=2)
 
 
-def elastic_row(experiment: str, number: int, num_shards: int, accumulated: int = 1) -> Row:
-    """Compare a run with elastic determinism, or with DDP and several batches in a step, with DDP.
+def elastic_row(experiment: str, number: int, parts: int, accumulated: int = 1) -> Row:
+    """Compare a run with elastic determinism in micro-batches, or with several batches in a step, with DDP.
 
-    On one process, the peer is a run without a strategy.
+    With no `parts`, ours is DDP. On one process, the peer is a run without a strategy.
     """
     batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"] // accumulated
     devices = f"--trainer.devices={number}"
     ddp = ("--trainer.strategy=ddp",) if number > 1 else ()
-    shards = "--config", str(EXPERIMENTS / "elastic.yaml"), f"--trainer.strategy.init_args.num_shards={num_shards}"
+    number_of_parts = f"--trainer.strategy.init_args.num_micro_batches={parts}"
+    divided = "--config", str(EXPERIMENTS / "elastic.yaml"), number_of_parts
     batches = f"--trainer.accumulate_grad_batches={accumulated}", f"--data.init_args.batch_size={batch_size}"
-    kind = f"{num_shards} shards" if num_shards else f"{accumulated} accumulated batches"
+    kind = f"{parts} micro-batches" if parts else f"{accumulated} accumulated batches"
     together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
-    name = f"{'' if num_shards else 'limit: '}{experiment}, {kind} on {together} / {peer}"
-    target = "≥ 0.77 x" if num_shards and number > 1 else ""
+    name = f"{'' if parts else 'limit: '}{experiment}, {kind} on {together} / {peer}"
+    target = "≥ 0.77 x" if parts and number > 1 else ""
     note = f"{'gloo, ' if number > 1 else ''}one thread a process"
     with tempfile.TemporaryDirectory() as folder:
         # No checkpoint is written in the timed steps, which differ in number.
         settings = {"timed": ELASTIC[experiment], "folder": folder, "threads": 1, "processes": number}
         ours, theirs = (
             Side(build_fit, experiment, devices, SMALL, "--checkpoint.every_n_train_steps=1000", *way, **settings)
-            for way in ((*(shards if num_shards else ddp), *batches), ddp)
+            for way in ((*(divided if parts else ddp), *batches), ddp)
         )
         return compared(name, "tokens/s", target, ours, theirs, same_rows, note=note)
 
