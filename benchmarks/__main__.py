@@ -39,14 +39,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,
-    steps.precisions,
     limits.limits,
     limits.lstm_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     decoding.against_ctranslate2,
     decoding.translations,
-    decoding.int8,
     framework.length_buckets,
     framework.trainer_overhead,
     framework.start_up,
@@ -70,7 +68,7 @@ LONG: tuple[Benchmark, ...] = (
 )
 """Benchmarks that take ten minutes or more each, and run only if named or with `--full`."""
 
-PUBLISHED = ("results.json", "RESULTS.md", "results.png", "growth.json", "growth_time.png", "growth_memory.png")
+PUBLISHED = ("results.json", "RESULTS.md", "results.png")
 
 COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
 

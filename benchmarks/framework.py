@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -32,7 +33,6 @@ from benchmarks.measure import (
     ratio_row,
     started,
 )
-from benchmarks.memory import reset_peak, resident
 from benchmarks.steps import COPY, mean_loss, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
@@ -46,6 +46,8 @@ from lightning_tfm.tokenization import PAD
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SMALL = "--data.init_args.train_size=20_000"
 """Setting of runs on several processes, which generate their data in each run."""
+
+DDP = ("--trainer.strategy=ddp",)
 
 ROWS = 128
 """Batch size per process in `processes`, as in its experiment."""
@@ -287,27 +289,21 @@ IMPORTS = "from lightning_tfm.__main__ import importing\nwith importing(): impor
 """Program that only imports packages, as the commands do: without garbage collection and scipy.signal."""
 
 
-def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
-    """Run Python to its end or, with the callback `FirstStep`, until the first step of a training.
-
-    Returns:
-        The seconds, and the peak memory of the process in bytes, which only `FirstStep` measures, otherwise 0.
-    """
+def run_start(folder: Path, *arguments: str) -> float:
+    """Return the seconds of Python until its end or, with the callback `FirstStep`, the first step of a training."""
     first = folder / "first"
     (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
     environment = os.environ | {
         "FIRST_STEP": str(first),
         "OMP_NUM_THREADS": str(THREADS),
         "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
-        "WANDB_MODE": mode,
+        "WANDB_MODE": "offline",
     }
     begun = time.time()
-    child = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8"
-    )
-    end, peak = first.read_text(encoding="utf-8").split() if first.exists() else (time.time(), 0)
+    child = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    end = float(first.read_text(encoding="utf-8")) if first.exists() else time.time()
     assert child.returncode == 0, child.stderr
-    return float(end) - begun, float(peak)
+    return end - begun
 
 
 def start_up(full: bool) -> Iterator[Row]:
@@ -316,7 +312,7 @@ def start_up(full: bool) -> Iterator[Row]:
     experiment = *command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"
     first_step = "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"
     with tempfile.TemporaryDirectory() as trained:
-        run_start(Path(trained), *experiment, "--trainer.max_steps=20", mode="offline")
+        run_start(Path(trained), *experiment, "--trainer.max_steps=20")
         run = Path(trained, "runs/date_attention_lstm/version_0")
         one_line = "generate", str(run / "checkpoints/best.ckpt"), "May 3, 1979"
         packages = "lightning.pytorch, torch, torchmetrics, wandb"
@@ -340,7 +336,7 @@ def start_up(full: bool) -> Iterator[Row]:
             values = []
             for _ in range(1 + ROUNDS):
                 with tempfile.TemporaryDirectory() as folder:
-                    values.append(run_start(Path(folder), *arguments, mode="offline")[0])
+                    values.append(run_start(Path(folder), *arguments))
             yield absolute_row(name, "s", target, values[1:], note=note)  # the first fills the disk cache
 
 
@@ -357,7 +353,7 @@ def processes(full: bool) -> Iterator[Row]:
     The limit is two processes that train on their own, without exchanging gradients.
     """
     both, alone = f"--data.init_args.batch_size={2 * ROWS}", f"--data.init_args.batch_size={ROWS}"
-    ddp = both, "--trainer.devices=2", "--trainer.strategy=ddp"
+    ddp = both, "--trainer.devices=2", *DDP
     one = alone, "--trainer.devices=1"
     for name, settings, target, note in (
         ("2 processes / 1, one thread each", ddp, "≥ 1.7 x", f"gloo, {ROWS} rows a process, date_transformer"),
@@ -381,44 +377,47 @@ def processes(full: bool) -> Iterator[Row]:
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism, by micro-batches and processes, and its limit.
+    """Measure the cost of elastic determinism on two processes, by micro-batches, against DDP.
 
-    The limit of four micro-batches on two processes is DDP with steps of two batches of half the size, one after the
-    other. It is measured where they miss their target.
+    The limit of four micro-batches is DDP with steps of two batches of half the size, one after the other. It is
+    measured where they miss their target.
     """
     for parts in (2, 4):
         for experiment in ELASTIC:
-            yield elastic_row(experiment, 2, parts)
-    for parts in (2, 4, 8):
-        yield elastic_row("date_transformer", 1, parts)
+            strategy = "--config", str(EXPERIMENTS / "elastic.yaml")
+            settings = *strategy, f"--trainer.strategy.init_args.num_micro_batches={parts}"
+            name = f"{experiment}, {parts} micro-batches on 2 processes / DDP"
+            yield against_ddp(name, "≥ 0.77 x", experiment, *settings)
     for experiment in ("date_attention_lstm", "copy_transformer"):
-        yield elastic_row(experiment, 2, 0, accumulated=2)
+        batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"] // 2
+        settings = *DDP, "--trainer.accumulate_grad_batches=2", f"--data.init_args.batch_size={batch_size}"
+        name = f"limit: {experiment}, 2 accumulated batches on 2 processes / DDP"
+        yield against_ddp(name, "", experiment, *settings)
 
 
-def elastic_row(experiment: str, number: int, parts: int, accumulated: int = 1) -> Row:
-    """Compare a run with elastic determinism in micro-batches, or with several batches in a step, with DDP.
-
-    With no `parts`, ours is DDP. On one process, the peer is a run without a strategy.
-    """
-    batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"] // accumulated
-    devices = f"--trainer.devices={number}"
-    ddp = ("--trainer.strategy=ddp",) if number > 1 else ()
-    number_of_parts = f"--trainer.strategy.init_args.num_micro_batches={parts}"
-    divided = "--config", str(EXPERIMENTS / "elastic.yaml"), number_of_parts
-    batches = f"--trainer.accumulate_grad_batches={accumulated}", f"--data.init_args.batch_size={batch_size}"
-    kind = f"{parts} micro-batches" if parts else f"{accumulated} accumulated batches"
-    together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
-    name = f"{'' if parts else 'limit: '}{experiment}, {kind} on {together} / {peer}"
-    target = "≥ 0.77 x" if parts and number > 1 else ""
-    note = f"{'gloo, ' if number > 1 else ''}one thread a process"
+def against_ddp(name: str, target: str, experiment: str, *settings: str) -> Row:
+    """Compare a run of one of ELASTIC on two processes with DDP."""
+    # No checkpoint is written in the timed steps, which differ in number.
+    common = "--trainer.devices=2", SMALL, "--checkpoint.every_n_train_steps=1000"
     with tempfile.TemporaryDirectory() as folder:
-        # No checkpoint is written in the timed steps, which differ in number.
-        settings = {"timed": ELASTIC[experiment], "folder": folder, "threads": 1, "processes": number}
-        ours, theirs = (
-            Side(build_fit, experiment, devices, SMALL, "--checkpoint.every_n_train_steps=1000", *way, **settings)
-            for way in ((*(divided if parts else ddp), *batches), ddp)
+        ours, ddp = (
+            Side(build_fit, experiment, *common, *way, timed=ELASTIC[experiment], folder=folder, threads=1, processes=2)
+            for way in (settings, DDP)
         )
-        return compared(name, "tokens/s", target, ours, theirs, same_rows, note=note)
+        return compared(name, "tokens/s", target, ours, ddp, same_rows, note="gloo, one thread a process")
+
+
+def reset_peak() -> int:
+    """Reset the peak memory of this process, on Linux, and return its current memory in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
+    return resident("VmRSS")
+
+
+def resident(name: str) -> int:
+    """Return the memory of this process in bytes: "VmRSS", the current one, or "VmHWM", the peak since the reset."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def build_saving() -> Built:

@@ -119,11 +119,11 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for results.json, with floats rounded to four significant digits, or None if not finite."""
-        return {name: _rounded(value) if type(value) is float else value for name, value in asdict(self).items()}
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+        row = asdict(self)
+        for name in ("ours", "peer", "ratio", "low", "high"):
+            if row[name] is not None:
+                row[name] = float(f"{row[name]:.4g}") if math.isfinite(row[name]) else None
+        return row
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -301,8 +301,7 @@ def _serve(pipe: Any, build: Callable[[], Built], threads: int) -> None:
 def in_turn(ours: Callable[[int], Block], peer: Side, seeds: Iterable[int]) -> tuple[Facts, list[Block], list[Block]]:
     """Train both sides once with each seed, the peer first in every other round.
 
-    Returns:
-        The facts of the peer, and the blocks of ours and of the peer.
+    Returns the facts of the peer, which counts its seeds itself, and the blocks of ours and of the peer.
     """
     pairs = []
     with started(peer, warm=False) as (facts, work):

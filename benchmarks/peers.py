@@ -138,8 +138,7 @@ class TutorialTransformer(EncoderDecoder):
 class TorchTransformer(EncoderDecoder):
     """torch's `nn.Transformer` with embeddings and a head, and the same parameters as our Transformer with pre-norm.
 
-    With `fewer_dropouts`, it lacks those that our Transformer does not have: on the attention weights and inside the
-    feed-forward.
+    With `fewer_dropouts`, it lacks those that ours does not have: on attention weights and inside the feed-forward.
     """
 
     def __init__(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain, count, cycle, islice, repeat
 from typing import Any
 
@@ -23,7 +22,7 @@ from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
-from lightning_tfm.tokenization import NUM_SPECIAL, PAD
+from lightning_tfm.tokenization import PAD
 
 Step = Callable[[Batch], object]
 """Training step on a batch."""
@@ -36,11 +35,6 @@ GPT_STEPS = 40
 
 DATE_STEPS = 40
 """Number of steps of 32 dates in a block."""
-
-
-def has_bfloat16() -> bool:
-    """Return whether the CPU has bfloat16 instructions, without which bf16-mixed is slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def tokens_of(batch: Batch | MicroBatches) -> int:
@@ -102,19 +96,10 @@ def optimized(
     return step
 
 
-def our_step(
-    network: Network,
-    clip: float | None = None,
-    learning_rate: float = 3e-4,
-    precision: AbstractContextManager[Any] = nullcontext(),
-) -> Step:
+def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Step:
     """Return a training step of our networks in a bare training loop."""
-
-    def loss(batch: Batch) -> Tensor:
-        with precision:
-            return mean_loss(network, batch)
-
-    return optimized(network, AdamW(parameter_groups(network, network.head), learning_rate), loss, clip)
+    optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
+    return optimized(network, optimizer, partial(mean_loss, network), clip)
 
 
 def tutorial_step(network: nn.Module) -> Step:
@@ -342,49 +327,6 @@ def gpt_steps(full: bool) -> Iterator[Row]:
         ):
             sides = Side(build_gpt, ours, bias, allocator), Side(build_gpt, peer, bias, allocator=False)
             yield compared(name + kind, "tokens/s", target, *sides, same_logits, note=note)
-
-
-PRECISION_TOKENS = 8_000
-"""Minimum number of tokens in a block of `precisions`, which takes about a second."""
-
-
-def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[int, int], is_half: bool) -> Built:
-    """Build our training step on random tokens, in float32 or bf16-mixed."""
-    keep_freed_memory()
-    torch.manual_seed(0)
-    ours = network(**size)
-    ids = torch.randint(NUM_SPECIAL, size["vocab_size"], (2, shape[0], shape[1] + 1))
-    source = ids[0, :, : 0 if network is GPT else shape[1]]
-    batch = Batch(source, ids[1, :, :-1], ids[1, :, 1:], torch.arange(shape[0]))
-    precision = torch.autocast("cpu", torch.bfloat16, enabled=is_half)
-    with precision:
-        loss = mean_loss(ours.eval(), batch).item()
-    step = our_step(ours.train(), clip=1.0, precision=precision)
-    return Built({"loss": loss}, repeated(step, [batch], math.ceil(PRECISION_TOKENS / tokens_of(batch))))
-
-
-def near_losses(ours: Facts, peer: Facts) -> str:
-    """Check that the losses of both sides, from the same weights, differ by at most 0.01."""
-    assert abs(ours["loss"] - peer["loss"]) <= 0.01, f"losses: {ours['loss']} and {peer['loss']}"
-    return f"losses of {ours['loss']:.4f} and {peer['loss']:.4f} from the same weights"
-
-
-def precisions(full: bool) -> Iterator[Row]:
-    """Measure training steps in bf16-mixed against float32, for the table of the guide on precision."""
-    translation = {"vocab_size": 6_000, "d_model": 128, "num_heads": 4, "num_layers": 4, "d_ff": 256, "max_length": 128}
-    nano = {"vocab_size": 65, "d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256, "dropout": 0.2}
-    sizes: tuple[tuple[str, type[Network], dict[str, Any], tuple[int, int]], ...] = (
-        ("Transformer 4 + 4 x 128", Transformer, translation | {"dropout": 0.3, "tie_embeddings": True}, (187, 16)),
-        ("GPT 4 x 128", GPT, GPT_SIZE, (20, 64)),
-        ("GPT 6 x 384", GPT, nano, (8, 256)),
-    )
-    for kind, network, size, shape in sizes:
-        name = f"{kind} step, {shape[0]} x {shape[1]} tokens, bf16-mixed / float32"
-        if not has_bfloat16():
-            yield Row(name, "tokens/s", "", note="the CPU has no bfloat16 instructions")
-            continue
-        sides = (Side(build_precision, network, size, shape, is_half) for is_half in (True, False))
-        yield compared(name, "tokens/s", "", *sides, near_losses, note="in a bare loop")
 
 
 def date_data() -> Date:

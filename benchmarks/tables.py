@@ -31,8 +31,6 @@ class Table:
     """A table of words, with the settings of both sides.
 
     Attributes:
-        name: the name of the task in the rows.
-        files: the file of each split.
         columns: arguments of yoyodyne's data module that describe the columns.
         settings: settings of our command.
         peer: the class of yoyodyne's model.
