@@ -292,9 +292,10 @@ class _Traffic(TorchDispatchMode):
         name = next((name for name in COLLECTIVES if name in func.__name__.replace("_", "")), None)
         if "c10d" in func.namespace and name:
             # The group is an object or, of functional collectives, a name.
-            group = next(value for value in args if isinstance(value, torch.ScriptObject) or value in self.sizes)
+            objects = (arg for arg in args if isinstance(arg, torch.ScriptObject | str))
+            group = next(arg for arg in objects if not isinstance(arg, str) or arg in self.sizes)
             n = self.sizes[group] if isinstance(group, str) else ProcessGroup.unbox(group).size()
-            size = max(sum(value.nbytes for value in _tensors(values)) for values in ([*args], result))
+            size = max(sum(value.nbytes for value in _tensors(part)) for part in (*args, result))
             self.sent += (2 if name == "allreduce" else 1) * (n - 1) * size // n
             self.calls[name] += 1
         return result
