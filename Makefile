@@ -43,11 +43,9 @@ coverage: install
 reproduce: install
 	$(BIN)/lightning-tfm reproduce
 
-# Run the benchmarks against peers. FULL=1 also runs the long ones, and runs peers in full instead of using recorded or
-# shortened runs.
+# Run the benchmarks against peers. FULL=1 also runs the long ones, and runs peers in full instead of shortened.
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m benchmarks $(if $(FULL),--full)
-	$(BIN)/python -m benchmarks.history
 
 $(INSTALLED)-bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

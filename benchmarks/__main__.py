@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,17 +13,20 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import track
 
 from benchmarks import convergence, decoding, framework, gpu, limits, steps, tables
-from benchmarks.measure import ROUNDS, THREADS, Row, pinned
+from benchmarks.measure import ROUNDS, Row, pinned
 from lightning_tfm.plots.style import PALETTE, STYLE
 from lightning_tfm.system import versions
 from lightning_tfm.system.files import write_text
 
 FOLDER = Path(__file__).parent
-BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
+
+Benchmark = Callable[[bool], Iterator[Row]]
+"""Function that yields the rows of a benchmark; its argument is whether peers run in full."""
+
+BENCHMARKS: tuple[Benchmark, ...] = (
     convergence.dates_against_tutorial,
     convergence.dates_against_yoyodyne,
     convergence.copying,
@@ -35,45 +36,44 @@ BENCHMARKS: tuple[Callable[[bool], Iterator[Row]], ...] = (
     convergence.multi30k,
     tables.inflection,
     tables.pronunciation,
-    tables.addresses,
     steps.transformer_steps,
     steps.gpt_steps,
     steps.lstm_steps,
-    steps.precisions,
     limits.limits,
     limits.lstm_limits,
-    limits.polarity_limits,
     decoding.key_value_cache,
     decoding.batched_dates,
     decoding.against_ctranslate2,
     decoding.translations,
-    decoding.int8,
     framework.length_buckets,
     framework.trainer_overhead,
     framework.start_up,
     framework.processes,
     framework.elastic,
-    framework.elastic_sizes,
-    framework.elastic_limits,
     framework.saving,
     gpu.gpt2_124m,
     gpu.tiny_shakespeare,
-    gpu.decoding_graphs,
 )
-LONG = (
+"""All benchmarks, in the order of their rows in RESULTS.md."""
+
+LONG: tuple[Benchmark, ...] = (
     convergence.large_shakespeare,
     convergence.multi30k,
     tables.inflection,
     tables.pronunciation,
-    tables.addresses,
     limits.limits,
     decoding.against_ctranslate2,
     decoding.translations,
     framework.elastic,
-    framework.elastic_sizes,
-    framework.elastic_limits,
 )
 """Benchmarks that take ten minutes or more each, and run only if named or with `--full`."""
+
+PUBLISHED = ("results.json", "RESULTS.md", "results.png")
+
+COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
+
+LIMITED = ("", ", same tensors", ", same memory settings")
+"""Ends of the names of rows with the same peer as their limit."""
 
 
 def number(value: float | None) -> str:
@@ -84,7 +84,7 @@ def number(value: float | None) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """Return the table cells of a row; `reached` is appended to our value and `extrapolated` to the peer's."""
+    """Return the cells of COLUMNS; `reached` is appended to our value and `extrapolated` to the peer's."""
     if row.status != "measured":
         return [row.name, "", "", row.unit, row.status, "", row.target, "", row.machine]
     ours, peer = (
@@ -96,43 +96,11 @@ def cells(row: Row) -> list[str]:
     return [row.name, ours, peer, row.unit, number(row.ratio), around, row.target, verdict, row.machine]
 
 
-PUBLISHED = (
-    "results.json",
-    "RESULTS.md",
-    "results.png",
-    "HISTORY.md",
-    "growth.json",
-    "GROWTH.md",
-    "growth_time.png",
-    "growth_memory.png",
-)
-
-COLUMNS = ("benchmark", "ours", "peer", "unit", "ratio", "90 % interval", "target", "met", "machine")
-
-
-def table(rows: list[Row]) -> Table:
-    """Return a table of all rows for the terminal."""
-    shown = Table(title=f"ours against a peer: {ROUNDS} rounds, {THREADS} threads")
-    for name in COLUMNS:
-        shown.add_column(name, justify="left" if name in ("benchmark", "unit", "met") else "right")
-    for row in rows:
-        shown.add_row(*cells(row), style="" if row.held in (True, None) else "bold")
-    return shown
-
-
-LIMITED = ("", ", same tensors", ", same memory settings")
-"""Ends of the names of rows with the same peer as their limit."""
-
-
 def share_of_limit(row: Row, rows: list[Row]) -> float | None:
     """Return the ratio of a row as a share of its measured limit, or None if it has no limit.
 
     The limit is 1 / (1 / products + 1 / calls), of the rows "limit: NAME, products" and "limit: NAME, calls", where the
     name of the row is NAME and an end of LIMITED.
-
-    Args:
-        row: the row.
-        rows: all rows.
     """
     ratios = {other.name: other.ratio for other in rows}
     for end in LIMITED:
@@ -147,36 +115,27 @@ def markdown(results: dict[str, Any]) -> str:
     """Return the text of RESULTS.md from the content of results.json."""
     rows = [Row(**row) for row in results["rows"]]
     targets = [row for row in rows if row.held is not None]
+    body = []
+    for row in rows:
+        share = share_of_limit(row, rows)
+        body.append((*cells(row), f"{share:.0%}" if share else "", row.checked, row.commit, row.torch, row.note))
     lines = [
         "# Results",
         "",
-        f"The rows of `make bench FULL=1`: {sum(row.held for row in targets)} of {len(targets)} measured targets met. "
-        "Each row shows its machine, its commit and its version of torch. Figures are medians of "
-        f"{ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their 90 % intervals; rows of a time to a "
-        'goal show the expected time. An empty cell under "checked" means that nothing was compared between the sides. '
-        "[README.md](README.md) describes the method and explains each missed target.",
+        f"The rows of `make bench FULL=1`: {sum(map(bool, (row.held for row in targets)))} of {len(targets)} measured "
+        f"targets met. Figures are medians of {ROUNDS} rounds, or of {len(tables.SEEDS)} seeds on tables, with their "
+        '90 % intervals; rows of a time to a goal show the expected time. An empty cell under "checked" means that '
+        "nothing was compared between the sides. [README.md](README.md) describes the method and explains each missed "
+        "target.",
         "",
         "![ratios, with intervals and targets](results.png)",
         "",
-        *table_lines(
-            (*COLUMNS, "of its limit", "checked", "commit", "torch", "notes"),
-            [
-                (
-                    *cells(row),
-                    f"{share:.0%}" if (share := share_of_limit(row, rows)) else "",
-                    row.checked,
-                    row.commit,
-                    row.torch,
-                    row.note,
-                )
-                for row in rows
-            ],
-        ),
+        *table_lines((*COLUMNS, "of its limit", "checked", "commit", "torch", "notes"), body),
     ]
     return "\n".join(lines) + "\n"
 
 
-def table_lines(header: Sequence[str], body: list[Sequence[str]]) -> list[str]:
+def table_lines(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table in Markdown."""
     return ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in body)]
 
@@ -209,11 +168,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def publish(rows: list[Row], folder: Path = FOLDER) -> None:
-    """Update the rows of a benchmark in results.json, and regenerate RESULTS.md and results.png.
-
-    Args:
-        rows: all rows of one benchmark.
-        folder: the folder of results.json.
+    """Update the rows of one benchmark in results.json, and regenerate RESULTS.md and results.png.
 
     Note:
         The rows of other benchmarks are kept, and so are measured rows that this machine could not measure.
@@ -251,49 +206,29 @@ def main() -> None:
     """Run the benchmarks and publish their results."""
     names = {benchmark.__name__: benchmark for benchmark in BENCHMARKS}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"a benchmark, of {', '.join(names)}; if none is given, all but the long ones",
-    )
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="run peers in full instead of using recorded or shortened runs; without NAME, also run the long ones: "
-        + ", ".join(benchmark.__name__ for benchmark in LONG),
-    )
+    listed, long = ", ".join(names), ", ".join(benchmark.__name__ for benchmark in LONG)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default, all but the long ones, of {listed}")
+    full = f"run peers in full instead of shortened; without NAME, also run the long ones: {long}"
+    parser.add_argument("--full", action="store_true", help=full)
     options = parser.parse_args()
     unknown = set(options.names) - set(names)
     if unknown:
-        parser.error(f"NAME must be one of {', '.join(names)}, but is {sorted(unknown)[0]!r}")
+        parser.error(f"NAME must be one of {listed}, but is {sorted(unknown)[0]!r}")
 
-    console, rows, measured_on, commit = Console(stderr=True), [], machine(), state()
+    console, origin = Console(stderr=True), {"machine": machine(), "commit": state(), "torch": str(torch.__version__)}
     usual = [benchmark for benchmark in BENCHMARKS if options.full or benchmark not in LONG]
     chosen = [names[name] for name in options.names] or usual
-    begun = time.monotonic()
-    description, last = TextColumn("{task.description}"), TextColumn("{task.fields[last]}")
-    columns = SpinnerColumn(), description, BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), last
-    settings = {"refresh_per_second": 1, "speed_estimate_period": 86_400}  # refreshing takes time from the benchmarks
-    with Progress(*columns, console=console, disable=not console.is_terminal, **settings) as progress:
-        bar = progress.add_task("", total=len(chosen), last="")
-        for place, benchmark in enumerate(chosen, start=1):
-            progress.update(bar, description=f"{place} of {len(chosen)}: {benchmark.__name__}")
-            measured = []
-            with nullcontext(True) if benchmark.__module__ == gpu.__name__ else pinned() as is_pinned:
-                for row in benchmark(options.full):
-                    if row.status == "measured" and not is_pinned:
-                        row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
-                    origin = {"machine": measured_on, "commit": commit, "torch": str(torch.__version__)}
-                    measured.append(replace(row, benchmark=benchmark.__name__, **origin))
-                    console.print(" | ".join(cells(row)), highlight=False, soft_wrap=True)
-                    speed = 60 * (len(rows) + len(measured)) / (time.monotonic() - begun)
-                    value = number(row.ours if row.ratio is None else row.ratio)
-                    progress.update(bar, last=f"{speed:.2g} rows a minute, the last one: {value or row.status}")
-            progress.advance(bar)
-            publish(measured)
-            rows += measured
-    Console(width=None if sys.stdout.isatty() else 180).print(table(rows))
+    # Refreshing the progress takes time from the benchmarks.
+    shown = {"console": console, "refresh_per_second": 1, "disable": not console.is_terminal}
+    for benchmark in track(chosen, "benchmarks", **shown):
+        rows = []
+        with nullcontext(True) if benchmark.__module__ == gpu.__name__ else pinned() as is_pinned:
+            for row in benchmark(options.full):
+                if row.status == "measured" and not is_pinned:
+                    row = replace(row, note=f"{row.note}; not pinned to cores".removeprefix("; "))
+                rows.append(replace(row, benchmark=benchmark.__name__, **origin))
+                console.print(" | ".join(cells(rows[-1])), highlight=False, soft_wrap=True)
+        publish(rows)
     print("written: results.json, RESULTS.md and results.png in benchmarks/")
 
 

@@ -1,4 +1,7 @@
-"""Benchmarks of the training time until a model reaches a goal."""
+"""Benchmarks of the training time until a model reaches a goal.
+
+Ours is `lightning-tfm fit` in a process of its own, with a single validation at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +23,18 @@ from torch.nn import functional as F
 
 from benchmarks import peers
 from benchmarks.framework import EXPERIMENTS, settings_of
-from benchmarks.measure import (
-    BARE,
-    ROUNDS,
-    THREADS,
-    Block,
-    Built,
-    Row,
-    Side,
-    has_bfloat16,
-    in_turn,
-    pinned,
-    started,
-    timed,
-    until_row,
-)
-from benchmarks.steps import GPT_SIZE, build_dates, date_step, nano_step, tutorial_dates
+from benchmarks.measure import ROUNDS, THREADS, Block, Built, Row, Side, in_turn, timed, until_row
+from benchmarks.steps import GPT_SIZE, date_step, nano_step, tutorial_dates
 from datamodules import Date, Text, parallel_text, sentiment, text
 from lightning_tfm.data import TaskDataModule, resolve_path
 from lightning_tfm.data.download import MIRROR, Download
 from lightning_tfm.errors import UserError
-from lightning_tfm.system import versions
 from lightning_tfm.tokenization import PAD
 
-RECORDED = Path(__file__).parent / "recorded"
-"""Folder of recorded runs of peers that take too long to repeat, in the JSON Lines format."""
+SEEDS = range(11, 11 + ROUNDS)
+"""Default seeds, disjoint from those with which settings were chosen, as are the other seeds below."""
+
+COPY_SEEDS, YOYODYNE_SEEDS, POLARITY_SEEDS = range(21, 21 + ROUNDS), range(31, 31 + ROUNDS), range(51, 51 + ROUNDS)
 
 DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
 """Our training steps against each peer, chosen on validation data of seeds 1 to 5 (against yoyodyne: 1 to 10)."""
@@ -53,20 +42,11 @@ DATE_STEPS = {"tutorial": 300, "yoyodyne": 400}
 SMOOTHING = 0.2
 """Label smoothing against yoyodyne: after 400 steps, all 12,000 validation dates are correct for seeds 1 to 10."""
 
+TUTORIAL_EPOCHS = 20
+"""Maximum number of epochs of the tutorial; if it has not reached the goal by then, it counts as reaching it."""
+
 NANO_STEPS = 2000
 """Training steps in nanoGPT's character-level CPU settings, each on 12 windows of 64 characters."""
-
-MOST_PASSES = 20
-"""Maximum number of epochs of the tutorial; a peer that has not reached the goal by then counts as reaching it."""
-
-SEEDS = range(11, 11 + ROUNDS)
-"""Default seeds, disjoint from seeds 1 to 5, with which settings were chosen."""
-
-COPY_SEEDS = range(21, 21 + ROUNDS)
-"""Seeds for copying, disjoint from seeds 1 to 6 and 11 to 18, with which its number of steps was chosen."""
-
-SINGLE_SEED = SEEDS[0]
-"""The only seed for `large_shakespeare` and `multi30k`, whose runs take ten minutes to an hour."""
 
 LARGE_GOAL = 1.4646
 """Validation loss of the best replication of nanoGPT's GPU settings that we know; nanoGPT itself reports 1.4697."""
@@ -74,66 +54,59 @@ LARGE_GOAL = 1.4646
 MULTI30K_STEPS = 2000
 """Training steps on Multi30k, chosen with seed 1; the experiment has 3,000."""
 
-POLARITY = ("polarity/rt-polarity.neg", "polarity/rt-polarity.pos")
-"""Files of the film reviews."""
-
-POLARITY_SEEDS = range(51, 51 + ROUNDS)
-"""Seeds for polarity: earlier versions of the experiment were measured with seeds 11 to 18."""
-
-YOYODYNE_SEEDS = range(31, 31 + ROUNDS)
-"""Seeds against yoyodyne: settings were chosen with seeds 1 to 10, after too many of 11 to 18 had missed the goal."""
-
 SAME_DATA = "the same data (fingerprint)"
-"""Description of the check of data fingerprints."""
+
+SHAKESPEARE_FILES = text.FILES, "tinyshakespeare/input.txt"
+POLARITY_FILES = sentiment.FILES, "polarity/rt-polarity.neg", "polarity/rt-polarity.pos"
+MULTI30K_FILES = (
+    parallel_text.FILES,
+    *(f"multi30k/{split}.{language}.gz" for split in ("train", "val") for language in ("de", "en")),
+)
 
 
-def trained(
+def train(
     experiment: str,
     seed: int,
+    metric: str,
     *settings: str,
     steps: int | None = None,
     data: TaskDataModule | None = None,
     threads: int = THREADS,
-) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Run `fit` on an experiment with a single validation at the end; return summary.json and metrics.csv.
+    accelerator: str = "cpu",
+) -> Block:
+    """Run `fit` on an experiment; return a metric at the end and the seconds of training and validating.
 
     Args:
         experiment: the name of the experiment.
         seed: the seed of the run.
+        metric: the metric, such as "val/exact_match" or "test/accuracy".
         settings: further arguments of the command.
         steps: the number of training steps; defaults to `trainer.max_steps` of the experiment.
         data: the data module of the peer; None skips the check of the data.
         threads: the number of threads.
+        accelerator: "cpu" or "gpu".
 
     Raises:
         AssertionError: if the run and the peer are trained on different data.
     """
     steps = steps or settings_of(experiment)["trainer"]["max_steps"]
-    settings = (
-        "--trainer.accelerator=cpu",
-        f"--seed_everything={seed}",
-        f"--trainer.max_steps={steps}",
-        f"--trainer.val_check_interval={steps}",
-        *settings,
-    )
+    command = [f"--trainer.accelerator={accelerator}", f"--seed_everything={seed}"]
+    command += [f"--trainer.max_steps={steps}", f"--trainer.val_check_interval={steps}"]
     with tempfile.TemporaryDirectory() as folder:
-        run_fit(experiment, folder, *settings, threads=threads)
-        summary = json.loads(next(Path(folder).glob("runs/*/*/summary.json")).read_text(encoding="utf-8"))
-        starts = json.loads(next(Path(folder).glob("runs/*/*/provenance.json")).read_text(encoding="utf-8"))
+        run_fit(experiment, folder, *command, *settings, threads=threads)
+        run = next(Path(folder).glob("runs/*/*/summary.json")).parent
+        summary, starts = (json.loads((run / f"{n}.json").read_text("utf-8")) for n in ("summary", "provenance"))
         assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
-        with next(Path(folder).glob("runs/*/*/metrics.csv")).open(encoding="utf-8", newline="") as file:
-            return summary, list(csv.DictReader(file))
+        split, name = metric.split("/")
+        if split in summary:
+            return Block(summary[split][name], summary["train_seconds"])
+        with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            *_, last = (row[metric] for row in csv.DictReader(file) if row[metric])
+        return Block(float(last), summary["train_seconds"])
 
 
 def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS) -> None:
-    """Run `fit` on an experiment.
-
-    Args:
-        experiment: the name of the experiment.
-        folder: the working directory.
-        settings: further arguments of the command.
-        threads: the number of threads, by default as many as the peers have.
-    """
+    """Run `fit` on an experiment."""
     command = [sys.executable, "-m", "lightning_tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml")]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
@@ -146,30 +119,28 @@ def run_fit(experiment: str, folder: str, *settings: str, threads: int = THREADS
     subprocess.run([*command, *settings], cwd=folder, env=environment, check=True, capture_output=True)
 
 
-def run(
-    experiment: str,
-    seed: int,
-    split: str,
-    *settings: str,
-    steps: int | None = None,
-    data: TaskDataModule | None = None,
-) -> Block:
-    """Run `fit` on an experiment, and return its final exact match on a split and its training seconds.
+def goal_row(name: str, target: str, runs: list[Block], reached: list[bool], note: str, **fields: Any) -> Row:
+    """Return an `until_row` of runs, whose note states where those that miss the goal end."""
+    missed = [f"{run.amount:.4f}" for run, is_reached in zip(runs, reached, strict=True) if not is_reached]
+    if missed:
+        note += f" (those that miss it end at {', '.join(sorted(missed))})"
+    return until_row(name, target, [run.seconds for run in runs], reached, note=note, **fields)
 
-    Args:
-        experiment: the name of the experiment.
-        seed: the seed of the run.
-        split: "val" or "test".
-        settings: further arguments of the command.
-        steps: the number of training steps; defaults to `trainer.max_steps` of the experiment.
-        data: the data module of the peer, see `trained`.
 
-    Note:
-        The seconds are reported by the run and include the single validation.
-    """
-    summary, metrics = trained(experiment, seed, *settings, steps=steps, data=data)
-    val = [float(row["val/exact_match"]) for row in metrics if row["val/exact_match"]]
-    return Block(summary["test"]["exact_match"] if split == "test" else val[-1], summary["train_seconds"])
+def missing(known: dict[str, Download], *names: str) -> str:
+    """Return the error message for the first file that is missing; empty if there is none."""
+    try:
+        for name in names:
+            resolve_path(name, known)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def fastest_precision() -> str:
+    """Return bf16-mixed if the CPU has bfloat16 instructions, without which it is slower, otherwise 32-true."""
+    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if has_bfloat16 else "32-true"
 
 
 def dates_of(seed: int) -> Date:
@@ -179,38 +150,59 @@ def dates_of(seed: int) -> Date:
     return data
 
 
-def train_tutorial(goal: float, seed: int) -> Iterator[dict[str, float]]:
-    """Train the date tutorial's model on our dates; yield the elapsed seconds and the exact match after each epoch.
+def build_tutorial(goal: float, epochs: int) -> Built:
+    """Build training runs of the date tutorial on our dates; each block uses the next seed.
 
     Args:
         goal: the exact match on the test split that ends the training.
-        seed: the seed of the dates and of the weights.
+        epochs: the number of epochs that are run; the seconds are scaled to TUTORIAL_EPOCHS.
     """
-    torch.manual_seed(seed)
-    data = dates_of(seed)
-    network = peers.TutorialDateLSTM()
-    step, pairs, seconds = date_step(network), data.datasets["train"].pairs, 0.0
+    seeds = iter(SEEDS)
 
-    def pass_over() -> float:
-        for batch in tutorial_dates(pairs):
-            step(batch)
-        return len(pairs)
+    def work() -> Block:
+        torch.manual_seed(seed := next(seeds))
+        pairs, test = (dates_of(seed).datasets[split].pairs for split in ("train", "test"))
+        network, seconds = peers.TutorialDateLSTM(), 0.0
+        step = date_step(network)
 
-    for number in range(1, MOST_PASSES + 1):
-        network.train()
-        block = timed(pass_over)
-        seconds += block.seconds
-        network.eval()
-        with torch.no_grad():
-            matches = [
-                (network(source).argmax(-1) == target).all(1)
-                for source, target in tutorial_dates(data.datasets["test"].pairs)
-            ]
-        exact_match = torch.cat(matches).double().mean().item()
-        line = {"pass": number, "seconds": seconds, "samples_per_second": number * len(pairs) / seconds}
-        yield line | {"exact_match": exact_match}
-        if exact_match >= goal:
-            return
+        def epoch() -> float:
+            for batch in tutorial_dates(pairs):
+                step(batch)
+            return len(pairs)
+
+        for _ in range(epochs):
+            network.train()
+            seconds += timed(epoch).seconds
+            network.eval()
+            with torch.no_grad():
+                matches = [(network(source).argmax(-1) == target).all(1) for source, target in tutorial_dates(test)]
+            exact_match = torch.cat(matches).double().mean().item()
+            if exact_match >= goal:
+                return Block(exact_match, seconds)
+        return Block(exact_match, seconds * TUTORIAL_EPOCHS / epochs)
+
+    return Built({}, work)
+
+
+def dates_against_tutorial(full: bool) -> Iterator[Row]:
+    """Measure the seconds until an exact match of 0.976 on dates, which the tutorial reports after 20 epochs."""
+    goal, steps = 0.976, DATE_STEPS["tutorial"]
+
+    def run(seed: int) -> Block:
+        return train("date_attention_lstm", seed, "test/exact_match", steps=steps, data=dates_of(seed))
+
+    _, ours, theirs = in_turn(run, Side(build_tutorial, goal, TUTORIAL_EPOCHS if full else 1), SEEDS)
+    ends = [block.amount for block in theirs]
+    yield goal_row(
+        f"dates until {goal} on test / tutorial",
+        "≥ 40 x",
+        ours,
+        [block.amount >= goal for block in ours],
+        f"{steps} steps" + (f"; the peer's end at {min(ends):.2f} to {max(ends):.2f}" if full else ""),
+        peer=[block.seconds for block in theirs],
+        extrapolated="" if full else f"first of {TUTORIAL_EPOCHS} epochs, scaled",
+        checked=SAME_DATA,
+    )
 
 
 class TrainingClock(Callback):
@@ -236,41 +228,18 @@ class Watch(TrainingClock):
         trainer.should_stop = self.exact_match == 1.0
 
 
-def run_yoyodyne(folder: str, seed: int, watch: Watch) -> None:
-    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batch size 128, Adam at 5e-3, other defaults.
-
-    Args:
-        folder: the folder for its files.
-        seed: the seed of the dates and of the run.
-        watch: the callback that records the run.
-    """
-    from yoyodyne import data, models
-    from yoyodyne.models import modules
-
+def run_yoyodyne(folder: str, seed: int, max_epochs: int = 5) -> Block:
+    """Train yoyodyne's LSTM with soft attention on our dates: width 64, batches of 128, Adam at 5e-3."""
     seed_everything(seed)
-    dates, files = dates_of(seed), {}
+    dates, files, watch = dates_of(seed), {}, Watch()
     for split in ("train", "val"):
-        path = Path(folder) / f"{split}.tsv"
         lines = (f"{pair.source}\t{pair.target}\n" for pair in dates.datasets[split].pairs)
-        path.write_text("".join(lines), encoding="utf-8")
+        (path := Path(folder) / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
         files[split] = str(path)
-    module = data.DataModule(model_dir=folder, batch_size=128, **files)
-    model = models.SoftAttentionLSTMModel(
-        source_encoder=modules.LSTMEncoder(embedding_size=64, hidden_size=64),
-        embedding_size=64,
-        decoder_hidden_size=64,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=5e-3),
-        max_target_length=module.max_target_length,
-        target_vocab_size=module.target_vocab_size,
-        vocab_size=module.vocab_size,
-    )
-    Trainer(
-        accelerator="cpu",
-        max_epochs=5,  # more than any seed needed
-        num_sanity_val_steps=0,
-        callbacks=[watch],
-        **BARE,
-    ).fit(model, module)
+    module, model = peers.yoyodyne_model("SoftAttentionLSTMModel", files, folder, 64, 5e-3, batch_size=128)
+    settings = peers.BARE | {"max_epochs": max_epochs, "num_sanity_val_steps": 0, "callbacks": [watch]}
+    Trainer(accelerator="cpu", **settings).fit(model, module)
+    return Block(watch.exact_match, watch.seconds)
 
 
 def build_yoyodyne() -> Built:
@@ -278,118 +247,63 @@ def build_yoyodyne() -> Built:
     seeds = iter(YOYODYNE_SEEDS)
 
     def work() -> Block:
-        watch = Watch()
         with tempfile.TemporaryDirectory() as folder:
-            run_yoyodyne(folder, next(seeds), watch)
-        return Block(watch.exact_match, watch.seconds)
+            return run_yoyodyne(folder, next(seeds))
 
     return Built({}, work)
 
 
 def dates_against_yoyodyne(full: bool) -> Iterator[Row]:
     """Measure the seconds until all 2,000 validation dates are correct, against yoyodyne."""
-    goal, steps, pairs = 1.0, DATE_STEPS["yoyodyne"], []
-    with started(Side(build_yoyodyne), warm=False) as (_, whole):
-        for number, seed in enumerate(YOYODYNE_SEEDS):
-            settings = f"--model.init_args.label_smoothing={SMOOTHING}"
-            train = partial(run, "date_attention_lstm", seed, "val", settings, steps=steps, data=dates_of(seed))
-            pairs.append(in_turn(number, train, whole))
-    ours, theirs = zip(*pairs, strict=True)
+    goal, steps, smoothing = 1.0, DATE_STEPS["yoyodyne"], f"--model.init_args.label_smoothing={SMOOTHING}"
+
+    def run(seed: int) -> Block:
+        return train("date_attention_lstm", seed, "val/exact_match", smoothing, steps=steps, data=dates_of(seed))
+
+    _, ours, theirs = in_turn(run, Side(build_yoyodyne), YOYODYNE_SEEDS)
     count = sum(block.amount >= goal for block in theirs)
-    note = f"{steps} steps, label smoothing {SMOOTHING}{_missed(ours, goal)}; of the peer's trainings {count} of "
-    note += f"{len(theirs)} reach it{_missed(theirs, goal)}, validated after each epoch (391 steps)"
-    yield until_row(
+    yield goal_row(
         f"dates until {goal} on val / yoyodyne",
         "≥ 5 x",
-        *_outcome(ours, goal),
+        ours,
+        [block.amount >= goal for block in ours],
+        f"{steps} steps, label smoothing {SMOOTHING}; of the peer's trainings {count} of {len(theirs)} reach it, "
+        "validated after each epoch (391 steps)",
         peer=[block.seconds for block in theirs],
         checked=SAME_DATA,
-        note=note,
-    )
-
-
-def recorded_tutorial() -> dict[str, float]:
-    """Return the last line of the recorded run: its seconds, samples per second and exact match after all epochs."""
-    return json.loads((RECORDED / "date_tutorial.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-
-
-def scaled(blocks: list[Block]) -> Block:
-    """Return the recorded run's exact match, and its seconds scaled to the speed of the given short runs."""
-    whole = recorded_tutorial()
-    now = sum(block.amount for block in blocks) / sum(block.seconds for block in blocks)
-    return Block(whole["exact_match"], whole["seconds"] * whole["samples_per_second"] / now)
-
-
-def build_tutorial(goal: float) -> Built:
-    """Build training runs of the date tutorial; each block uses the next seed."""
-    seeds = iter(SEEDS)
-
-    def work() -> Block:
-        *_, last = train_tutorial(goal, next(seeds))
-        return Block(last["exact_match"], last["seconds"])
-
-    return Built({}, work)
-
-
-def dates_against_tutorial(full: bool) -> Iterator[Row]:
-    """Measure the seconds until an exact match of 0.976 on dates, which the tutorial reports after 20 epochs."""
-    goal, steps, pairs = 0.976, DATE_STEPS["tutorial"], []
-    side = Side(build_tutorial, {"goal": goal}) if full else Side(build_dates, {"side": "tutorial"})
-    with started(side, warm=not full) as (_, work):
-        for number, seed in enumerate(SEEDS):
-            data = dates_of(seed) if full else None  # the recorded run has its own seed
-            train = partial(run, "date_attention_lstm", seed, "test", steps=steps, data=data)
-            if full:
-                pairs.append(in_turn(number, train, work))
-            else:
-                before = [work() for _ in range(3)]
-                pairs.append((train(), scaled([*before, *(work() for _ in range(3))])))
-    ours, theirs = zip(*pairs, strict=True)
-    reached = [block.amount for block in theirs]
-    peer_note = f"the peer's end at {min(reached):.2f} to {max(reached):.2f}"
-    if not full:
-        whole = recorded_tutorial()
-        peer_note = f"the peer's recorded run ({whole['processor']}) took {whole['seconds']:.0f} s and ended at "
-        peer_note += f"{whole['exact_match']:.2f}"
-    yield until_row(
-        f"dates until {goal} on test / tutorial",
-        "≥ 40 x",
-        *_outcome(ours, goal),
-        peer=[block.seconds for block in theirs],
-        extrapolated="" if full else "recorded run, scaled",
-        checked=SAME_DATA if full else "",
-        note=f"{steps} steps{_missed(ours, goal)}; {peer_note}",
     )
 
 
 def copying(full: bool) -> Iterator[Row]:
     """Measure the seconds until an exact match of 0.999 on copying, with the experiment unchanged."""
     goal = 0.999
-    runs = [run("copy_transformer", seed, "test") for seed in COPY_SEEDS]
-    note = f"400 steps of 4 sequences{_missed(runs, goal)}"
-    yield until_row(f"copying until {goal}", "≤ 6 s", *_outcome(runs, goal), note=note)
+    runs = [train("copy_transformer", seed, "test/exact_match") for seed in COPY_SEEDS]
+    reached = [run.amount >= goal for run in runs]
+    yield goal_row(f"copying until {goal}", "≤ 6 s", runs, reached, "400 steps of 4 sequences")
 
 
-def nano_rate(number: int) -> float:
-    """Return nanoGPT's learning rate at a step, counted from 0, in its character settings for a CPU."""
-    if number < 100:
-        return 1e-3 * (number + 1) / 101
-    return 1e-4 + 0.5 * (1 + math.cos(math.pi * (number - 100) / (NANO_STEPS - 100))) * 9e-4
+def polarity(full: bool) -> Iterator[Row]:
+    """Measure the seconds until an accuracy of 0.80 on the test set of film reviews, with the experiment unchanged."""
+    name, target, goal = "polarity until 0.80 on test", "≤ 10 s", 0.80
+    if note := missing(*POLARITY_FILES):
+        yield Row(name, "s", target, note=note)
+        return
+    runs = [train("polarity_classifier", seed, "test/accuracy") for seed in POLARITY_SEEDS]
+    steps = settings_of("polarity_classifier")["trainer"]["max_steps"]
+    yield goal_row(name, target, runs, [run.amount >= goal for run in runs], f"{steps} steps of 64 sentences")
 
 
-def missing(known: dict[str, Download], *names: str) -> str:
-    """Return the error message for the first file that is missing; empty if there is none.
-
-    Args:
-        known: the downloadable files, by name.
-        names: the names of the files.
-    """
-    try:
-        for name in names:
-            resolve_path(name, known)
-    except UserError as error:
-        return str(error)
-    return ""
+def multi30k(full: bool) -> Iterator[Row]:
+    """Measure the seconds until a BLEU of 42.5 on the validation split of Multi30k, with five beams and one seed."""
+    name, target, goal, precision = "Multi30k until 42.5 BLEU on val", "≤ 1560 s", 42.5, fastest_precision()
+    if note := missing(*MULTI30K_FILES):
+        yield Row(name, "s", target, note=note)
+        return
+    # Without a test set, the trained model is tested on the validation split.
+    settings = "--data.init_args.test=null", f"--trainer.precision={precision}"
+    run = train("multi30k_transformer", SEEDS[0], "val/bleu", *settings, steps=MULTI30K_STEPS)
+    note = f"{MULTI30K_STEPS:,} steps in {precision}; {run.amount:.2f} BLEU with five beams"
+    yield goal_row(name, target, [run], [run.amount >= goal], note)
 
 
 def shakespeare_data() -> Text:
@@ -399,6 +313,13 @@ def shakespeare_data() -> Text:
     return data
 
 
+def nano_rate(number: int) -> float:
+    """Return nanoGPT's learning rate at a step, counted from 0, in its character settings for a CPU."""
+    if number < 100:
+        return 1e-3 * (number + 1) / 101
+    return 1e-4 + 0.5 * (1 + math.cos(math.pi * (number - 100) / (NANO_STEPS - 100))) * 9e-4
+
+
 def build_nano(steps: int) -> Built:
     """Build training runs of nanoGPT on tiny Shakespeare; each block returns the final loss on the validation split.
 
@@ -406,7 +327,7 @@ def build_nano(steps: int) -> Built:
         steps: the number of steps; the seconds are scaled to NANO_STEPS steps.
     """
     data = shakespeare_data()
-    train, val = data.datasets["train"], data.datasets["val"]
+    train_split, val = data.datasets["train"], data.datasets["val"]
     _, inputs, targets, _ = val[torch.arange(len(val))]
     seeds = iter(SEEDS)
 
@@ -417,7 +338,7 @@ def build_nano(steps: int) -> Built:
 
         def training() -> float:
             for _ in range(steps):
-                step(train[torch.randint(len(train), (12,))])
+                step(train_split[torch.randint(len(train_split), (12,))])
             return steps
 
         seconds = timed(training).seconds * NANO_STEPS / steps
@@ -429,6 +350,12 @@ def build_nano(steps: int) -> Built:
     return Built({"fingerprint": data.fingerprint}, work)
 
 
+def train_shakespeare(experiment: str, seed: int, precision: str, **settings: Any) -> Block:
+    """Run `fit` with nanoGPT's splits; return the loss on the whole validation split and the seconds; see `train`."""
+    options = "--data.init_args.test_fraction=0", f"--trainer.precision={precision}"
+    return train(experiment, seed, "val/loss", *options, **settings)
+
+
 def shakespeare(full: bool) -> Iterator[Row]:
     """Measure the seconds until a loss of 1.60 on tiny Shakespeare, against nanoGPT's 2,000 steps.
 
@@ -436,111 +363,39 @@ def shakespeare(full: bool) -> Iterator[Row]:
         Ours has two layers of width 96, nanoGPT four of width 128. nanoGPT's loss after these steps is far higher.
     """
     name, target, goal = "tiny Shakespeare until 1.60 / nanoGPT's 2,000 steps", "≥ 1 x", 1.60
-    if note := missing(text.FILES, "tinyshakespeare/input.txt"):
+    if note := missing(*SHAKESPEARE_FILES):
         yield Row(name, "s", target, note=note)
         return
-
     data, precision = shakespeare_data(), fastest_precision()
-
-    def ours(seed: int) -> Block:
-        settings = ("--data.init_args.test_fraction=0", f"--trainer.precision={precision}")
-        summary, _ = trained("shakespeare_gpt", seed, *settings, data=data)
-        return Block(summary["val"]["loss"], summary["train_seconds"])
-
     steps = NANO_STEPS if full else NANO_STEPS // 10
-    with started(Side(build_nano, {"steps": steps}), warm=False) as (facts, nano):
-        assert facts["fingerprint"] == data.fingerprint, "the sides train on different data"
-        pairs = [in_turn(number, partial(ours, seed), nano) for number, seed in enumerate(SEEDS)]
-    reached, theirs = ([block.amount for block in side] for side in zip(*pairs, strict=True))
+
+    def run(seed: int) -> Block:
+        return train_shakespeare("shakespeare_gpt", seed, precision, data=data)
+
+    facts, ours, theirs = in_turn(run, Side(build_nano, steps), SEEDS)
+    assert facts["fingerprint"] == data.fingerprint, "the sides train on different data"
+    losses, nano_losses = ([block.amount for block in side] for side in (ours, theirs))
     note = f"ours with 2 layers of 96 in {precision}, the peer with 4 of 128 in float32; "
-    note += f"losses over the whole validation split {min(reached):.3f} to {max(reached):.3f}"
-    note += f"; the peer's {min(theirs):.3f} to {max(theirs):.3f}" if full else ""
-    yield until_row(
+    note += f"losses over the whole validation split {min(losses):.3f} to {max(losses):.3f}"
+    note += f"; the peer's {min(nano_losses):.3f} to {max(nano_losses):.3f}" if full else ""
+    yield goal_row(
         name,
         target,
-        [block.seconds for block, _ in pairs],
-        [loss <= goal for loss in reached],
-        peer=[block.seconds for _, block in pairs],
+        ours,
+        [loss <= goal for loss in losses],
+        note,
+        peer=[block.seconds for block in theirs],
         extrapolated="" if full else f"first {steps} steps, scaled",
         checked=SAME_DATA,
-        note=note,
     )
 
 
 def large_shakespeare(full: bool) -> Iterator[Row]:
     """Measure the seconds until a loss of LARGE_GOAL on tiny Shakespeare, at the size of nanoGPT's GPU settings."""
     name, target = f"tiny Shakespeare, 6 x 384, until {LARGE_GOAL} on a CPU", "≤ 3600 s"
-    if note := missing(text.FILES, "tinyshakespeare/input.txt"):
+    if note := missing(*SHAKESPEARE_FILES):
         yield Row(name, "s", target, note=note)
         return
-    precision = fastest_precision()
-    settings = ("--data.init_args.test_fraction=0", f"--trainer.precision={precision}")
-    summary, _ = trained("shakespeare_gpt_gpu", SINGLE_SEED, *settings)
-    loss = summary["val"]["loss"]
-    note = f"in {precision}; loss over the whole validation split {loss:.4f}"
-    yield until_row(name, target, [summary["train_seconds"]], [loss <= LARGE_GOAL], note=note)
-
-
-def fastest_precision() -> str:
-    """Return bf16-mixed if the CPU has bfloat16 instructions, otherwise 32-true."""
-    return "bf16-mixed" if has_bfloat16() else "32-true"
-
-
-def polarity(full: bool) -> Iterator[Row]:
-    """Measure the seconds until an accuracy of 0.80 on the test set of film reviews, with the experiment unchanged."""
-    name, target, goal = "polarity until 0.80 on test", "≤ 10 s", 0.80
-    if note := missing(sentiment.FILES, *POLARITY):
-        yield Row(name, "s", target, note=note)
-        return
-    summaries = [trained("polarity_classifier", seed)[0] for seed in POLARITY_SEEDS]
-    runs = [Block(summary["test"]["accuracy"], summary["train_seconds"]) for summary in summaries]
-    steps = settings_of("polarity_classifier")["trainer"]["max_steps"]
-    note = f"{steps} steps of 64 sentences{_missed(runs, goal)}"
-    yield until_row(name, target, *_outcome(runs, goal), note=note)
-
-
-def multi30k(full: bool) -> Iterator[Row]:
-    """Measure the seconds until a BLEU of 42.5 on the validation split of Multi30k, with five beams."""
-    name, target, goal, precision = "Multi30k until 42.5 BLEU on val", "≤ 1560 s", 42.5, fastest_precision()
-    settings = (
-        "--data.init_args.test=null",  # the trained model is then tested on the validation split
-        f"--trainer.precision={precision}",
-    )
-    files = [f"multi30k/{split}.{language}.gz" for split in ("train", "val") for language in ("de", "en")]
-    if note := missing(parallel_text.FILES, *files):
-        yield Row(name, "s", target, note=note)
-        return
-    summary, _ = trained("multi30k_transformer", SINGLE_SEED, *settings, steps=MULTI30K_STEPS)
-    run = Block(summary["val"]["bleu"], summary["train_seconds"])
-    note = f"{MULTI30K_STEPS:,} steps in {precision}; {run.amount:.2f} BLEU with five beams"
-    yield until_row(name, target, *_outcome([run], goal), note=note)
-
-
-def _outcome(runs: Sequence[Block], goal: float) -> tuple[list[float], list[bool]]:
-    """Return the seconds of all runs, and whether each of them reaches the goal."""
-    return [block.seconds for block in runs], [block.amount >= goal for block in runs]
-
-
-def _missed(runs: Sequence[Block], goal: float) -> str:
-    """Return a note on the results of the runs that miss the goal."""
-    missed = [f"{block.amount:.4f}" for block in sorted(runs) if block.amount < goal]
-    return f" (those that miss it end at {', '.join(missed)})" if missed else ""
-
-
-def record() -> None:
-    """Train the tutorial's model and record the run for `recorded_tutorial`: `python -m benchmarks.convergence`."""
-    torch.set_num_threads(THREADS)
-    RECORDED.mkdir(exist_ok=True)
-    made = {
-        "commit": versions.run_git(Path(__file__).parent, "rev-parse", "--short=7", "HEAD").strip(),
-        "seed": 1,
-        "threads": THREADS,
-    }
-    made |= {"processor": versions.hardware()["processor"], "torch": torch.__version__}
-    with pinned(), (RECORDED / "date_tutorial.jsonl").open("w", encoding="utf-8") as file:
-        for line in train_tutorial(0.976, seed=1):
-            print(json.dumps(made | {key: round(value, 4) for key, value in line.items()}), file=file, flush=True)
-
-
-if __name__ == "__main__":
-    record()
+    run = train_shakespeare("shakespeare_gpt_gpu", SEEDS[0], precision := fastest_precision())
+    note = f"in {precision}; loss over the whole validation split {run.amount:.4f}"
+    yield goal_row(name, target, [run], [run.amount <= LARGE_GOAL], note)

@@ -1,42 +1,34 @@
-"""Benchmarks of decoding with a KV cache and in batches."""
+"""Benchmarks of decoding: with a KV cache, in batches, and against CTranslate2."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sacrebleu
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import peers
-from benchmarks.convergence import run_fit
+from benchmarks.convergence import MULTI30K_FILES, missing, run_fit
 from benchmarks.framework import settings_of
-from benchmarks.measure import Built, Row, Side, compare, ratio_row, timed
+from benchmarks.measure import Built, Facts, Row, Side, compared, timed
 from benchmarks.steps import our_step
 from datamodules import Date, ParallelText
 from lightning_tfm.data import Batch, LengthGroupedSampler, PairDataset
-from lightning_tfm.errors import UserError
 from lightning_tfm.inference.ctranslate import convert, tokens
 from lightning_tfm.inference.decoding import PATIENCE, beam_search, continue_text, decode
 from lightning_tfm.inference.loading import load
-from lightning_tfm.layers import quantize
 from lightning_tfm.networks import GPT, AttentionLSTM, Seq2SeqNetwork, Transformer
 from lightning_tfm.system.memory import keep_freed_memory
 from lightning_tfm.tokenization import BOS, EOS, PAD, pad_sequences
 
-if TYPE_CHECKING:
-    import ctranslate2
-
 SAMPLED = 256
 """Number of sampled tokens."""
-
-GENERATED = 64
-"""Number of generated tokens in the comparison of 8-bit weights with float32."""
 
 BEAMS = 5
 """Number of beams of translations."""
@@ -98,26 +90,29 @@ def build_sampler(side: str, max_length: int, whole: bool) -> Built:
     return Built({"tokens": predicted}, lambda: timed(recomputed))
 
 
-def _engine_sampler(network: GPT, text: Tensor) -> Built:
-    """Build the same decoding with CTranslate2."""
+def _engine(kind: str, network: nn.Module) -> Any:
+    """Return a network as a Generator or a Translator of CTranslate2, by the kind."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
         convert(network, Path(folder) / "model")
-        engine = ctranslate2.Generator(f"{folder}/model", compute_type="float32", intra_threads=torch.get_num_threads())
-    prompt = tokens(text[0])
+        threads = torch.get_num_threads()
+        return getattr(ctranslate2, kind)(f"{folder}/model", compute_type="float32", intra_threads=threads)
+
+
+def _engine_sampler(network: GPT, text: Tensor) -> Built:
+    """Build the same decoding with CTranslate2, whose minimum length keeps EOS from being generated, as in ours."""
+    engine, prompt = _engine("Generator", network), tokens(text[0])
+    settings = {"beam_size": 1, "min_length": SAMPLED, "max_length": SAMPLED, "include_prompt_in_result": False}
 
     def decoded() -> list[int]:
-        """Return the tokens; the minimum length keeps EOS from being generated, as in ours."""
-        (result,) = engine.generate_batch(
-            [prompt], beam_size=1, min_length=SAMPLED, max_length=SAMPLED, include_prompt_in_result=False
-        )
+        (result,) = engine.generate_batch([prompt], **settings)
         return result.sequences_ids[0]
 
     return Built({"tokens": torch.tensor([decoded()])}, lambda: timed(lambda: len(decoded())))
 
 
-def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_tokens(ours: Facts, peer: Facts) -> str:
     """Check that both sides generate the same tokens."""
     assert ours["tokens"].equal(peer["tokens"]), "the sides chose other tokens"
     assert ours["tokens"].unique().numel() > 10, "the sequence says nothing: it repeats few tokens"
@@ -127,20 +122,10 @@ def same_tokens(ours: dict[str, Any], peer: dict[str, Any]) -> str:
 def key_value_cache(full: bool) -> Iterator[Row]:
     """Measure generating 256 tokens with a GPT of 6 layers and width 384: a KV cache against recomputing each step."""
     for max_length, target in ((SAMPLED + 2, "≥ 5 x"), (1024, "≥ 12 x")):
-        arguments = {"max_length": max_length, "whole": full}
-        rounds, checked = compare(
-            Side(build_sampler, {"side": "ours", **arguments}),
-            Side(build_sampler, {"side": "recomputed", **arguments}),
-            same_tokens,
-        )
-        yield ratio_row(
-            f"GPT 6 x 384, {SAMPLED} tokens after {max_length - SAMPLED}, cache / recomputing",
-            "tokens/s",
-            target,
-            rounds,
-            extrapolated="" if full else "every 16th token",
-            checked=checked,
-        )
+        name = f"GPT 6 x 384, {SAMPLED} tokens after {max_length - SAMPLED}, cache / recomputing"
+        sides = (Side(build_sampler, side, max_length, whole=full) for side in ("ours", "recomputed"))
+        sampled = "" if full else "every 16th token"
+        yield compared(name, "tokens/s", target, *sides, same_tokens, extrapolated=sampled)
 
 
 def date_network(kind: str) -> tuple[Seq2SeqNetwork, PairDataset, int]:
@@ -172,13 +157,11 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
     """Build greedy decoding of dates.
 
     Args:
-        side: "ours", in batches of 500, "int8", the same with 8-bit weights, "one by one" or "ctranslate2".
+        side: "ours", in batches of 500, "one by one" or "ctranslate2".
         dates: the number of dates that the peer decodes.
         kind: the kind of the network, see `date_network`.
     """
     network, test, length = date_network(kind)
-    if side == "int8":
-        quantize(network)
     order = test.source_lengths.argsort(stable=True)
     sample = order[torch.linspace(0, len(order) - 1, dates).long()]  # evenly spaced over all lengths
     if side == "ctranslate2":
@@ -192,32 +175,18 @@ def build_date_outputs(side: str, dates: int, kind: str = "lstm") -> Built:
             padded.append(F.pad(ids, (0, length - ids.size(1)), value=PAD))
         return torch.cat(padded)
 
-    in_batches = side in ("ours", "int8")
-    batches = order.split(500) if in_batches else sample.split(1)
+    batches = order.split(500) if side == "ours" else sample.split(1)
     outputs = decoded(batches)
-    if in_batches:
+    if side == "ours":
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
         outputs = outputs[place[sample]]
     right = (outputs == test[sample].target_out).all(1).float().mean().item()
-    return Built(
-        {"outputs": outputs, "right": right},
-        lambda: timed(lambda: len(decoded(batches))),
-    )
-
-
-def _translator(network: Seq2SeqNetwork) -> ctranslate2.Translator:
-    """Return a network as a translator of CTranslate2."""
-    import ctranslate2
-
-    with tempfile.TemporaryDirectory() as folder:
-        convert(network, Path(folder) / "model")
-        threads = torch.get_num_threads()
-        return ctranslate2.Translator(f"{folder}/model", compute_type="float32", intra_threads=threads)
+    return Built({"outputs": outputs, "right": right}, lambda: timed(lambda: len(decoded(batches))))
 
 
 def _engine_dates(network: Seq2SeqNetwork, batch: Batch, length: int) -> Built:
     """Build the same decoding with CTranslate2, which also sorts the dates by length."""
-    engine = _translator(network)
+    engine = _engine("Translator", network)
     sources = [tokens(row) for row in batch.source]
 
     def decoded() -> list[list[str]]:
@@ -239,37 +208,26 @@ def translation_data() -> ParallelText:
 
 
 def train_translator(folder: str) -> Path:
-    """Train `multi30k_transformer` with sinusoidal positions, and return the path of its checkpoint.
+    """Train `multi30k_transformer` in a folder, and return the path of its checkpoint.
 
-    Args:
-        folder: the working directory.
-
-    Note:
-        CTranslate2 does not support rotary positions in cross-attention.
+    CTranslate2 does not support rotary positions in cross-attention, so they are sinusoidal.
     """
-    settings = {
-        "trainer.accelerator": "cpu",
-        "trainer.max_steps": TRANSLATION_STEPS,
-        "trainer.val_check_interval": TRANSLATION_STEPS,
-        "model.init_args.network.init_args.positions": "sinusoidal",
-        "data.init_args.test": "null",
-    }
-    run_fit("multi30k_transformer", folder, "--skip-test", *(f"--{name}={value}" for name, value in settings.items()))
+    settings = (
+        "--trainer.accelerator=cpu",
+        f"--trainer.max_steps={TRANSLATION_STEPS}",
+        f"--trainer.val_check_interval={TRANSLATION_STEPS}",
+        "--model.init_args.network.init_args.positions=sinusoidal",
+        "--data.init_args.test=null",
+    )
+    run_fit("multi30k_transformer", folder, "--skip-test", *settings)
     return next(Path(folder).glob("runs/*/*/checkpoints/last.ckpt"))
 
 
 def build_translations(side: str, checkpoint: Path) -> Built:
-    """Build the translation of the validation split of Multi30k by a beam search of BEAMS.
-
-    Args:
-        side: "ours", "int8", with 8-bit weights, or "ctranslate2".
-        checkpoint: the path of the checkpoint of the translator.
-    """
+    """Build the translation of the validation split of Multi30k by a beam search of BEAMS."""
     keep_freed_memory()  # on both sides
     data = translation_data()
     network, dataset = load(checkpoint).network.eval(), data.datasets["val"]
-    if side == "int8":
-        quantize(network)
     order = dataset.source_lengths.argsort(stable=True)
 
     @torch.inference_mode()
@@ -281,11 +239,10 @@ def build_translations(side: str, checkpoint: Path) -> Built:
             outputs += [[token for token in row if token not in (PAD, EOS)] for row in found[:, 0].tolist()]
         return outputs
 
-    engine = _translator(network) if side == "ctranslate2" else None
+    engine = _engine("Translator", network) if side == "ctranslate2" else None
     sources = [tokens(row) for row in dataset[order].source]
 
     def theirs() -> list[list[int]]:
-        assert engine is not None
         settings = {"beam_size": BEAMS, "patience": PATIENCE, "max_batch_size": TRANSLATION_ROWS}
         results = engine.translate_batch(sources, max_decoding_length=data.max_target_length, **settings)
         return [[int(token) for token in result.hypotheses[0]] for result in results]
@@ -297,131 +254,51 @@ def build_translations(side: str, checkpoint: Path) -> Built:
     return Built({"texts": texts, "bleu": bleu}, lambda: timed(lambda: len(translate())))
 
 
-def same_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_translations(ours: Facts, peer: Facts) -> str:
     """Check that both sides translate at least 95 % of the sentences equally, with a BLEU above 30."""
-    same, description = _compared(ours, peer)
-    assert same >= 0.95, f"only {same:.1%} of the translations are the same"
-    assert ours["bleu"] > 30, f"the translations say nothing: BLEU {ours['bleu']:.1f}"
-    return description
-
-
-def near_translations(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that our BLEU is at most 1 below that of the peer."""
-    _, description = _compared(ours, peer)
-    assert ours["bleu"] > peer["bleu"] - 1, description
-    return description
-
-
-def _compared(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, str]:
-    """Return the fraction of translations that are the same on both sides, and a description with the BLEU of both."""
     same = sum(map(str.__eq__, ours["texts"], peer["texts"])) / len(ours["texts"])
-    scores = f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
-    return same, f"{100 * same:.3g} % of the translations are the same, {scores}"
+    description = f"{100 * same:.3g} % of the translations are the same, "
+    description += f"BLEU {ours['bleu']:.2f} and {peer['bleu']:.2f}"
+    assert same >= 0.95, description
+    assert ours["bleu"] > 30, description
+    return description
 
 
-def same_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
+def same_outputs(ours: Facts, peer: Facts) -> str:
     """Check that both sides make the same predictions, and that more than 90 % of them are correct."""
     assert ours["outputs"].equal(peer["outputs"]), "the sides gave other outputs"
     assert ours["right"] > 0.9, f"only {ours['right']} of the outputs are correct"
     return f"the same outputs for {len(ours['outputs']):,} dates"
 
 
-def near_outputs(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that our exact match is at most 0.01 below that of the peer."""
-    assert ours["right"] > peer["right"] - 0.01, f"exact match {ours['right']:.4f} and {peer['right']:.4f}"
-    return f"exact match {ours['right']:.4f} and {peer['right']:.4f} on {len(ours['outputs']):,} dates"
-
-
-def near_logits(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that our logits differ by at most 5 % from those of the peer, relative to their norm."""
-    error = ((ours["logits"] - peer["logits"]).norm() / peer["logits"].norm()).item()
-    assert error <= 0.05, f"the logits differ by {error:.1%}"
-    return f"the logits differ by {error:.1%}"
-
-
 def batched_dates(full: bool) -> Iterator[Row]:
     """Measure greedy decoding of 10,000 dates in batches of 500 against one by one."""
-    dates = 10_000 if full else 500
-    rounds, checked = compare(
-        Side(build_date_outputs, {"side": "ours", "dates": dates}),
-        Side(build_date_outputs, {"side": "one by one", "dates": dates}),
-        same_outputs,
-    )
-    name, sample = "10,000 dates, batches of 500 / one by one", "" if full else f"{dates} of 10,000"
+    name, dates = "10,000 dates, batches of 500 / one by one", 10_000 if full else 500
+    sides = (Side(build_date_outputs, side, dates) for side in ("ours", "one by one"))
+    sample = "" if full else f"{dates} of 10,000"
     note = "" if full else "the dates that are decoded one by one are of all lengths"
-    yield ratio_row(name, "dates/s", "≥ 30 x", rounds, extrapolated=sample, checked=checked, note=note)
+    yield compared(name, "dates/s", "≥ 30 x", *sides, same_outputs, extrapolated=sample, note=note)
 
 
 def against_ctranslate2(full: bool) -> Iterator[Row]:
     """Measure greedy decoding against CTranslate2 with the same weights, in float32."""
-    sampler = {"max_length": SAMPLED + 2, "whole": True}
-    dates = {"dates": 10_000, "kind": "transformer"}
-    for name, unit, build, arguments, check in (
-        (f"GPT 6 x 384, {SAMPLED} tokens / CTranslate2", "tokens/s", build_sampler, sampler, same_tokens),
-        ("10,000 dates, Transformer 2 x 64 / CTranslate2", "dates/s", build_date_outputs, dates, same_outputs),
-    ):
-        rounds, checked = compare(
-            Side(build, {"side": "ours", **arguments}), Side(build, {"side": "ctranslate2", **arguments}), check
-        )
-        yield ratio_row(name, unit, "≥ 0.5 x", rounds, checked=checked)
-
-
-def build_generation(side: str, size: tuple[int, int, int, int]) -> Built:
-    """Build greedy decoding of a sequence of GENERATED tokens with a GPT of random weights.
-
-    Args:
-        side: "ours", in float32, or "int8", with 8-bit weights.
-        size: the size of the vocabulary, the width, and the numbers of heads and layers.
-    """
-    keep_freed_memory()  # on both sides
-    torch.manual_seed(0)
-    network = GPT(*size, max_length=2 * GENERATED).eval()
-    if side == "int8":
-        quantize(network)
-    text = torch.randint(3, size[0], (1, GENERATED))
-
-    @torch.inference_mode()
-    def generated() -> int:
-        return continue_text(network.encode, network.decode_step, text, GENERATED, 2 * GENERATED).size(1)
-
-    generated()
-    with torch.inference_mode():
-        logits, _ = network.decode_step(text[:, -1], network.encode(text[:, :-1]))
-    return Built({"logits": logits}, lambda: timed(generated))
-
-
-def int8(full: bool) -> Iterator[Row]:
-    """Measure greedy decoding with 8-bit weights against float32; see `translations` for beam search."""
-    dates = {"dates": 10_000, "kind": "transformer"}
-    small, large = {"size": (65, 384, 6, 6)}, {"size": (50_257, 768, 12, 12)}
-    kinds: tuple[tuple[str, str, Callable[..., Built], dict[str, Any], Callable[..., str], str], ...] = (
-        (f"GPT 6 x 384, {GENERATED} tokens", "tokens/s", build_generation, small, near_logits, "random weights"),
-        (f"GPT-2 124M, {GENERATED} tokens", "tokens/s", build_generation, large, near_logits, "random weights"),
-        ("10,000 dates, Transformer 2 x 64", "dates/s", build_date_outputs, dates, near_outputs, ""),
-    )
-    for name, unit, build, arguments, check, note in kinds:
-        rounds, checked = compare(*(Side(build, {"side": side, **arguments}) for side in ("int8", "ours")), check)
-        yield ratio_row(f"{name}, int8 / float32", unit, "", rounds, checked=checked, note=note)
+    name, sides = f"GPT 6 x 384, {SAMPLED} tokens / CTranslate2", ("ours", "ctranslate2")
+    samplers = (Side(build_sampler, side, SAMPLED + 2, whole=True) for side in sides)
+    yield compared(name, "tokens/s", "≥ 0.5 x", *samplers, same_tokens)
+    name = "10,000 dates, Transformer 2 x 64 / CTranslate2"
+    dates = (Side(build_date_outputs, side, 10_000, kind="transformer") for side in sides)
+    yield compared(name, "dates/s", "≥ 0.5 x", *dates, same_outputs)
 
 
 def translations(full: bool) -> Iterator[Row]:
-    """Measure beam search: float32 against CTranslate2 with the same weights, and 8-bit weights against float32."""
-    name = f"Multi30k, 1,014 sentences, {BEAMS} beams"
-    compared = (
-        (f"{name} / CTranslate2", "≥ 0.5 x", ("ours", "ctranslate2"), same_translations),
-        (f"{name}, int8 / float32", "", ("int8", "ours"), near_translations),
-    )
-    try:
-        translation_data()
-    except UserError as error:
-        for row, target, _, _ in compared:
-            yield Row(row, "sentences/s", target, note=str(error))
+    """Measure beam search in float32 against CTranslate2 with the same weights."""
+    name, unit, target = f"Multi30k, 1,014 sentences, {BEAMS} beams / CTranslate2", "sentences/s", "≥ 0.5 x"
+    if note := missing(*MULTI30K_FILES):
+        yield Row(name, unit, target, note=note)
         return
     note = f"multi30k_transformer with sinusoidal positions after {TRANSLATION_STEPS:,} steps; "
     note += f"both end with {PATIENCE * BEAMS} finished sequences"
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = train_translator(folder)
-        for row, target, sides, check in compared:
-            built = (Side(build_translations, {"side": side, "checkpoint": checkpoint}) for side in sides)
-            rounds, checked = compare(*built, check)
-            yield ratio_row(row, "sentences/s", target, rounds, checked=checked, note=note)
+        sides = (Side(build_translations, side, checkpoint) for side in ("ours", "ctranslate2"))
+        yield compared(name, unit, target, *sides, same_translations, note=note)

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from benchmarks.measure import BARE, resident
-
 
 class FirstStep(Callback):
-    """Callback that writes the time and, on Linux, the peak memory in bytes to the file $FIRST_STEP and exits."""
+    """Callback that writes the time of the first step to the file $FIRST_STEP and exits."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        peak = resident("VmHWM") if sys.platform == "linux" else 0
-        Path(os.environ["FIRST_STEP"]).write_text(f"{time.time()} {peak}", encoding="utf-8")
+        Path(os.environ["FIRST_STEP"]).write_text(str(time.time()), encoding="utf-8")
         os._exit(0)
-
-
-def train_yoyodyne(folder: str) -> None:
-    """Train yoyodyne's pointer-generator LSTM of width 32 on tables until the first step.
-
-    Args:
-        folder: the folder of train.tsv and val.tsv.
-    """
-    from benchmarks.peers import yoyodyne_model
-
-    files = {split: f"{folder}/{split}.tsv" for split in ("train", "val")}
-    with tempfile.TemporaryDirectory() as model_dir:
-        data, model = yoyodyne_model("PointerGeneratorLSTMModel", files, model_dir, 32, 1e-3, batch_size=64)
-        Trainer(accelerator="cpu", num_sanity_val_steps=0, callbacks=[FirstStep()], **BARE).fit(model, data)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,19 @@ from benchmarks.measure import (
     THREADS,
     Block,
     Built,
+    Facts,
     Row,
     Side,
     absolute_row,
     compare,
+    compared,
     ratio_row,
-    reset_peak,
-    resident,
     started,
 )
-from benchmarks.steps import COPY, our_step, parameters_of, repeated, same_parameters, tokens_of
+from benchmarks.steps import COPY, mean_loss, our_step, parameters_of, repeated, same_parameters, tokens_of
 from datamodules import Copy
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches
 from lightning_tfm.fit.cli import TfmCLI, run
-from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import Network, Transformer
 from lightning_tfm.optimizers import parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
@@ -45,6 +44,11 @@ from lightning_tfm.tasks import TaskModule
 from lightning_tfm.tokenization import PAD
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SMALL = "--data.init_args.train_size=20_000"
+"""Setting of runs on several processes, which generate their data in each run."""
+
+DDP = ("--trainer.strategy=ddp",)
+
 ROWS = 128
 """Batch size per process in `processes`, as in its experiment."""
 
@@ -54,14 +58,9 @@ WARM, TIMED = 20, 200
 TIMED_TOGETHER = 50
 """Number of timed steps of runs on several processes."""
 
-ELASTIC = {
-    "date_transformer": TIMED_TOGETHER,
-    "date_gpt": TIMED_TOGETHER,
-    "copy_attention_lstm": TIMED_TOGETHER,
-    "date_attention_lstm": TIMED,
-    "copy_gpt": TIMED,
-    "copy_transformer": TIMED,
-}
+ELASTIC = dict.fromkeys(("date_transformer", "date_gpt", "copy_attention_lstm"), TIMED_TOGETHER) | dict.fromkeys(
+    ("date_attention_lstm", "copy_gpt", "copy_transformer"), TIMED
+)
 """Number of timed steps of each experiment whose elastic determinism is measured, from the largest batch down."""
 
 LOGGED = 50
@@ -115,14 +114,7 @@ def settings_of(experiment: str) -> dict[str, Any]:
 
 
 def fit(experiment: str, *settings: str, folder: str | None = None, timed: int = TIMED) -> None:
-    """Run `lightning-tfm fit` on an experiment in this process, without evaluations, timed by Clock.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-        folder: the working directory; a temporary one if None.
-        timed: the number of timed steps.
-    """
+    """Run `lightning-tfm fit` on an experiment in this process, without evaluations, timed by Clock."""
     command = ["lightning-tfm", "fit", "--config", str(EXPERIMENTS / f"{experiment}.yaml"), *settings]
     command += ["--trust-package", "benchmarks", "--trainer.callbacks+=benchmarks.framework.Clock"]
     command += [f"--trainer.max_steps={WARM + timed + 1}", "--trainer.limit_val_batches=0", "--trainer.accelerator=cpu"]
@@ -140,11 +132,7 @@ def fit(experiment: str, *settings: str, folder: str | None = None, timed: int =
 
 
 def build_lengths(pool: int) -> Built:
-    """Build training on sequences of 1 to 60 symbols.
-
-    Args:
-        pool: the number of batches whose rows are sorted by length together.
-    """
+    """Build training on sequences of 1 to 60 symbols."""
     keep_freed_memory()  # on both sides
     torch.manual_seed(0)
     data = Copy(max_length=60, longer_max_length=61, train_size=20_000, val_size=1, test_size=1, longer_size=1)
@@ -156,10 +144,10 @@ def build_lengths(pool: int) -> Built:
     network = Transformer(**COPY | {"dropout": 0.0, "max_length": 64})
     lengths = torch.cat([(batch.target_out != PAD).sum(1) for batch in batches]).double()
     facts = {"parameters": parameters_of(network), "variation": (lengths.std() / lengths.mean()).item()}
-    return Built(facts, repeated(our_step(network), batches, [tokens_of(batch) for batch in batches], 16))
+    return Built(facts, repeated(our_step(network), batches, 16))
 
 
-def vary(ours: dict, peer: dict) -> str:
+def vary(ours: Facts, peer: Facts) -> str:
     """Check for equal numbers of parameters, and for lengths with a coefficient of variation of at least 0.5."""
     checked = same_parameters(ours, peer)
     variation = min(ours["variation"], peer["variation"])
@@ -169,30 +157,31 @@ def vary(ours: dict, peer: dict) -> str:
 
 def length_buckets(full: bool) -> Iterator[Row]:
     """Measure batches of rows of similar length against batches of random rows."""
-    sides = Side(build_lengths, {"pool": LengthGroupedSampler.POOL}), Side(build_lengths, {"pool": 1})
-    rounds, checked = compare(*sides, vary)
+    sides = (Side(build_lengths, pool) for pool in (LengthGroupedSampler.POOL, 1))
     note = "copying 1 to 60 symbols, batch 64, Transformer of width 128"
-    yield ratio_row("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", rounds, checked=checked, note=note)
+    yield compared("rows of similar length / random rows", "tokens/s", "≥ 1.4 x", *sides, vary, note=note)
 
 
-def build_trainer(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build runs of an experiment by the `fit` command, with all defaults.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-    """
+def build_fit(
+    experiment: str, *settings: str, timed: int = TIMED, folder: str | None = None, counts: str = "tokens"
+) -> Built:
+    """Build runs of an experiment by the `fit` command, whose work is counted in "tokens" or "steps"."""
+    if folder and "--trainer.devices=1" in settings:  # each process has a run of its own
+        (own := Path(folder, os.environ.pop("LOCAL_RANK", "0"))).mkdir(exist_ok=True)
+        folder = str(own)
 
     def work() -> Block:
-        fit(experiment, *settings)
-        return Block(TIMED, Clock.seconds)
+        fit(experiment, *settings, folder=folder, timed=timed)
+        return Block(Clock.amount if counts == "tokens" else timed, Clock.seconds)
 
     work()
-    return Built({"loss": Clock.loss}, work)
+    trainer = Clock.trainer
+    rows = trainer.accumulate_grad_batches * trainer.datamodule.batch_size // trainer.world_size
+    return Built({"loss": Clock.loss, "parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
 
 
-def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
-    """Build the same steps as `build_trainer`, from the same initial weights, in a bare training loop."""
+def build_bare(experiment: str, *settings: str) -> Built:
+    """Build the same steps as `build_fit`, from the same initial weights, in a bare training loop."""
     fit(experiment, *settings)  # builds the module and the data, and sets up the process as the command does
     module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
     seed = data.seed
@@ -209,9 +198,7 @@ def build_bare(experiment: str, settings: tuple[str, ...]) -> Built:
                 begun = time.perf_counter()
             elif number == WARM + TIMED:
                 seconds = time.perf_counter() - begun
-            batch = dataset[rows]
-            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
-            loss = loss / (batch.target_out != PAD).sum()
+            loss = mean_loss(network, dataset[rows])
             if number + 1 == LOGGED:
                 logged = loss.item()
             loss.backward()
@@ -232,8 +219,7 @@ class Plain(LightningModule):
         self.network, self.make_optimizer, self.lr_schedule = network, module.make_optimizer, module.lr_schedule
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = token_nll(self.network(batch.source, batch.target_in), batch.target_out)
-        return loss / (batch.target_out != PAD).sum()
+        return mean_loss(self.network, batch)
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = self.make_optimizer(parameter_groups(self.network, self.network.head))
@@ -241,91 +227,49 @@ class Plain(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class Manual(Plain):
-    """Minimal LightningModule with manual optimization: it calls backward, clips gradients and steps the optimizer."""
-
-    def __init__(self, network: Network, module: TaskModule, clip: float) -> None:
-        super().__init__(network, module)
-        self.automatic_optimization, self.clip = False, clip
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        optimizer, schedule = self.optimizers(), self.lr_schedulers()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-
-def build_lightning(experiment: str, settings: tuple[str, ...], manual: bool = False) -> Built:
-    """Build the same steps with Lightning's Trainer in barebones mode on the same data module.
-
-    Args:
-        experiment: the name of the experiment.
-        settings: further arguments of the command.
-        manual: whether the module uses manual optimization.
-    """
-    fit(experiment, *settings)
-    module, data = Clock.trainer.lightning_module, Clock.trainer.datamodule
-    clip, seed = Clock.trainer.gradient_clip_val, data.seed
+def build_lightning(experiment: str) -> Built:
+    """Build the same steps in Lightning's Trainer in barebones mode, with `Plain`."""
+    fit(experiment)
+    module, data, clip = Clock.trainer.lightning_module, Clock.trainer.datamodule, Clock.trainer.gradient_clip_val
+    settings = {"accelerator": "cpu", "max_steps": WARM + TIMED + 1, "max_epochs": -1, "gradient_clip_val": clip}
+    settings |= {"limit_val_batches": 0, "use_distributed_sampler": False, "barebones": True}
 
     def work() -> Block:
-        seed_everything(seed)
+        seed_everything(data.seed)
         network = type(module.network)(**module.network.hyper_parameters)
-        trainer = Trainer(
-            accelerator="cpu",
-            max_steps=WARM + TIMED + 1,
-            max_epochs=-1,
-            gradient_clip_val=None if manual else clip,  # not supported by manual optimization
-            limit_val_batches=0,
-            use_distributed_sampler=False,
-            callbacks=[Clock()],
-            barebones=True,
-        )
-        plain = Manual(network, module, clip) if manual else Plain(network, module)
-        trainer.fit(plain, datamodule=data)
+        Trainer(**settings, callbacks=[Clock()]).fit(Plain(network, module), datamodule=data)
         return Block(TIMED, Clock.seconds)
 
     work()
     return Built({"loss": Clock.loss}, work)
 
 
-def same_loss(ours: dict, peer: dict) -> str:
+def same_loss(ours: Facts, peer: Facts) -> str:
     """Check that both sides perform the same steps, by comparing the loss of step LOGGED."""
     torch.testing.assert_close(ours["loss"], peer["loss"], rtol=1e-3, atol=0)
     return f"the same loss in step {LOGGED}"
 
 
 def trainer_overhead(full: bool) -> Iterator[Row]:
-    """Measure the `fit` command against a bare training loop on the same batches."""
-    default = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
-    alone = "Lightning's Trainer in barebones mode on the same data module"
-    kinds = (
-        ("Trainer", build_trainer, {}, default),
-        ("limit: Lightning alone", build_lightning, {}, alone),
-        ("limit: manual optimization", build_lightning, {"manual": True}, f"{alone}; with manual optimization"),
-    )
+    """Measure the `fit` command, and Lightning alone, against a bare training loop on the same batches."""
+    defaults = "with CSV and W&B (offline), checkpoints and checks for NaN, without a progress bar"
     name, batch = "date_attention_lstm", "--data.init_args.batch_size=64"
-    for what, build, chosen, note in kinds:
-        arguments = {"experiment": name, "settings": (batch,)}
-        rates, checked = compare(Side(build, arguments | chosen), Side(build_bare, arguments), same_loss)
-        times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
-        target = "" if what.startswith("limit") else "≤ 1.05 x"
-        row = f"{what} / bare loop, {name}, batch 64"
-        yield ratio_row(row, "ms a step", target, times, checked=checked, note=note)
-    name = "copy_transformer"
-    for what, build, chosen, note in kinds:
-        # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes
-        # in each round, since the speed of two identical processes often differs by as much as the overhead.
-        arguments = {"experiment": name, "settings": ()}
-        pair = Side(build, arguments | chosen, threads=1), Side(build_bare, arguments, threads=1)
-        compared = [compare(*pair, same_loss, rounds=1) for _ in range(ROUNDS)]
-        more = [1000 / ours - 1000 / bare for rates, _ in compared for ours, bare in rates]
-        target, (_, checked) = "" if what.startswith("limit") else "≤ 0.7 ms", compared[0]
-        row = absolute_row(f"{what} - bare loop, {name}", "ms a step", target, more, f"{note}; one thread")
-        yield replace(row, checked=checked)
+    sides = Side(build_fit, name, batch, counts="steps"), Side(build_bare, name, batch)
+    rates, checked = compare(*sides, same_loss)
+    times = [(1000 / ours, 1000 / bare) for ours, bare in rates]  # ms per step
+    row = f"Trainer / bare loop, {name}, batch 64"
+    yield ratio_row(row, "ms a step", "≤ 1.05 x", times, checked=checked, note=defaults)
+    name, alone = "copy_transformer", "Lightning's Trainer in barebones mode on the same data module"
+    # Use one thread, since the time that two threads wait for each other hides the overhead. Start new processes in
+    # each round, since the speed of two identical processes often differs by as much as the overhead.
+    for row, target, ours, note in (
+        ("Trainer", "≤ 0.7 ms", Side(build_fit, name, threads=1, counts="steps"), defaults),
+        ("limit: Lightning alone", "", Side(build_lightning, name, threads=1), alone),
+    ):
+        rounds = [compare(ours, Side(build_bare, name, threads=1), same_loss, rounds=1) for _ in range(ROUNDS)]
+        more = [1000 / rate - 1000 / bare for rates, _ in rounds for rate, bare in rates]
+        row, (_, checked) = f"{row} - bare loop, {name}", rounds[0]
+        yield absolute_row(row, "ms a step", target, more, checked=checked, note=f"{note}; one thread")
 
 
 WITHOUT_PEER = """
@@ -345,120 +289,61 @@ IMPORTS = "from lightning_tfm.__main__ import importing\nwith importing(): impor
 """Program that only imports packages, as the commands do: without garbage collection and scipy.signal."""
 
 
-def run_start(folder: Path, *arguments: str, mode: str) -> tuple[float, float]:
-    """Run Python to its end or, with the callback `FirstStep`, until the first step of a training.
-
-    Args:
-        folder: the working directory.
-        arguments: arguments of Python.
-        mode: the mode of W&B.
-
-    Returns:
-        The seconds, and the peak memory of the process in bytes, which only `FirstStep` measures, otherwise 0.
-    """
+def run_start(folder: Path, *arguments: str) -> float:
+    """Return the seconds of Python until its end or, with the callback `FirstStep`, the first step of a training."""
     first = folder / "first"
     (folder / "sitecustomize.py").write_text(WITHOUT_PEER, encoding="utf-8")
     environment = os.environ | {
         "FIRST_STEP": str(first),
         "OMP_NUM_THREADS": str(THREADS),
         "PYTHONPATH": os.pathsep.join((str(folder), str(EXPERIMENTS.parent))),
-        "WANDB_MODE": mode,
+        "WANDB_MODE": "offline",
     }
     begun = time.time()
-    child = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8"
-    )
-    end, peak = first.read_text(encoding="utf-8").split() if first.exists() else (time.time(), 0)
+    child = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    end = float(first.read_text(encoding="utf-8")) if first.exists() else time.time()
     assert child.returncode == 0, child.stderr
-    return float(end) - begun, float(peak)
+    return end - begun
 
 
 def start_up(full: bool) -> Iterator[Row]:
     """Measure the seconds from the start of a command to its end or, when fitting, to its first step."""
-    command = ["-m", "lightning_tfm"]
-    experiment = [
-        *command,
-        "fit",
-        "--config",
-        str(EXPERIMENTS / "date_attention_lstm.yaml"),
-        "--trainer.accelerator=cpu",
-    ]
-    fitting = [*experiment, "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"]
-    few = [*fitting, "--data.init_args.train_size=1000"]
-    run, text = "runs/date_attention_lstm/version_0", "May 3, 1979"
+    command = "-m", "lightning_tfm"
+    experiment = *command, "fit", "--config", str(EXPERIMENTS / "date_attention_lstm.yaml"), "--trainer.accelerator=cpu"
+    first_step = "--trust-package=benchmarks", "--trainer.callbacks+=benchmarks.first_step.FirstStep"
     with tempfile.TemporaryDirectory() as trained:
-        run_start(Path(trained), *experiment, "--trainer.max_steps=20", mode="offline")
-        checkpoint = str(Path(trained, run, "checkpoints/best.ckpt"))
-        for name, target, arguments, mode, note in (
-            ("lightning-tfm --help", "≤ 4 s", [*command, "--help"], "offline", ""),
-            ("lightning-tfm fit --help", "", [*command, "fit", "--help"], "offline", ""),
-            ("lightning-tfm generate, one line", "≤ 2 s", [*command, "generate", checkpoint, text], "offline", ""),
-            ("limit: import of torch", "", ["-c", IMPORTS.format("torch")], "offline", ""),
+        run_start(Path(trained), *experiment, "--trainer.max_steps=20")
+        run = Path(trained, "runs/date_attention_lstm/version_0")
+        one_line = "generate", str(run / "checkpoints/best.ckpt"), "May 3, 1979"
+        packages = "lightning.pytorch, torch, torchmetrics, wandb"
+        for name, target, arguments, note in (
+            ("lightning-tfm --help", "≤ 4 s", (*command, "--help"), ""),
+            ("lightning-tfm generate, one line", "≤ 2 s", (*command, *one_line), ""),
             (
                 "lightning-tfm report, one run",
                 "≤ 4 s",
-                [*command, "report", str(Path(trained, run))],
-                "offline",
+                (*command, "report", str(run)),
                 "with attention and errors of 10,000 test examples",
             ),
             (
                 "lightning-tfm fit until its first step",
                 "≤ 3 s",
-                fitting,
-                "offline",
+                (*experiment, *first_step),
                 "includes generating and encoding 50,000 dates",
             ),
-            ("limit: first step, 1,000 dates", "", few, "offline", "with 1,000 dates"),
-            (
-                "limit: first step, 1,000 dates, without W&B",
-                "",
-                few,
-                "disabled",
-                "remaining: imports and the Trainer",
-            ),
-            (
-                "limit: imports",
-                "",
-                ["-c", IMPORTS.format("lightning.pytorch, torch, torchmetrics, wandb")],
-                "offline",
-                "torch, Lightning, torchmetrics and W&B alone",
-            ),
+            ("limit: imports", "", ("-c", IMPORTS.format(packages)), "torch, Lightning, torchmetrics and W&B alone"),
         ):
             values = []
             for _ in range(1 + ROUNDS):
                 with tempfile.TemporaryDirectory() as folder:
-                    values.append(run_start(Path(folder), *arguments, mode=mode)[0])
-            yield absolute_row(name, "s", target, values[1:], note)  # the first fills the disk cache
+                    values.append(run_start(Path(folder), *arguments))
+            yield absolute_row(name, "s", target, values[1:], note=note)  # the first fills the disk cache
 
 
-def build_processes(number: int, folder: str) -> Built:
-    """Build runs on several processes, each with a batch size of ROWS.
-
-    Args:
-        number: the number of processes of a run; with 1, each process has a run of its own.
-        folder: the working directory of all processes.
-    """
-    settings = [f"--data.init_args.batch_size={ROWS * number}", f"--trainer.devices={number}"]
-    settings += ["--data.init_args.train_size=20_000"]  # generated in each run
-    if number > 1:
-        settings += ["--trainer.strategy=ddp"]
-    else:
-        folder = str(Path(folder, os.environ.pop("LOCAL_RANK", "0")))
-        Path(folder).mkdir(exist_ok=True)
-
-    def work() -> Block:
-        fit("date_transformer", *settings, folder=folder, timed=TIMED_TOGETHER)
-        return Block(Clock.amount, Clock.seconds)
-
-    work()
-    trainer = Clock.trainer
-    rows = trainer.datamodule.batch_size // trainer.world_size
-    return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
-
-
-def same_rows(ours: dict, peer: dict) -> str:
+def same_rows(ours: Facts, peer: Facts) -> str:
     """Check that both sides have the same number of parameters and of rows per process."""
-    assert ours == peer, f"parameters and rows: {ours} and {peer}"
+    for name in ("parameters", "rows"):
+        assert ours[name] == peer[name], f"{name}: {ours[name]} and {peer[name]}"
     return f"{ours['parameters']:,} parameters and {ours['rows']} rows per process on both sides"
 
 
@@ -467,103 +352,72 @@ def processes(full: bool) -> Iterator[Row]:
 
     The limit is two processes that train on their own, without exchanging gradients.
     """
-    for name, number, target, note in (
-        ("2 processes / 1, one thread each", 2, "≥ 1.7 x", f"gloo, {ROWS} rows a process, date_transformer"),
-        ("limit: 2 separate runs / 1, one thread each", 1, "", f"{ROWS} rows a run, date_transformer"),
+    both, alone = f"--data.init_args.batch_size={2 * ROWS}", f"--data.init_args.batch_size={ROWS}"
+    ddp = both, "--trainer.devices=2", *DDP
+    one = alone, "--trainer.devices=1"
+    for name, settings, target, note in (
+        ("2 processes / 1, one thread each", ddp, "≥ 1.7 x", f"gloo, {ROWS} rows a process, date_transformer"),
+        ("limit: 2 separate runs / 1, one thread each", one, "", f"{ROWS} rows a run, date_transformer"),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            rounds, checked = compare(
-                Side(build_processes, {"number": number, "folder": folder}, threads=1, processes=2),
-                Side(build_processes, {"number": 1, "folder": folder}, threads=1),
-                same_rows,
+            ours, peer = (
+                Side(
+                    build_fit,
+                    "date_transformer",
+                    *way,
+                    SMALL,
+                    timed=TIMED_TOGETHER,
+                    folder=folder,
+                    threads=1,
+                    processes=number,
+                )
+                for way, number in ((settings, 2), (one, 1))
             )
-        yield ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
-
-
-def build_elastic(
-    experiment: str, number: int, num_micro_batches: int, accumulated: int, timed: int, folder: str
-) -> Built:
-    """Build runs of an experiment with elastic determinism, or with DDP.
-
-    Args:
-        experiment: the name of the experiment.
-        number: the number of processes.
-        num_micro_batches: the number of micro-batches; 0 without elastic determinism.
-        accumulated: the number of batches in a step, which share the rows of a batch of the experiment.
-        timed: the number of timed steps.
-        folder: the working directory of all processes.
-    """
-    batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"]
-    settings = [f"--trainer.devices={number}", "--data.init_args.train_size=20_000"]  # generated in each run
-    settings += [f"--trainer.accumulate_grad_batches={accumulated}"]
-    settings += [f"--data.init_args.batch_size={batch_size // accumulated}"]
-    settings += ["--checkpoint.every_n_train_steps=1000"]  # none in the timed steps, which differ in number
-    if num_micro_batches:
-        settings += ["--config", str(EXPERIMENTS / "elastic.yaml")]
-        settings += [f"--trainer.strategy.init_args.num_micro_batches={num_micro_batches}"]
-    elif number > 1:
-        settings += ["--trainer.strategy=ddp"]
-
-    def work() -> Block:
-        fit(experiment, *settings, folder=folder, timed=timed)
-        return Block(Clock.amount, Clock.seconds)
-
-    work()
-    trainer = Clock.trainer
-    rows = accumulated * trainer.datamodule.batch_size // trainer.world_size
-    return Built({"parameters": parameters_of(trainer.lightning_module), "rows": rows}, work)
+            yield compared(name, "tokens/s", target, ours, peer, same_rows, note=note)
 
 
 def elastic(full: bool) -> Iterator[Row]:
-    """Measure what elastic determinism costs with two micro-batches, on two processes and one, with a thread each."""
-    for experiment in ELASTIC:
-        yield elastic_row(experiment, 2, 2)
-    yield elastic_row("date_transformer", 1, 2)
+    """Measure the cost of elastic determinism on two processes, by micro-batches, against DDP.
 
-
-def elastic_sizes(full: bool) -> Iterator[Row]:
-    """Measure the cost of elastic determinism with more micro-batches than processes."""
-    for experiment in ELASTIC:
-        yield elastic_row(experiment, 2, 4)
-    for num_micro_batches in (4, 8):
-        yield elastic_row("date_transformer", 1, num_micro_batches)
-
-
-def elastic_limits(full: bool) -> Iterator[Row]:
-    """Measure DDP with steps of two batches of half the size, one after the other, like two micro-batches of a process.
-
-    This is the limit of four micro-batches on two processes. It is measured where these miss their target.
+    The limit of four micro-batches is DDP with steps of two batches of half the size, one after the other. It is
+    measured where they miss their target.
     """
+    for parts in (2, 4):
+        for experiment in ELASTIC:
+            strategy = "--config", str(EXPERIMENTS / "elastic.yaml")
+            settings = *strategy, f"--trainer.strategy.init_args.num_micro_batches={parts}"
+            name = f"{experiment}, {parts} micro-batches on 2 processes / DDP"
+            yield against_ddp(name, "≥ 0.77 x", experiment, *settings)
     for experiment in ("date_attention_lstm", "copy_transformer"):
-        yield elastic_row(experiment, 2, 0, accumulated=2)
+        batch_size = settings_of(experiment)["data"]["init_args"]["batch_size"] // 2
+        settings = *DDP, "--trainer.accumulate_grad_batches=2", f"--data.init_args.batch_size={batch_size}"
+        name = f"limit: {experiment}, 2 accumulated batches on 2 processes / DDP"
+        yield against_ddp(name, "", experiment, *settings)
 
 
-def elastic_row(experiment: str, number: int, num_micro_batches: int, accumulated: int = 1) -> Row:
-    """Compare a run with elastic determinism with DDP or, on one process, with a run without a strategy.
-
-    Args:
-        experiment: the name of the experiment, one of ELASTIC.
-        number: the number of processes.
-        num_micro_batches: the number of micro-batches; 0 measures DDP with several batches in a step.
-        accumulated: the number of batches in a step on our side, see `build_elastic`.
-    """
+def against_ddp(name: str, target: str, experiment: str, *settings: str) -> Row:
+    """Compare a run of one of ELASTIC on two processes with DDP."""
+    # No checkpoint is written in the timed steps, which differ in number.
+    common = "--trainer.devices=2", SMALL, "--checkpoint.every_n_train_steps=1000"
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"experiment": experiment, "number": number, "timed": ELASTIC[experiment], "folder": folder}
-        ours = {"num_micro_batches": num_micro_batches, "accumulated": accumulated}
-        ddp = {"num_micro_batches": 0, "accumulated": 1}
-        rounds, checked = compare(
-            Side(build_elastic, settings | ours, threads=1, processes=number),
-            Side(build_elastic, settings | ddp, threads=1, processes=number),
-            same_rows,
+        ours, ddp = (
+            Side(build_fit, experiment, *common, *way, timed=ELASTIC[experiment], folder=folder, threads=1, processes=2)
+            for way in (settings, DDP)
         )
-    together, peer = (f"{number} processes", "DDP") if number > 1 else ("1 process", "no strategy")
-    if num_micro_batches:
-        name = f"{experiment}, {num_micro_batches} micro-batches on {together} / {peer}"
-        target = "≥ 0.77 x" if number > 1 else ""
-    else:
-        name, target = f"limit: {experiment}, {accumulated} accumulated batches on {together} / {peer}", ""
-    note = f"{'gloo, ' if number > 1 else ''}one thread a process"
-    return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
+        return compared(name, "tokens/s", target, ours, ddp, same_rows, note="gloo, one thread a process")
+
+
+def reset_peak() -> int:
+    """Reset the peak memory of this process, on Linux, and return its current memory in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
+    return resident("VmRSS")
+
+
+def resident(name: str) -> int:
+    """Return the memory of this process in bytes: "VmRSS", the current one, or "VmHWM", the peak since the reset."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def build_saving() -> Built:
@@ -595,4 +449,4 @@ def saving(full: bool) -> Iterator[Row]:
         blocks = [work() for _ in range(ROUNDS)]
     note = f"weights and optimizer of {facts['state'] / 2**20:.0f} MB, saved in {blocks[0].seconds:.1f} s"
     values = [block.amount for block in blocks]
-    yield absolute_row(name, unit, target, values, note)
+    yield absolute_row(name, unit, target, values, note=note)

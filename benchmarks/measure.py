@@ -1,8 +1,11 @@
-"""Measurement of two sides in alternation (A B B A), each in its own process, as a ratio with an interval."""
+"""Measurement of two sides in alternation (A B B A), each in its own process, as a ratio with an interval.
+
+`torch.utils.benchmark` gives the clock. The alternation is ours: the speed of a shared machine drifts within minutes,
+the ratio of two neighboring blocks does not.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import multiprocessing
 import os
@@ -10,24 +13,27 @@ import signal
 import socket
 import statistics
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.benchmark import timer
 
 ROUNDS = 8
 """Number of rounds of each pair, for which the 90 % `interval` has a coverage of 93 %."""
 
 THREADS = 2
 
-BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-"""Trainer arguments that disable everything but training."""
+Facts = dict[str, Any]
+"""Properties of a side, to compare with those of the other side."""
+
+Check = Callable[[Facts, Facts], str]
+"""Comparison of the facts of both sides: returns what it checked, and raises AssertionError if they differ."""
 
 
 class Block(NamedTuple):
@@ -43,32 +49,28 @@ class Block(NamedTuple):
 
 
 class Built(NamedTuple):
-    """A side that is ready to be measured.
+    """A side that is ready to be measured: its facts, and a function that does the work once."""
 
-    Attributes:
-        facts: the properties to compare with the other side.
-        work: a function that does the work once.
-    """
-
-    facts: dict[str, Any]
+    facts: Facts
     work: Callable[[], Block]
 
 
-@dataclass(frozen=True)
 class Side:
     """One of the two sides of a comparison.
 
     Args:
         build: a module-level function, called once in each process of the side.
-        arguments: the arguments of `build`.
+        arguments: positional arguments of `build`.
         threads: the number of torch threads in each process.
         processes: the number of processes, each with its rank in LOCAL_RANK as set by Lightning's launcher.
+        settings: keyword arguments of `build`.
     """
 
-    build: Callable[..., Built]
-    arguments: dict[str, Any] = field(default_factory=dict)
-    threads: int = THREADS
-    processes: int = 1
+    def __init__(
+        self, build: Callable[..., Built], *arguments: Any, threads: int = THREADS, processes: int = 1, **settings: Any
+    ) -> None:
+        self.build: Callable[[], Built] = partial(build, *arguments, **settings)
+        self.threads, self.processes = threads, processes
 
 
 @dataclass
@@ -81,8 +83,7 @@ class Row:
         target: the bound for `ratio`, or for `ours` without a peer, such as "≥ 2.5 x" or "≤ 4 s"; empty if none.
         ours: our median, or our expected time if `reached` is given.
         peer: the peer's median, or its mean time if `reached` is given; None without a peer.
-        ratio: our speed relative to the peer or, with a "≤" target, our cost relative to the peer: the median over
-            rounds, or the ratio of the times if `reached` is given. None without a peer.
+        ratio: our speed relative to the peer or, with a "≤" target, our cost relative to the peer; None without a peer.
         low: lower end of the 90 % interval of `ratio`, or of `ours` without a peer.
         high: upper end of this interval.
         held: whether the target is met; None if there is no target or no measurement.
@@ -118,18 +119,11 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for results.json, with floats rounded to four significant digits, or None if not finite."""
-        return {name: _rounded(value) for name, value in asdict(self).items()}
-
-
-def _rounded(value: Any) -> Any:
-    if type(value) is not float:
-        return value
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def has_bfloat16() -> bool:
-    """Return whether the CPU has bfloat16 instructions, without which bf16-mixed is slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        row = asdict(self)
+        for name in ("ours", "peer", "ratio", "low", "high"):
+            if row[name] is not None:
+                row[name] = float(f"{row[name]:.4g}") if math.isfinite(row[name]) else None
+        return row
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -156,7 +150,7 @@ def reaches(value: float, target: str) -> bool | None:
     return value >= float(limit) if sign == "≥" else value <= float(limit)
 
 
-def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], **known: str) -> Row:
+def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float]], **fields: str) -> Row:
     """Return a row for the ratio of ours to the peer.
 
     Args:
@@ -164,41 +158,20 @@ def ratio_row(name: str, unit: str, target: str, rounds: list[tuple[float, float
         unit: the unit of the values.
         target: the bound for the ratio; empty if none.
         rounds: pairs (ours, peer) of rates or, with a "≤" target, of costs.
-        known: further fields of the row, such as its note.
+        fields: further fields of the row, such as its note.
     """
     ratios = [ours / peer for ours, peer in rounds]
     low, high = interval(ratios)
+    ours, peer = map(statistics.median, zip(*rounds, strict=True))
     ratio = statistics.median(ratios)
-    return Row(
-        name,
-        unit,
-        target,
-        ours=statistics.median(ours for ours, _ in rounds),
-        peer=statistics.median(peer for _, peer in rounds),
-        ratio=ratio,
-        low=low,
-        high=high,
-        held=reaches(ratio, target),
-        status="measured",
-        **known,
-    )
+    return Row(name, unit, target, ours, peer, ratio, low, high, reaches(ratio, target), "measured", **fields)
 
 
-def absolute_row(name: str, unit: str, target: str, values: list[float], note: str = "") -> Row:
-    """Return a row without a peer.
-
-    Args:
-        name: the name of the row.
-        unit: the unit of the values.
-        target: the bound for the median; empty if none.
-        values: the values of all rounds.
-        note: the conditions of the measurement.
-    """
+def absolute_row(name: str, unit: str, target: str, values: list[float], **fields: str) -> Row:
+    """Return a row without a peer, for the median of the values of all rounds; see `ratio_row`."""
     low, high = interval(values)
     ours = statistics.median(values)
-    return Row(
-        name, unit, target, ours=ours, low=low, high=high, held=reaches(ours, target), status="measured", note=note
-    )
+    return Row(name, unit, target, ours, None, None, low, high, reaches(ours, target), "measured", **fields)
 
 
 DRAWS = 100_000
@@ -206,7 +179,7 @@ DRAWS = 100_000
 
 
 def until_row(
-    name: str, target: str, seconds: list[float], reached: list[bool], peer: list[float] | None = None, **known: str
+    name: str, target: str, seconds: list[float], reached: list[bool], peer: list[float] | None = None, **fields: str
 ) -> Row:
     """Return a row for the expected training time until a run reaches the goal.
 
@@ -222,11 +195,11 @@ def until_row(
         seconds: the seconds of each of our runs, including those that miss the goal.
         reached: whether each of our runs reaches the goal.
         peer: the seconds of the peer's runs, one per round, all of which count as reaching the goal.
-        known: further fields of the row, such as its note.
+        fields: further fields of the row, such as its note.
     """
     ours, theirs = np.array(seconds), np.array(peer or [1.0] * len(seconds))
     n, k = len(ours), sum(reached)
-    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **known)
+    row = Row(name, "s", target, ours=sum(seconds) / k if k else math.inf, status="measured", **fields)
     row.reached = f"{k} of {n} seeds" if n > 1 else f"{k} of 1 seed"
     if peer is not None:
         row.peer = statistics.mean(peer)
@@ -234,13 +207,12 @@ def until_row(
     row.held = reaches(row.ours if row.ratio is None else row.ratio, target)
     if n == 1:
         return row
-    times = theirs.mean() / ours.mean()
     deviation = np.std(theirs / theirs.mean() - ours / ours.mean(), ddof=1) / math.sqrt(n)
     draw = np.random.default_rng(0)
-    drawn = times * np.exp(deviation * draw.standard_t(n - 1, DRAWS))
-    low = float(np.quantile(drawn * (draw.beta(k, n - k + 1, DRAWS) if k else 0), 0.05))
-    high = float(np.quantile(drawn * (draw.beta(k + 1, n - k, DRAWS) if k < n else 1), 0.95))
-    if peer is None:  # `times` is 1 s divided by our time
+    ratios = theirs.mean() / ours.mean() * np.exp(deviation * draw.standard_t(n - 1, DRAWS))
+    low = float(np.quantile(ratios * (draw.beta(k, n - k + 1, DRAWS) if k else 0), 0.05))
+    high = float(np.quantile(ratios * (draw.beta(k + 1, n - k, DRAWS) if k < n else 1), 0.95))
+    if peer is None:  # the ratio is 1 s divided by our time
         low, high = 1 / high, 1 / low if low else math.inf
     row.low, row.high = low, high
     return row
@@ -261,22 +233,8 @@ def pinned() -> Iterator[bool]:
         os.sched_setaffinity(0, cores)
 
 
-def in_turn(number: int, ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[Block, Block]:
-    """Run one training run of each side, and return their blocks (ours, peer).
-
-    Args:
-        number: the number of the round; in odd rounds the peer is trained first.
-        ours: our training run.
-        peer: the peer's training run.
-    """
-    if number % 2:
-        theirs = peer()
-        return ours(), theirs
-    return ours(), peer()
-
-
 @contextmanager
-def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Callable[[], Block]]]:
+def started(side: Side, warm: bool = True) -> Iterator[tuple[Facts, Callable[[], Block]]]:
     """Start a side in its own processes; yield its facts and a function that runs its work there once.
 
     Args:
@@ -292,13 +250,13 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
     os.environ |= {"OMP_NUM_THREADS": str(side.threads), "WANDB_MODE": "offline"}
     try:
         for rank in range(side.processes):
-            ours, theirs = context.Pipe()
+            pipe, remote = context.Pipe()
             if side.processes > 1:
                 os.environ["LOCAL_RANK"] = str(rank)
-            process = context.Process(target=_serve, args=(theirs, side.build, side.arguments, side.threads))
+            process = context.Process(target=_serve, args=(remote, side.build, side.threads))
             process.start()
-            theirs.close()
-            pipes.append(ours)
+            remote.close()
+            pipes.append(pipe)
             processes.append(process)
     finally:
         os.environ.clear()
@@ -324,10 +282,10 @@ def started(side: Side, warm: bool = True) -> Iterator[tuple[dict[str, Any], Cal
             process.join()
 
 
-def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], threads: int) -> None:
+def _serve(pipe: Any, build: Callable[[], Built], threads: int) -> None:
     torch.set_num_threads(threads)
     with quiet():
-        facts, work = build(**arguments)
+        facts, work = build()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # replaces the handler of our runs, which saves first
         pipe.send(facts)
         while True:
@@ -340,71 +298,70 @@ def _serve(pipe: Any, build: Callable[..., Built], arguments: dict[str, Any], th
             pipe.send(block)
 
 
-def compare(
-    ours: Side, peer: Side, same: Callable[[dict, dict], str], rounds: int = ROUNDS
-) -> tuple[list[tuple[float, float]], str]:
+def in_turn(ours: Callable[[int], Block], peer: Side, seeds: Iterable[int]) -> tuple[Facts, list[Block], list[Block]]:
+    """Train both sides once with each seed, the peer first in every other round.
+
+    Returns the facts of the peer, which counts its seeds itself, and the blocks of ours and of the peer.
+    """
+    pairs = []
+    with started(peer, warm=False) as (facts, work):
+        for number, seed in enumerate(seeds):
+            theirs = work() if number % 2 else None
+            pairs.append((ours(seed), theirs or work()))
+    our_blocks, peer_blocks = (list(side) for side in zip(*pairs, strict=True))
+    return facts, our_blocks, peer_blocks
+
+
+def compare(ours: Side, peer: Side, same: Check, rounds: int = ROUNDS) -> tuple[list[tuple[float, float]], str]:
     """Measure both sides in the order ours, peer, peer, ours.
 
     Args:
         ours: our side.
         peer: the peer.
-        same: a function that compares the facts of both sides and returns a description of the check; raises
-            AssertionError if they differ.
+        same: the check that both sides do the same work.
         rounds: the number of rounds.
 
     Returns:
-        The rates (ours, peer) of each round, and the description returned by `same`.
+        The rates (ours, peer) of each round, and the description of the check.
     """
     with ExitStack() as stack:
         (our_facts, our_work), (peer_facts, peer_work) = (stack.enter_context(started(s)) for s in (ours, peer))
         checked = same(our_facts, peer_facts)
-        rates = [one_round(our_work, peer_work) for _ in range(rounds)]
-    return rates, checked
+        return [one_round(our_work, peer_work) for _ in range(rounds)], checked
+
+
+def compared(name: str, unit: str, target: str, ours: Side, peer: Side, same: Check, **fields: str) -> Row:
+    """Return a row for the ratio of the rates of two sides; see `compare` and `ratio_row`."""
+    rounds, checked = compare(ours, peer, same)
+    return ratio_row(name, unit, target, rounds, checked=checked, **fields)
 
 
 def one_round(ours: Callable[[], Block], peer: Callable[[], Block]) -> tuple[float, float]:
     """Run the work of both sides in the order ours, peer, peer, ours, and return their rates."""
-    blocks = [ours(), peer(), peer(), ours()]
-    pairs = (blocks[0], blocks[3]), (blocks[1], blocks[2])
+    first, second, third, fourth = ours(), peer(), peer(), ours()
+    pairs = (first, fourth), (second, third)
     our_rate, peer_rate = (sum(b.amount for b in pair) / sum(b.seconds for b in pair) for pair in pairs)
     return our_rate, peer_rate
 
 
-def reset_peak() -> int:
-    """Reset the peak memory of this process, on Linux, and return its current memory in bytes."""
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide new allocations
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
-    return resident("VmRSS")
-
-
-def resident(name: str) -> int:
-    """Return the memory of this process in bytes.
-
-    Args:
-        name: "VmRSS" for the current memory, "VmHWM" for the peak since the last reset.
-    """
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
-
-
 def timed(work: Callable[[], float]) -> Block:
-    """Measure the time of a function that returns the amount of its work."""
-    begun = time.perf_counter()
+    """Measure the time of a function that returns the amount of its work, until an accelerator has finished it."""
+    begun = timer()
     amount = work()
-    return Block(amount, time.perf_counter() - begun)
+    return Block(amount, timer() - begun)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Discard all output to stdout and stderr, including output of child processes."""
-    nothing, kept = os.open(os.devnull, os.O_WRONLY), {stream: os.dup(stream) for stream in (1, 2)}
-    try:
+    kept = {stream: os.dup(stream) for stream in (1, 2)}
+    with open(os.devnull, "w", encoding="utf-8") as null:
         for stream in kept:
-            os.dup2(nothing, stream)
+            os.dup2(null.fileno(), stream)
+    try:
         yield
     finally:
         sys.stdout.flush()
         for stream, before in kept.items():
             os.dup2(before, stream)
             os.close(before)
-        os.close(nothing)

@@ -19,11 +19,6 @@ from lightning_tfm.networks import Transformer
 from lightning_tfm.tokenization import PAD
 
 
-def sinusoids(max_length: int, d_model: int) -> Tensor:
-    """Return the sinusoidal positional encodings (max_length, D)."""
-    return SinusoidalPositions(max_length, d_model)(torch.arange(max_length))
-
-
 def copy_weights(module: nn.Module, weights: Iterable[Tensor]) -> None:
     """Copy weights into the parameters of a module, in order."""
     for parameter, weight in zip(module.parameters(), weights, strict=True):
@@ -45,11 +40,26 @@ def layer_weights(layer: TransformerLayer) -> list[Tensor]:
     return [*weights, *layer.feed_forward.parameters(), *(p for norm in norms for p in norm.parameters())]
 
 
-def copy_outer_weights(theirs: nn.Module, ours: Transformer) -> None:
-    """Copy embeddings and output layer; the embeddings are multiplied by our scale, which the peers do not apply."""
-    theirs.source_embedding.weight.copy_(ours.source_embedding.weight * ours.scale)
-    theirs.target_embedding.weight.copy_(ours.target_embedding.weight * ours.scale)
-    copy_weights(theirs.head, ours.head.parameters())
+class EncoderDecoder(nn.Module):
+    """Embeddings, positions, head and dropout that both Transformers of the peers have."""
+
+    def __init__(self, vocab_size: int, d_model: int, max_length: int, dropout: float) -> None:
+        super().__init__()
+        self.source_embedding = nn.Embedding(vocab_size, d_model)
+        self.target_embedding = nn.Embedding(vocab_size, d_model)
+        self.register_buffer("positions", SinusoidalPositions(max_length, d_model)(torch.arange(max_length)))
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        """Return the embeddings (B, T, D) of ids (B, T), with positions."""
+        return self.dropout(embedding(ids) + self.positions[: ids.size(1)])
+
+    def take_outer_weights(self, ours: Transformer) -> None:
+        """Copy our embeddings, multiplied by our scale, which the peers do not apply, and our head."""
+        self.source_embedding.weight.copy_(ours.source_embedding.weight * ours.scale)
+        self.target_embedding.weight.copy_(ours.target_embedding.weight * ours.scale)
+        copy_weights(self.head, ours.head.parameters())
 
 
 class TutorialAttention(nn.Module):
@@ -89,27 +99,22 @@ class TutorialLayer(nn.Module):
         return self.dropout(self.norms[-1](x + self.feed_forward(x)))
 
 
-class TutorialTransformer(nn.Module):
+class TutorialTransformer(EncoderDecoder):
     """Encoder-decoder of the copy tutorial, with the same parameters as our Transformer with post-norm."""
 
     def __init__(self, vocab_size: int, d_model: int, num_heads: int, num_layers: int, dropout: float, max_length: int):
-        super().__init__()
-        self.source_embedding = nn.Embedding(vocab_size, d_model)
-        self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.register_buffer("positions", sinusoids(max_length, d_model))
+        super().__init__(vocab_size, d_model, max_length, dropout)
         self.encoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, False) for _ in range(num_layers))
         self.decoder = nn.ModuleList(TutorialLayer(d_model, num_heads, dropout, True) for _ in range(num_layers))
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         T = target_in.size(1)
         source_mask = (source != PAD).unsqueeze(1).unsqueeze(2)
         target_mask = torch.tril(torch.ones(T, T)).expand(source.size(0), 1, T, T)
-        memory = self.dropout(self.source_embedding(source) + self.positions[: source.size(1)])
+        memory = self.embed(self.source_embedding, source)
         for layer in self.encoder:
             memory = layer(memory, source_mask)
-        x = self.dropout(self.target_embedding(target_in) + self.positions[:T])
+        x = self.embed(self.target_embedding, target_in)
         for layer in self.decoder:
             x = layer(x, target_mask, memory, source_mask)
         return self.head(x)
@@ -117,7 +122,7 @@ class TutorialTransformer(nn.Module):
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
         """Copy the weights of our Transformer with post-norm, so that both compute the same function."""
-        copy_outer_weights(self, ours)
+        self.take_outer_weights(ours)
         for theirs, layer in zip((*self.encoder, *self.decoder), (*ours.encoder, *ours.decoder), strict=True):
             weights = iter(layer_weights(layer))
             for attention in theirs.attentions:
@@ -130,18 +135,10 @@ class TutorialTransformer(nn.Module):
             copy_weights(theirs.norms, weights)
 
 
-class TorchTransformer(nn.Module):
+class TorchTransformer(EncoderDecoder):
     """torch's `nn.Transformer` with embeddings and a head, and the same parameters as our Transformer with pre-norm.
 
-    Args:
-        vocab_size: the size of the vocabulary V.
-        d_model: the width D.
-        num_heads: the number of attention heads.
-        num_layers: the number of layers in each of the encoder and the decoder.
-        dropout: the dropout probability.
-        max_length: the maximum number of positions.
-        fewer_dropouts: whether to remove the dropouts that our Transformer does not have: on the attention weights and
-            inside the feed-forward.
+    With `fewer_dropouts`, it lacks those that ours does not have: on attention weights and inside the feed-forward.
     """
 
     def __init__(
@@ -154,22 +151,9 @@ class TorchTransformer(nn.Module):
         max_length: int,
         fewer_dropouts: bool = False,
     ) -> None:
-        super().__init__()
-        self.source_embedding = nn.Embedding(vocab_size, d_model)
-        self.target_embedding = nn.Embedding(vocab_size, d_model)
-        self.register_buffer("positions", sinusoids(max_length, d_model))
-        self.transformer = nn.Transformer(
-            d_model,
-            num_heads,
-            num_layers,
-            num_layers,
-            4 * d_model,
-            dropout,
-            batch_first=True,
-            norm_first=True,
-        )
-        self.head = nn.Linear(d_model, vocab_size, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(vocab_size, d_model, max_length, dropout)
+        sizes = d_model, num_heads, num_layers, num_layers, 4 * d_model, dropout
+        self.transformer = nn.Transformer(*sizes, batch_first=True, norm_first=True)
         if fewer_dropouts:
             for module in self.transformer.modules():
                 if isinstance(module, nn.MultiheadAttention):
@@ -178,12 +162,11 @@ class TorchTransformer(nn.Module):
                     module.dropout.p = 0.0  # inside the feed-forward
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
-        S, T = source.size(1), target_in.size(1)
         padding = source == PAD
         x = self.transformer(
-            self.dropout(self.source_embedding(source) + self.positions[:S]),
-            self.dropout(self.target_embedding(target_in) + self.positions[:T]),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.bool),
+            self.embed(self.source_embedding, source),
+            self.embed(self.target_embedding, target_in),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target_in.size(1), dtype=torch.bool),
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
             tgt_is_causal=True,
@@ -193,7 +176,7 @@ class TorchTransformer(nn.Module):
     @torch.no_grad()
     def take_weights_of(self, ours: Transformer) -> None:
         """Copy the weights of our Transformer with pre-norm, so that both compute the same function."""
-        copy_outer_weights(self, ours)
+        self.take_outer_weights(ours)
         for theirs, layers, norm in (
             (self.transformer.encoder, ours.encoder, ours.encoder_norm),
             (self.transformer.decoder, ours.decoder, ours.decoder_norm),
@@ -313,26 +296,14 @@ class TutorialDateLSTM(nn.Module):
         return torch.cat(outputs, dim=1)
 
 
-def yoyodyne_model(
-    name: str,
-    files: dict[str, str],
-    model_dir: str,
-    width: int,
-    learning_rate: float,
-    batch_size: int,
-    **columns: Any,
-) -> tuple[Any, Any]:
-    """Return yoyodyne's data module for tables, and its model for them with Adam at a constant learning rate.
+BARE = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+"""Trainer arguments that disable everything but training."""
 
-    Args:
-        name: the class of the model.
-        files: the path of the table of each split, "train", "val" and "test".
-        model_dir: the folder of yoyodyne's index.
-        width: the width of the embeddings and of the hidden states.
-        learning_rate: the learning rate.
-        batch_size: the number of rows in a batch.
-        columns: arguments of the data module that describe the columns.
-    """
+
+def yoyodyne_model(
+    name: str, files: dict[str, str], model_dir: str, width: int, lr: float, batch_size: int, **columns: Any
+) -> tuple[Any, Any]:
+    """Return yoyodyne's data module for tables, and its model for them with Adam at a constant learning rate."""
     from yoyodyne import data, models
     from yoyodyne.models import modules
 
@@ -343,7 +314,8 @@ def yoyodyne_model(
         features_encoder=module.has_features and features,
         embedding_size=width,
         decoder_hidden_size=width,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=learning_rate),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=lr),
+        max_target_length=module.max_target_length,
         target_vocab_size=module.target_vocab_size,
         vocab_size=module.vocab_size,
     )

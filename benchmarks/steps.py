@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, count, cycle, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, count, cycle, islice, repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from benchmarks import peers
-from benchmarks.measure import Block, Built, Row, Side, compare, has_bfloat16, ratio_row, timed
+from benchmarks.measure import Block, Built, Facts, Row, Side, compared, timed
 from datamodules import Copy, Date
 from lightning_tfm.data import Batch, LengthGroupedSampler, MicroBatches, Pair
 from lightning_tfm.layers.losses import token_nll
@@ -22,13 +23,19 @@ from lightning_tfm.networks import GPT, AttentionLSTM, Network, Transformer
 from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.optimizers import AdamW, parameter_groups
 from lightning_tfm.system.memory import keep_freed_memory
-from lightning_tfm.tokenization import NUM_SPECIAL, PAD
+from lightning_tfm.tokenization import PAD
+
+Step = Callable[[Batch], object]
+"""Training step on a batch."""
 
 COPY = {"vocab_size": 10, "d_model": 128, "num_heads": 8, "num_layers": 2, "dropout": 0.1, "max_length": 16}
 DATES = {"vocab_size": 128, "d_model": 32, "dropout": 0.5}  # the tutorial's vocabulary is ASCII
 GPT_SIZE = {"vocab_size": 65, "d_model": 128, "num_heads": 4, "num_layers": 4, "max_length": 64}
 GPT_STEPS = 40
 """Number of steps in a block, which takes about a second."""
+
+DATE_STEPS = 40
+"""Number of steps of 32 dates in a block."""
 
 
 def tokens_of(batch: Batch | MicroBatches) -> int:
@@ -42,27 +49,27 @@ def parameters_of(network: nn.Module) -> int:
 
 
 def repeated(
-    step: Callable[[Any], object], batches: list[Any], amounts: list[float], steps: int
+    step: Callable[[Any], object], batches: Iterable[Any], steps: int, amount: Callable[[Any], float] = tokens_of
 ) -> Callable[[], Block]:
-    """Return a function that measures a block of steps, cycling through the batches.
+    """Return a function that measures a block of steps, going on with the batches where the last block has ended.
 
     Args:
         step: the training step.
-        batches: the batches.
-        amounts: the amount of work in each batch.
+        batches: the batches, which are repeated; loading them is part of the measured time if they are an iterator.
         steps: the number of steps in a block.
+        amount: a function from a batch to the amount of work in it.
     """
-    queue = cycle(zip(batches, amounts, strict=True))
+    measured = ((batch, amount(batch)) for batch in batches)
+    queue = cycle([*measured]) if isinstance(batches, list) else measured
 
-    def some() -> float:
+    def block() -> float:
         total = 0.0
-        for _ in range(steps):
-            batch, amount = next(queue)
+        for batch, done in islice(queue, steps):
             step(batch)
-            total += amount
+            total += done
         return total
 
-    return lambda: timed(some)
+    return lambda: timed(block)
 
 
 def steps_of(batch_size: int) -> int:
@@ -70,26 +77,18 @@ def steps_of(batch_size: int) -> int:
     return max(24, 512 // batch_size)
 
 
-def our_step(
-    network: Network,
-    clip: float | None = None,
-    learning_rate: float = 3e-4,
-    precision: AbstractContextManager[Any] = nullcontext(),
-) -> Callable[[Batch], None]:
-    """Return a training step of our networks in a bare training loop.
+def mean_loss(network: Network, batch: Batch) -> Tensor:
+    """Return the mean loss per target token of one of our networks."""
+    return token_nll(network(batch.source, batch.target_in), batch.target_out) / (batch.target_out != PAD).sum()
 
-    Args:
-        network: the network.
-        clip: the maximum norm of the gradients; None disables clipping.
-        learning_rate: the learning rate.
-        precision: the context of the forward pass.
-    """
-    optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
+
+def optimized(
+    network: nn.Module, optimizer: Optimizer, loss: Callable[[Batch], Tensor], clip: float | None = None
+) -> Step:
+    """Return a training step that minimizes a loss, with gradients clipped to a norm."""
 
     def step(batch: Batch) -> None:
-        with precision:
-            loss = token_nll(network(batch.source, batch.target_in), batch.target_out)
-        (loss / (batch.target_out != PAD).sum()).backward()
+        loss(batch).backward()
         if clip:
             nn.utils.clip_grad_norm_(network.parameters(), clip)
         optimizer.step()
@@ -98,7 +97,13 @@ def our_step(
     return step
 
 
-def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
+def our_step(network: Network, clip: float | None = None, learning_rate: float = 3e-4) -> Step:
+    """Return a training step of our networks in a bare training loop."""
+    optimizer = AdamW(parameter_groups(network, network.head), learning_rate)
+    return optimized(network, optimizer, partial(mean_loss, network), clip)
+
+
+def tutorial_step(network: nn.Module) -> Step:
     """Return a training step as in tutorials: Adam that is not fused, and `loss.item()` at each step."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
     criterion = nn.CrossEntropyLoss(ignore_index=PAD)
@@ -114,17 +119,14 @@ def tutorial_step(network: nn.Module) -> Callable[[Batch], None]:
     return step
 
 
-def plain_step(network: nn.Module) -> Callable[[Batch], None]:
+def plain_step(network: nn.Module) -> Step:
     """Return a training step for a peer that prescribes no optimizer: fused Adam, without `loss.item()`."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-4, fused=True)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         logits = network(batch.source, batch.target_in)
-        F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), ignore_index=PAD).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), ignore_index=PAD)
 
-    return step
+    return optimized(network, torch.optim.Adam(network.parameters(), lr=3e-4, fused=True), loss)
 
 
 def copy_batches(batch_size: int, like_lengths: bool) -> list[Batch]:
@@ -175,25 +177,25 @@ def build_copy(side: str, batch_size: int, like_lengths: bool, allocator: bool) 
     batches = copy_batches(batch_size, like_lengths)
     steps = {"tutorial": tutorial_step, "torch": plain_step, "torch with our dropouts": plain_step}
     step = steps.get(side, our_step)(network)
-    work = repeated(step, batches, [tokens_of(batch) for batch in batches], steps_of(batch_size))
+    work = repeated(step, batches, steps_of(batch_size))
     ids = torch.cat([part.flatten() for batch in batches for part in batch[:3]])
     return Built({"parameters": parameters_of(network), "logits": logits, "ids": ids}, work)
 
 
-def same_parameters(ours: dict, peer: dict) -> str:
+def same_parameters(ours: Facts, peer: Facts) -> str:
     """Check that both sides train the same number of parameters."""
     assert ours["parameters"] == peer["parameters"], f"parameters: {ours['parameters']} and {peer['parameters']}"
     return "the same number of parameters"
 
 
-def same_logits(ours: dict, peer: dict) -> str:
+def same_logits(ours: Facts, peer: Facts) -> str:
     """Check that both sides compute the same function: the same weights give the same logits."""
     checked = same_parameters(ours, peer)
     torch.testing.assert_close(ours["logits"], peer["logits"], rtol=0, atol=1e-4)
     return f"{checked}, the same logits from the same weights"
 
 
-def same_tensors(ours: dict, peer: dict) -> str:
+def same_tensors(ours: Facts, peer: Facts) -> str:
     """Check that both sides train the same function on the same batches, including padding."""
     checked = same_logits(ours, peer)
     assert ours["ids"].equal(peer["ids"]), "the sides train on other batches"
@@ -201,42 +203,35 @@ def same_tensors(ours: dict, peer: dict) -> str:
 
 
 def transformer_steps(full: bool) -> Iterator[Row]:
-    """Measure training steps of a Transformer of width 128, 2 + 2 layers and dropout 0.1 on the copy task."""
+    """Measure training steps of a Transformer of width 128, 2 + 2 layers and dropout 0.1 on the copy task.
 
-    def row(name: str, target: str, ours: tuple[str, bool], peer: str, batch_size: int, note: str) -> Row:
-        norm, as_we_train = ours
-        arguments = {"batch_size": batch_size, "like_lengths": False, "allocator": False}
-        our_arguments = {"batch_size": batch_size, "like_lengths": as_we_train, "allocator": as_we_train}
-        rounds, checked = compare(
-            Side(build_copy, {"side": norm, **our_arguments}),
-            Side(build_copy, {"side": peer, **arguments}),
-            same_logits if as_we_train else same_tensors,
-        )
-        return ratio_row(name, "tokens/s", target, rounds, checked=checked, note=note)
+    Each pair is measured as both sides train, ours with rows of similar length and with memory that is kept, and on the
+    same padded tensors with the same memory settings.
+    """
+
+    def row(name: str, target: str, norm: str, as_we_train: bool, peer: str, batch_size: int, note: str) -> Row:
+        ours = Side(build_copy, norm, batch_size, like_lengths=as_we_train, allocator=as_we_train)
+        theirs = Side(build_copy, peer, batch_size, like_lengths=False, allocator=False)
+        same = same_logits if as_we_train else same_tensors
+        return compared(name, "tokens/s", target, ours, theirs, same, note=note)
 
     alone = "the same padded tensors and memory settings"
     whole = "each as it trains, in a bare loop: ours keeps freed memory and has rows of similar length in a batch"
     as_it_comes = "; the tutorial's optimizer is not fused, and it reads the loss at every step"
     for batch_size, target in ((2, "≥ 2.5 x"), (64, "≥ 1.5 x")):
         name = f"Transformer step, batch {batch_size} / tutorial"
-        yield row(name, target, ("post", True), "tutorial", batch_size, whole + as_it_comes)
-        yield row(f"{name}, same tensors", target, ("post", False), "tutorial", batch_size, alone + as_it_comes)
+        yield row(name, target, "post", True, "tutorial", batch_size, whole + as_it_comes)
+        yield row(f"{name}, same tensors", target, "post", False, "tutorial", batch_size, alone + as_it_comes)
     name = "Transformer step, batch 64 / nn.Transformer"
     fused = "; both optimizers fused"
-    yield row(name, "≥ 1.5 x", ("pre", True), "torch", 64, whole + fused)
-    yield row(f"{name}, same tensors", "≥ 1.5 x", ("pre", False), "torch", 64, alone + fused)
+    yield row(name, "≥ 1.5 x", "pre", True, "torch", 64, whole + fused)
+    yield row(f"{name}, same tensors", "≥ 1.5 x", "pre", False, "torch", 64, alone + fused)
     fewer = "as the line before, and nn.Transformer without the dropouts that ours lacks"
-    yield row(f"{name}, same tensors and dropouts", "≥ 1.5 x", ("pre", False), "torch with our dropouts", 64, fewer)
+    yield row(f"{name}, same tensors and dropouts", "≥ 1.5 x", "pre", False, "torch with our dropouts", 64, fewer)
 
 
 def windows(batch_size: int, length: int, number: int = 64) -> list[Batch]:
-    """Return language modeling batches of random windows from a random text with ids below 65.
-
-    Args:
-        batch_size: the number of windows in a batch.
-        length: the length of a window.
-        number: the number of batches.
-    """
+    """Return language modeling batches of random windows from a random text with ids below 65."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(3, 65, (100_000,), generator=generator)
     starts = torch.randint(len(text) - length - 1, (number, batch_size, 1), generator=generator)
@@ -253,58 +248,43 @@ def decay_groups(network: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda number: 3e-4) -> Callable[[Batch], None]:
-    """Return a training step of nanoGPT on a CPU, where its AdamW is not fused.
+def nano_loss(network: peers.NanoGPT, batch: Batch) -> Tensor:
+    """Return the mean loss of nanoGPT, as its model computes it."""
+    logits = network(batch.target_in)
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
 
-    Args:
-        network: the network.
-        rate: a function from the step, counted from 0, to its learning rate.
-    """
+
+def nano_step(network: peers.NanoGPT, rate: Callable[[int], float] = lambda number: 3e-4) -> Step:
+    """Return a training step of nanoGPT on a CPU, where its AdamW is not fused."""
     optimizer, numbers = torch.optim.AdamW(decay_groups(network), betas=(0.9, 0.99)), count()
 
-    def step(batch: Batch) -> None:
-        number = next(numbers)
+    def loss(batch: Batch) -> Tensor:
+        learning_rate = rate(next(numbers))
         for group in optimizer.param_groups:
-            group["lr"] = rate(number)
-        logits = network(batch.target_in)
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), batch.target_out.reshape(-1), ignore_index=-1)
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+            group["lr"] = learning_rate
+        return nano_loss(network, batch)
 
-    return step
+    return optimized(network, optimizer, loss, clip=1.0)
 
 
-def huggingface_step(network: nn.Module) -> Callable[[Batch], None]:
+def huggingface_step(network: nn.Module) -> Step:
     """Return a training step of Hugging Face's GPT-2 as in its Trainer: the model's own loss and the fused AdamW."""
-    optimizer = torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         labels = batch.target_out.contiguous()
-        network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss.backward()  # already shifted
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        return network(input_ids=batch.target_in, labels=labels, shift_labels=labels).loss  # already shifted
 
-    return step
+    return optimized(network, torch.optim.AdamW(decay_groups(network), lr=3e-4, fused=True), loss, clip=1.0)
 
 
 def huggingface_gpt2(size: dict[str, int]) -> nn.Module:
     """Return Hugging Face's GPT-2 without dropout; the size is given as the arguments of our GPT."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=size["vocab_size"],
-        n_positions=size["max_length"],
-        n_embd=size["d_model"],
-        n_layer=size["num_layers"],
-        n_head=size["num_heads"],
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
+    names = {"vocab_size": "vocab_size", "max_length": "n_positions", "d_model": "n_embd"}
+    names |= {"num_layers": "n_layer", "num_heads": "n_head"}
+    without_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(**{names[name]: value for name, value in size.items()}, **without_dropout, use_cache=False)
     return GPT2LMHeadModel(config)
 
 
@@ -320,22 +300,20 @@ def build_gpt(side: str, bias: bool, allocator: bool) -> Built:
         keep_freed_memory()
     torch.manual_seed(0)
     batches = windows(12, GPT_SIZE["max_length"])
+    first = batches[0]
     if side == "huggingface":
         network = huggingface_gpt2(GPT_SIZE)
-        logits = network(batches[0].target_in).logits
-        step = huggingface_step(network)
-    elif side == "ours as huggingface":
-        network = from_huggingface(huggingface_gpt2(GPT_SIZE))
-        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
+        logits, step = network(first.target_in).logits, huggingface_step(network)
+    elif side == "nano":
+        ours, network = GPT(**GPT_SIZE, bias=bias), peers.NanoGPT(**GPT_SIZE, bias=bias)
+        network.take_weights_of(ours)
+        logits, step = network(first.target_in), nano_step(network)
     else:
-        network = GPT(**GPT_SIZE, bias=bias)
-        logits, step = network(*batches[0][:2]), our_step(network, clip=1.0)
-        if side == "nano":
-            theirs = peers.NanoGPT(**GPT_SIZE, bias=bias)
-            theirs.take_weights_of(network)
-            network, logits, step = theirs, theirs(batches[0].target_in), nano_step(theirs)
+        as_huggingface = side == "ours as huggingface"
+        network = from_huggingface(huggingface_gpt2(GPT_SIZE)) if as_huggingface else GPT(**GPT_SIZE, bias=bias)
+        logits, step = network(first.source, first.target_in), our_step(network, clip=1.0)
     facts = {"parameters": parameters_of(network), "logits": logits.detach().clone()}
-    return Built(facts, repeated(step, batches, [tokens_of(batch) for batch in batches], GPT_STEPS))
+    return Built(facts, repeated(step, batches, GPT_STEPS))
 
 
 def gpt_steps(full: bool) -> Iterator[Row]:
@@ -348,86 +326,8 @@ def gpt_steps(full: bool) -> Iterator[Row]:
             (True, "", "each as it trains, in a bare loop: ours keeps freed memory"),
             (False, ", same memory settings", "the formulations and optimizers alone"),
         ):
-            rounds, checked = compare(
-                Side(build_gpt, {"side": ours, "bias": bias, "allocator": allocator}),
-                Side(build_gpt, {"side": peer, "bias": bias, "allocator": False}),
-                same_logits,
-            )
-            yield ratio_row(name + kind, "tokens/s", target, rounds, checked=checked, note=note)
-
-
-PRECISION_TOKENS = 8_000
-"""Minimum number of tokens in a block of `precisions`, which takes about a second."""
-
-
-def build_precision(network: type[Network], size: dict[str, Any], shape: tuple[int, int], is_half: bool) -> Built:
-    """Build our training step on random tokens, in float32 or bf16-mixed.
-
-    Args:
-        network: the class of the network, a GPT or a Transformer.
-        size: the arguments of the network.
-        shape: the number of rows B, and of tokens T of a source and of a target; a GPT has no sources.
-        is_half: whether the step is in bf16-mixed.
-    """
-    keep_freed_memory()
-    torch.manual_seed(0)
-    ours = network(**size)
-    ids = torch.randint(NUM_SPECIAL, size["vocab_size"], (2, shape[0], shape[1] + 1))
-    source = ids[0, :, : 0 if network is GPT else shape[1]]
-    batch = Batch(source, ids[1, :, :-1], ids[1, :, 1:], torch.arange(shape[0]))
-    precision = torch.autocast("cpu", torch.bfloat16, enabled=is_half)
-    with precision:
-        loss = token_nll(ours.eval()(source, batch.target_in), batch.target_out).item() / tokens_of(batch)
-    step = our_step(ours.train(), clip=1.0, precision=precision)
-    return Built({"loss": loss}, repeated(step, [batch], [tokens_of(batch)], -(-PRECISION_TOKENS // tokens_of(batch))))
-
-
-def near_losses(ours: dict[str, Any], peer: dict[str, Any]) -> str:
-    """Check that the losses of both sides, from the same weights, differ by at most 0.01."""
-    assert abs(ours["loss"] - peer["loss"]) <= 0.01, f"losses: {ours['loss']} and {peer['loss']}"
-    return f"losses of {ours['loss']:.4f} and {peer['loss']:.4f} from the same weights"
-
-
-def precisions(full: bool) -> Iterator[Row]:
-    """Measure training steps in bf16-mixed against float32."""
-    translation = {"vocab_size": 6_000, "d_model": 128, "num_heads": 4, "num_layers": 4, "d_ff": 256, "max_length": 128}
-    nano = {"vocab_size": 65, "d_model": 384, "num_heads": 6, "num_layers": 6, "max_length": 256, "dropout": 0.2}
-    sizes: tuple[tuple[str, type[Network], dict[str, Any], tuple[int, int]], ...] = (
-        ("Transformer 4 + 4 x 128", Transformer, translation | {"dropout": 0.3, "tie_embeddings": True}, (187, 16)),
-        ("GPT 4 x 128", GPT, GPT_SIZE, (20, 64)),
-        ("GPT 6 x 384", GPT, nano, (8, 256)),
-    )
-    for kind, network, size, shape in sizes:
-        name = f"{kind} step, {shape[0]} x {shape[1]} tokens, bf16-mixed / float32"
-        if not has_bfloat16():
-            yield Row(name, "tokens/s", "", note="the CPU has no bfloat16 instructions")
-            continue
-        arguments = {"network": network, "size": size, "shape": shape}
-        sides = (Side(build_precision, {**arguments, "is_half": is_half}) for is_half in (True, False))
-        rounds, checked = compare(*sides, near_losses)
-        yield ratio_row(name, "tokens/s", "", rounds, checked=checked, note="in a bare loop")
-
-
-def our_dates(network: AttentionLSTM) -> Built:
-    """Build training of our network on dates, with batches from our sampler and dataset."""
-    keep_freed_memory()
-    dataset = date_data().datasets["train"]
-    feed = map(dataset.__getitem__, LengthGroupedSampler(dataset.source_lengths, 32, seed=0))
-    return date_training(network, our_step(network, clip=0.5), feed)
-
-
-def build_dates(side: str) -> Built:
-    """Build one side of the date LSTM's training step at the tutorial's size, with the side's own batches.
-
-    Args:
-        side: "ours" or "tutorial".
-    """
-    torch.manual_seed(0)
-    if side == "ours":
-        return our_dates(AttentionLSTM(**DATES))
-    network = peers.TutorialDateLSTM()
-    feed = chain.from_iterable(repeat(tutorial_dates(date_data().datasets["train"].pairs)))
-    return date_training(network, date_step(network), feed)
+            sides = Side(build_gpt, ours, bias, allocator), Side(build_gpt, peer, bias, allocator=False)
+            yield compared(name + kind, "tokens/s", target, *sides, same_logits, note=note)
 
 
 def date_data() -> Date:
@@ -437,21 +337,24 @@ def date_data() -> Date:
     return data
 
 
-def date_training(network: nn.Module, step: Callable[[Any], None], feed: Iterator[Any]) -> Built:
-    """Build training in blocks of 40 steps of 32 dates.
+def our_dates(network: AttentionLSTM) -> Built:
+    """Build training of our network on dates, with batches from our sampler and dataset."""
+    keep_freed_memory()
+    dataset = date_data().datasets["train"]
+    batches = map(dataset.__getitem__, LengthGroupedSampler(dataset.source_lengths, 32, seed=0))
+    work = repeated(our_step(network, clip=0.5), batches, DATE_STEPS, lambda batch: 32)
+    return Built({"parameters": parameters_of(network)}, work)
 
-    Args:
-        network: the network.
-        step: its training step.
-        feed: the batches; loading them is part of the measured time.
-    """
 
-    def some() -> float:
-        for _ in range(40):
-            step(next(feed))
-        return 40 * 32.0
-
-    return Built({"parameters": parameters_of(network)}, lambda: timed(some))
+def build_dates(side: str) -> Built:
+    """Build one side of the date LSTM's training step at the tutorial's size, with its own batches of 32 dates."""
+    torch.manual_seed(0)
+    if side == "ours":
+        return our_dates(AttentionLSTM(**DATES))
+    network = peers.TutorialDateLSTM()
+    batches = chain.from_iterable(repeat(tutorial_dates(date_data().datasets["train"].pairs)))
+    work = repeated(date_step(network), batches, DATE_STEPS, lambda batch: 32)
+    return Built({"parameters": parameters_of(network)}, work)
 
 
 def tutorial_dates(pairs: Sequence[Pair]) -> DataLoader:
@@ -484,7 +387,7 @@ def date_step(network: peers.TutorialDateLSTM) -> Callable[[tuple[Tensor, Tensor
     return step
 
 
-def like_parameters(ours: dict, peer: dict) -> str:
+def like_parameters(ours: Facts, peer: Facts) -> str:
     """Check that the numbers of parameters differ by less than 1 %."""
     counts = f"{ours['parameters']:,} and {peer['parameters']:,} parameters"
     assert abs(ours["parameters"] / peer["parameters"] - 1) < 0.01, counts
@@ -493,14 +396,10 @@ def like_parameters(ours: dict, peer: dict) -> str:
 
 def lstm_steps(full: bool) -> Iterator[Row]:
     """Measure training of the attention LSTM of width 32 on dates, with 32 rows in a batch."""
-    sides = Side(build_dates, {"side": "ours"}), Side(build_dates, {"side": "tutorial"})
-    rounds, checked = compare(*sides, like_parameters)
-    yield ratio_row(
-        "attention LSTM training, width 32, batch 32 / tutorial",
-        "samples/s",
-        "≥ 3 x",
-        rounds,
-        checked=checked,
-        note="each as it trains, in a bare loop, including data loading: ours keeps freed memory, has rows of "
-        "similar length in a batch and the fused optimizer; ours writes EOS too",
-    )
+    note = "each as it trains, in a bare loop, including data loading: ours keeps freed memory, has rows of similar "
+    note += "length in a batch and the fused optimizer; ours writes EOS too"
+    name, sides = "attention LSTM training, width 32, batch 32 / tutorial", (Side(build_dates, "ours"), TUTORIAL_DATES)
+    yield compared(name, "samples/s", "≥ 3 x", *sides, like_parameters, note=note)
+
+
+TUTORIAL_DATES = Side(build_dates, "tutorial")

@@ -1,26 +1,21 @@
-"""Benchmarks of training on tables of words against yoyodyne: inflection, pronunciation and e-mail addresses."""
+"""Benchmarks of training on tables of words against yoyodyne: inflection and pronunciation."""
 
 from __future__ import annotations
 
 import json
-import random
-import re
 import tempfile
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from faker import Faker
 from lightning import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from benchmarks.convergence import TrainingClock, trained
-from benchmarks.measure import BARE, Block, Built, Row, Side, in_turn, ratio_row, started, until_row
-from benchmarks.peers import yoyodyne_model
+from benchmarks.convergence import TrainingClock, train
+from benchmarks.measure import Block, Built, Row, Side, in_turn, ratio_row, until_row
+from benchmarks.peers import BARE, yoyodyne_model
 from benchmarks.steps import parameters_of
 from lightning_tfm.data import Download, resolve_path
 from lightning_tfm.errors import UserError
@@ -30,27 +25,16 @@ SEEDS = range(41, 46)
 
 SPLITS = ("train", "val", "test")
 
-LOCALES = ("cs_CZ", "da_DK", "de_DE", "en_GB", "es_ES", "fr_FR", "hu_HU", "it_IT", "nl_NL", "pl_PL", "pt_PT", "sv_SE")
-"""Locales of the names, all of which have Latin letters."""
-
-LETTERS = str.maketrans(
-    {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "æ": "ae", "ø": "oe", "ł": "l", "đ": "d"}
-)
-
 
 @dataclass(frozen=True)
 class Table:
     """A table of words, with the settings of both sides.
 
     Attributes:
-        name: the name of the task in the rows.
-        files: the file of each split; empty if the table is generated.
         columns: arguments of yoyodyne's data module that describe the columns.
         settings: settings of our command.
         peer: the class of yoyodyne's model.
         width: the width of yoyodyne's embeddings and hidden states, with which both sides have the same size.
-        learning_rate: yoyodyne's learning rate.
-        epochs: the number of passes over the training table, of both sides.
     """
 
     name: str
@@ -59,37 +43,25 @@ class Table:
     settings: tuple[str, ...]
     peer: str
     width: int
-    learning_rate: float
-    epochs: int
 
 
-BATCH_SIZE = 32
-"""Batch size of both sides, yoyodyne's default."""
+BATCH_SIZE, EPOCHS, LEARNING_RATE = 32, 20, 3e-3
+"""Batch size, passes over the training table and learning rate of both sides."""
 
 
 def network(attention: str, **settings: Any) -> tuple[str, ...]:
-    """Return the settings of an attention LSTM of width 96.
-
-    Args:
-        attention: the kind of attention.
-        settings: further arguments of the network.
-    """
+    """Return the settings of an attention LSTM of width 96, with further arguments of the network."""
     arguments = {"d_model": 96, "dropout": 0.2, "attention": attention, **settings}
     value = json.dumps({"class_path": "AttentionLSTM", "init_args": arguments})
     return (
         f"--model.init_args.network={value}",
-        "--model.init_args.optimizer.init_args.lr=3e-3",
+        f"--model.init_args.optimizer.init_args.lr={LEARNING_RATE}",
         "--model.init_args.lr_schedule.warmup_steps=100",
     )
 
 
 def downloads(folder: str, *files: tuple[str, str]) -> dict[str, Download]:
-    """Return the files of the splits.
-
-    Args:
-        folder: the address of their folder.
-        files: the path below the folder and the SHA-256 checksum of the training, validation and test table.
-    """
+    """Return the files of the splits of a folder on the web: their paths in it and SHA-256 checksums."""
     return {split: Download(f"{folder}/{path}", sha256) for split, (path, sha256) in zip(SPLITS, files, strict=True)}
 
 
@@ -105,8 +77,6 @@ INFLECTION = Table(
     settings=("--data.init_args.features=3", *network("monotonic", pointer_generator=True)),
     peer="PointerGeneratorLSTMModel",
     width=82,
-    learning_rate=3e-3,
-    epochs=20,
 )
 """Livonian inflection of SIGMORPHON 2020, task 0 (Vylomova et al. 2020): 2,787, 398 and 802 forms."""
 
@@ -122,76 +92,23 @@ PRONUNCIATION = Table(
     settings=("--data.init_args.target_separator= ", *network("hard_monotonic")),
     peer="SoftAttentionLSTMModel",
     width=93,
-    learning_rate=3e-3,
-    epochs=20,
 )
 """French pronunciation of SIGMORPHON 2020, task 1 (Gorman et al. 2020): 3,600, 450 and 450 words."""
-
-ADDRESSES = Table(
-    name="e-mail addresses",
-    files={},
-    columns={},
-    settings=network("monotonic", pointer_generator=True),
-    peer="PointerGeneratorLSTMModel",
-    width=97,
-    learning_rate=3e-3,
-    epochs=12,
-)
-"""E-mail addresses of generated names: 3,000, 500 and 1,000 names."""
-
-
-def email_address(name: str) -> str:
-    """Return the address of a name: 'Jürgen Müller-Lüdenscheidt' -> 'juergen.mueller-luedenscheidt@example.org'."""
-    spelled = unicodedata.normalize("NFD", unicodedata.normalize("NFC", name.lower()).translate(LETTERS))
-    words = re.sub(r"[^a-z -]", "", spelled).split()
-    return f"{words[0]}.{''.join(words[1:])}@example.org"
-
-
-def write_addresses(folder: Path, sizes: tuple[int, ...] = (3_000, 500, 1_000)) -> None:
-    """Write tables of different names and their addresses.
-
-    Args:
-        folder: the folder of the tables.
-        sizes: the number of names in each split.
-    """
-    names: dict[str, None] = {}
-    fakers = {locale: Faker(locale) for locale in LOCALES}
-    draw = random.Random(0)
-    for fake in fakers.values():
-        fake.seed_instance(0)
-    while len(names) < sum(sizes):
-        fake = fakers[draw.choice(LOCALES)]
-        names[f"{fake.first_name()} {fake.last_name()}"] = None
-    lines = [f"{name}\t{email_address(name)}\n" for name in names]
-    for split, size in zip(SPLITS, sizes, strict=True):
-        (folder / f"{split}.tsv").write_text("".join(lines[:size]), encoding="utf-8")
-        lines = lines[size:]
 
 
 def write_table(table: Table, folder: Path) -> None:
     """Write the splits of a table into a folder.
 
-    Args:
-        table: the table.
-        folder: the folder.
-
     Raises:
         UserError: if a file cannot be downloaded.
     """
-    if not table.files:
-        write_addresses(folder)
     for split, file in table.files.items():
         name = f"sigmorphon2020/{Path(file.address).name}"
         (folder / f"{split}.tsv").write_bytes(resolve_path(name, {name: file}).read_bytes())
 
 
 class Validations(TrainingClock):
-    """Callback that records the training seconds so far and the exact match of each validation.
-
-    Args:
-        path: the file of the record, in the JSON Lines format.
-        metric: the name of the exact match.
-    """
+    """Callback that records the training seconds so far and the exact match of each validation."""
 
     def __init__(self, path: str, metric: str = "val/exact_match") -> None:
         self.path, self.metric = Path(path), metric
@@ -205,38 +122,23 @@ class Validations(TrainingClock):
             file.write(json.dumps(record) + "\n")
 
 
-def until(path: Path, goal: float) -> tuple[float, bool]:
-    """Return the seconds until a validation reaches a goal, or of the whole run, and whether one reaches it.
-
-    Args:
-        path: the record of the run.
-        goal: the exact match.
-    """
-    records = read_record(path)
-    for record in records:
-        if record["exact_match"] >= goal:
-            return record["seconds"], True
-    return records[-1]["seconds"], False
-
-
 def read_record(path: Path) -> list[dict[str, float]]:
     """Return what `Validations` has recorded in a file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run_ours(table: Table, folder: Path, seed: int) -> Block:
-    """Train our model, and return its exact match on the test table and its training seconds.
+def until(path: Path, goal: float) -> tuple[float, bool]:
+    """Return the seconds until a validation reaches a goal, or of the whole run, and whether one reaches it."""
+    records = read_record(path)
+    seconds = [record["seconds"] for record in records if record["exact_match"] >= goal]
+    return (seconds[0], True) if seconds else (records[-1]["seconds"], False)
 
-    Args:
-        table: the table.
-        folder: the folder of its splits, in which `Validations` records the run.
-        seed: the seed.
-    """
+
+def run_ours(table: Table, folder: Path, seed: int) -> Block:
+    """Train our model, and return its exact match on the test table and its training seconds."""
     with (folder / "train.tsv").open(encoding="utf-8") as file:
         steps_per_pass = sum(1 for _ in file) // BATCH_SIZE
-    summary, _ = trained(
-        "tsv_transformer",
-        seed,
+    settings = (
         *(f"--data.init_args.{split}={folder / split}.tsv" for split in SPLITS),
         f"--data.init_args.batch_size={BATCH_SIZE}",
         f"--trainer.val_check_interval={steps_per_pass}",
@@ -244,35 +146,22 @@ def run_ours(table: Table, folder: Path, seed: int) -> Block:
         "--trust-package=benchmarks",
         "--trainer.callbacks+=benchmarks.tables.Validations",
         f"--trainer.callbacks.path={folder / f'ours_{seed}.jsonl'}",
-        steps=table.epochs * steps_per_pass,
-        threads=1,
     )
-    return Block(summary["test"]["exact_match"], summary["train_seconds"])
+    steps = EPOCHS * steps_per_pass
+    return train("tsv_transformer", seed, "test/exact_match", *settings, steps=steps, threads=1)
 
 
 def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
-    """Train yoyodyne's model, and return its exact match on the test table and its training seconds.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits, in which `Validations` records the run.
-        seed: the seed.
-    """
+    """Train yoyodyne's model, and return its exact match on the test table and its training seconds; see `run_ours`."""
     seed_everything(seed)
-    record = folder / f"peer_{seed}.jsonl"
+    files, record = {split: f"{folder}/{split}.tsv" for split in SPLITS}, folder / f"peer_{seed}.jsonl"
     with tempfile.TemporaryDirectory() as checkpoints:
-        files = {split: str(folder / f"{split}.tsv") for split in SPLITS}
         module, model = yoyodyne_model(
-            table.peer, files, checkpoints, table.width, table.learning_rate, BATCH_SIZE, **table.columns
+            table.peer, files, checkpoints, table.width, LEARNING_RATE, BATCH_SIZE, **table.columns
         )
         best = ModelCheckpoint(checkpoints, monitor="val_accuracy", mode="max")
-        trainer = Trainer(
-            accelerator="cpu",
-            max_epochs=table.epochs,
-            num_sanity_val_steps=0,
-            callbacks=[Validations(str(record), "val_accuracy"), best],
-            **BARE | {"enable_checkpointing": True},
-        )
+        settings = BARE | {"enable_checkpointing": True, "max_epochs": EPOCHS, "num_sanity_val_steps": 0}
+        trainer = Trainer(accelerator="cpu", callbacks=[Validations(str(record), "val_accuracy"), best], **settings)
         trainer.fit(model, module)
         model.load_state_dict(torch.load(best.best_model_path, weights_only=False)["state_dict"])
         (scores,) = trainer.test(model, module, verbose=False)
@@ -280,22 +169,13 @@ def run_yoyodyne(table: Table, folder: Path, seed: int) -> Block:
 
 
 def build_yoyodyne(table: Table, folder: Path) -> Built:
-    """Build yoyodyne training runs on a table; each block uses the next seed.
-
-    Args:
-        table: the table.
-        folder: the folder of its splits.
-    """
+    """Build yoyodyne training runs on a table in a folder; each block uses the next seed."""
     seeds = iter(SEEDS)
     return Built({}, lambda: run_yoyodyne(table, folder, next(seeds)))
 
 
 def against_yoyodyne(table: Table) -> Iterator[Row]:
-    """Measure the exact match on a table, and the seconds until that of yoyodyne is reached, with one thread each.
-
-    Args:
-        table: the table.
-    """
+    """Measure the exact match on a table, and the seconds until that of yoyodyne is reached, with one thread each."""
     name, until_name = f"{table.name}, exact match / yoyodyne", f"{table.name} until yoyodyne's exact match / yoyodyne"
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
@@ -305,16 +185,16 @@ def against_yoyodyne(table: Table) -> Iterator[Row]:
             yield Row(name, "%", "≥ 1 x", note=str(error))
             yield Row(until_name, "s", "≥ 1 x", note=str(error))
             return
-        with started(Side(build_yoyodyne, {"table": table, "folder": folder}, threads=1), warm=False) as (_, peer):
-            pairs = [in_turn(n, partial(run_ours, table, folder, seed), peer) for n, seed in enumerate(SEEDS)]
+        peer = Side(build_yoyodyne, table, folder, threads=1)
+        _, ours, theirs = in_turn(lambda seed: run_ours(table, folder, seed), peer, SEEDS)
         records = [[folder / f"{side}_{seed}.jsonl" for side in ("ours", "peer")] for seed in SEEDS]
-        goals = [max(record["exact_match"] for record in read_record(theirs)) for _, theirs in records]
+        goals = [max(record["exact_match"] for record in read_record(record)) for _, record in records]
         times = [[until(side, goal) for side in sides] for sides, goal in zip(records, goals, strict=True)]
-        ours, theirs = (read_record(side)[0]["parameters"] for side in records[0])
-    assert abs(ours / theirs - 1) <= 0.01, f"the sides have {ours} and {theirs} parameters"
-    checked = f"the same table, {ours:,} and {theirs:,} parameters"
-    note = f"{table.epochs} passes, one thread; {table.peer} of yoyodyne"
-    rounds = [(100 * block.amount, 100 * peer_block.amount) for block, peer_block in pairs]
+        sizes = [read_record(side)[0]["parameters"] for side in records[0]]
+    checked = f"the same table, {sizes[0]:,} and {sizes[1]:,} parameters"
+    assert abs(sizes[0] / sizes[1] - 1) <= 0.01, checked
+    note = f"{EPOCHS} passes, one thread; {table.peer} of yoyodyne"
+    rounds = [(100 * our.amount, 100 * their.amount) for our, their in zip(ours, theirs, strict=True)]
     yield ratio_row(name, "%", "≥ 1 x", rounds, checked=checked, note=f"on the test table; {note}")
     yield until_row(
         until_name,
@@ -335,8 +215,3 @@ def inflection(full: bool) -> Iterator[Row]:
 def pronunciation(full: bool) -> Iterator[Row]:
     """Measure learning the pronunciation of French words, against yoyodyne."""
     yield from against_yoyodyne(PRONUNCIATION)
-
-
-def addresses(full: bool) -> Iterator[Row]:
-    """Measure learning e-mail addresses from names, against yoyodyne."""
-    yield from against_yoyodyne(ADDRESSES)

@@ -110,8 +110,9 @@ def table(rows: list[Estimate]) -> str:
     header = ("model", "strategy", "devices", "memory", "computing", *NETWORKS, "efficiency")
     lines = ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     for row in rows:
-        if row.devices > 1 and not row.fits and row.strategy in ("DDP", ELASTIC):
-            continue  # does not fit on one device either
+        fits_nowhere = row.devices > 1 and not row.fits and row.strategy in ("DDP", ELASTIC)
+        if fits_nowhere or (row.devices in (2, 4) and row.strategy != TENSOR):  # these are in the chart
+            continue
         times = [f"{1e3 * seconds:,.0f} ms" for seconds in (row.computing, *map(row.communicating, NETWORKS))]
         shares = " / ".join(f"{row.efficiency(network):.0%}" for network in NETWORKS)
         cells = (

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
-import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.table import Table
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.step_cost import (
@@ -31,7 +30,6 @@ from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI, run
-from lightning_tfm.networks import Network
 from lightning_tfm.system.terminal import LiteralConsole
 from lightning_tfm.tasks import TaskModule
 
@@ -94,8 +92,7 @@ def plan(arguments: list[str]) -> int:
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
     shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
     console = LiteralConsole()
-    device = f", planned on {torch.cuda.get_device_name()}" if runs_on_gpu(module.network) else ""
-    console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision}{device},")
+    console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision},")
     console.print(f"largest of the first {SAMPLE} batches:\n{shown}")
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in ("strategy", "weights", "gradients", "optimizer", "activations", "peak", "FLOPs", "sent"):
@@ -146,13 +143,10 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
         devices: the numbers of devices.
     """
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
-    averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
-    on_gpu = runs_on_gpu(network)
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,
         "accumulated": trainer.accumulate_grad_batches,
-        "averages": averages,
-        "device": torch.device("cuda" if on_gpu else "cpu"),
+        "averages": any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
     }
     is_elastic = isinstance(trainer.strategy, Elastic)
     divided = divide
@@ -170,22 +164,16 @@ def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
             if parts % number == 0 and is_possible:
                 largest = largest_batch(data, number, parts)
                 yield f"elastic x {number:,}", step_cost(cli.make_module, largest, replicate, mesh, **settings)
-            if number > 1 and not on_gpu:  # the weights of a divided network are on the CPU
+            if number > 1:
                 yield f"fsdp x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
         sizes = {"tensor": number} | (
             {"fsdp+tp": cli.tensor_parallel_size} if cli.tensor_parallel_size < number else {}
         )
         for name, size in sizes.items():
-            divides = number > 1 and number % size == 0 and not on_gpu
-            if divides and accepts(check_tensor_parallel, network, size):
+            if number > 1 and number % size == 0 and accepts(check_tensor_parallel, network, size):
                 with fake_processes(number, size) as mesh:
                     batch = largest_batch(data, number // size)
                     yield f"{name} x {number:,}", step_cost(cli.make_module, batch, divided, mesh, **settings)
-
-
-def runs_on_gpu(network: Network) -> bool:
-    """Return whether a network is planned on the GPU, because it has recurrent layers; see `step_cost`."""
-    return torch.cuda.is_available() and network.is_recurrent
 
 
 def accepts(check: Callable[..., object], *arguments: Any) -> bool:

@@ -1,12 +1,11 @@
 """Cost of a training step on each device: memory, FLOPs and traffic, without training.
 
 A step runs on fake tensors, which have shapes but no memory, in one process of a fake process group; networks with
-recurrent layers run on real tensors. Tools of torch record allocations, matrix products and collectives.
+recurrent layers run on real tensors, since only the kernels of these layers know the memory that they need.
 """
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,19 +16,17 @@ from math import prod
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.plugins import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+from torch.distributed import ProcessGroup
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lightning_tfm.data import BatchDivision, MicroBatches, TaskDataModule
@@ -89,7 +86,7 @@ def fake_processes(number: int, tensor_parallel_size: int = 1) -> Iterator[Devic
         number: the number of processes.
         tensor_parallel_size: the number of processes that divide the Transformer layers and read the same data.
     """
-    torch.distributed.init_process_group("fake", rank=0, world_size=number, store=FakeStore())
+    torch.distributed.init_process_group("fake", rank=0, world_size=number)
     try:
         shape = (number // tensor_parallel_size, tensor_parallel_size)
         yield init_device_mesh("cpu", shape, mesh_dim_names=(DATA, TENSOR))  # not in fake mode, since it reads tensors
@@ -164,10 +161,13 @@ def num_elements(batch: Any) -> int:
     return sum(value.numel() for value in _tensors(batch))
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch, or of all its micro-batches."""
-    batches = batch if isinstance(batch, MicroBatches) else (batch,)
-    return [value for each in batches for value in each if isinstance(value, Tensor)]
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list | dict):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(value)
 
 
 def step_cost(
@@ -178,7 +178,6 @@ def step_cost(
     precision: Precision = Precision(),
     accumulated: int = 1,
     averages: bool = False,
-    device: torch.device = torch.device("cpu"),
 ) -> StepCost:
     """Return the cost of a training step, with the optimizer's state of earlier steps.
 
@@ -190,27 +189,14 @@ def step_cost(
         precision: Lightning's plugin for the precision.
         accumulated: the number of batches of a step.
         averages: whether an average of the weights is kept.
-        device: the device on which a network with recurrent layers runs, which must be a CPU for `divide`; ignored for
-            other networks.
-
-    Note:
-        Networks with recurrent layers run on real tensors, since only the kernels of these layers know the memory that
-        they need. On a GPU, the peak is that of torch's allocator, which includes the workspaces of kernels.
     """
     if mesh is None:
         with fake_processes(1) as mesh:
-            return step_cost(make, batch, strategy, mesh, precision, accumulated, averages, device)
+            return step_cost(make, batch, strategy, mesh, precision, accumulated, averages)
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         if make().network.is_recurrent:
-            mode = device
-    is_gpu = mode is device and device.type == "cuda"
-    if is_gpu:
-        gc.collect()  # frees the modules of earlier calls
-        torch._C._cuda_clearCublasWorkspaces()  # so that each call allocates them
-        before = torch.cuda.memory_allocated(device)
-        if isinstance(precision, MixedPrecision):
-            precision = MixedPrecision(cast(Any, precision.precision), device.type)
+            mode = nullcontext()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")
@@ -218,7 +204,7 @@ def step_cost(
         with precision.module_init_context():
             modules = [make() for _ in range(1 + averages)]
         module = modules[0].train()
-        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else lambda tensor: tensor.to(device)
+        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else lambda tensor: tensor
         batch = apply_to_collection(batch, Tensor, move)
         step = strategy(module, mesh)
         optimizer = module.new_optimizer(str(precision.precision))
@@ -226,7 +212,7 @@ def step_cost(
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()  # creates the state
-        tracker, traffic = _PeakTracker(), _Traffic()
+        tracker, traffic = _PeakTracker(), _Traffic(mesh)
 
         def forward(batch: Any) -> Tensor:
             with precision.forward_context():
@@ -238,8 +224,6 @@ def step_cost(
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
         del gradients
-        if is_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
         with FlopCounterMode(display=False, custom_mapping=KERNEL_FLOPS) as counter, tracker, traffic:
             for index in range(accumulated):
                 is_last = index == accumulated - 1
@@ -251,11 +235,7 @@ def step_cost(
             "gradients": _bytes([weight.grad for weight in weights]),
             "optimizer": _bytes(*(list(part.state.values()) for part in getattr(optimizer, "parts", [optimizer]))),
         }
-        if is_gpu:
-            peak = torch.cuda.max_memory_allocated(device) - before
-        else:
-            (tracked,) = tracker.get_tracker_snapshot("peak").values()
-            peak = tracked["Total"]
+        (peak,) = (snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
         activations = peak - sum(state.values())
         flops = counter.get_total_flops()
     return StepCost(**state, activations=activations, flops=flops, sent=traffic.sent, collectives=traffic.calls)
@@ -298,8 +278,10 @@ class _Traffic(TorchDispatchMode):
         calls: the number of calls, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
+        groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        self.sizes: dict[str, int] = {group.group_name: group.size() for group in groups}
         self.sent = 0
         self.calls: Counter[str] = Counter()
 
@@ -307,18 +289,21 @@ class _Traffic(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operations on local tensors follow
         result = func(*args, **(kwargs or {}))
-        if func in collective_ops - sync_ops:
-            n = CollectiveOp.get_process_group(func, args).size()
-            size = CollectiveOp.get_comm_tensor_size(func, result, args, kwargs)
-            name = next(name for name in COLLECTIVES if name in func.__name__.replace("_", ""))
+        name = next((name for name in COLLECTIVES if name in func.__name__.replace("_", "")), None)
+        if "c10d" in func.namespace and name:
+            # The group is an object or, of functional collectives, a name.
+            objects = (arg for arg in args if isinstance(arg, torch.ScriptObject | str))
+            group = next(arg for arg in objects if not isinstance(arg, str) or arg in self.sizes)
+            n = self.sizes[group] if isinstance(group, str) else ProcessGroup.unbox(group).size()
+            size = max(sum(value.nbytes for value in _tensors(part)) for part in (*args, result))
             self.sent += (2 if name == "allreduce" else 1) * (n - 1) * size // n
             self.calls[name] += 1
         return result
 
 
-def _recurrent_flops(input: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
-    """Return the FLOPs of a recurrent layer, from the shapes of its input (..., D) and of its weights and biases."""
-    return 2 * prod(input[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
+def _recurrent_flops(input: Sequence[int], *weights: Sequence[int]) -> int:
+    """Return the FLOPs of a recurrent layer, from the shapes of its input (..., D) and of its two weights."""
+    return 2 * prod(input[:-1]) * sum(map(prod, weights))
 
 
 KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
@@ -326,15 +311,12 @@ KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
         *shapes[:4]
     ),
-    aten._cudnn_rnn: lambda input, weights, *_, **__: _recurrent_flops(input, weights),
-    aten._cudnn_rnn_backward: lambda input, weights, *_, **__: 2 * _recurrent_flops(input, weights),
-    aten.mkldnn_rnn_layer: lambda input, *others, **_: _recurrent_flops(input, others[:2]),
-    aten.mkldnn_rnn_layer_backward: lambda input, *others, **_: 2 * _recurrent_flops(input, others[:2]),
+    aten.mkldnn_rnn_layer: lambda input, *others, **_: _recurrent_flops(input, *others[:2]),
+    aten.mkldnn_rnn_layer_backward: lambda input, *others, **_: 2 * _recurrent_flops(input, *others[:2]),
 }
 """Formulas for kernels that FlopCounterMode does not know; those of attention on a CPU are torch's for GPUs."""
 
 
 def _bytes(*values: Any) -> int:
     """Return the bytes of tensors in nested values, of sharded tensors those on this device."""
-    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
-    return sum(local(value).nbytes for value in tensors)
+    return sum(local(value).nbytes for value in _tensors(values))

@@ -13,10 +13,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_tfm.commands import plan
 from lightning_tfm.commands.plan import _cells, costs, planned
 from lightning_tfm.commands.step_cost import (
-    KERNEL_FLOPS,
     ddp,
     divide,
     fake_processes,
@@ -85,29 +83,6 @@ def test_flops_of_an_lstm_decoder_are_those_of_its_products(fused, monkeypatch):
     encoder = 2 * (2 * D * 4 * D) + 2 * D * D  # two directions, and the keys
     others = D * 4 * D + 3 * D * D + D * V  # gates from the token, and output layers
     assert cost.flops == pytest.approx(6 * B * T * (decoder + encoder + others), rel=0.01)
-
-
-def test_flops_of_recurrent_layers_on_a_gpu_are_those_on_a_cpu():
-    x, weights = (T, B, D), [(4 * D, D), (4 * D, D), (4 * D,), (4 * D,)]
-    on_cpu = KERNEL_FLOPS[torch.ops.aten.mkldnn_rnn_layer](x, *weights)
-    assert KERNEL_FLOPS[torch.ops.aten._cudnn_rnn](x, weights) == on_cpu
-    assert KERNEL_FLOPS[torch.ops.aten._cudnn_rnn_backward](x, weights) == 2 * on_cpu
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "strategies"),
-    [
-        ("copy_attention_lstm", "cuda", ["one", "elastic", "ddp", "elastic"]),
-        ("copy_gpt", "cpu", ["one", "elastic", "ddp", "elastic", "fsdp", "tensor"]),
-    ],
-)
-def test_only_recurrent_networks_are_planned_on_a_gpu(name, device, strategies, monkeypatch):
-    devices = []
-    monkeypatch.setattr(plan, "step_cost", lambda *_, **settings: devices.append(settings["device"].type))
-    cli = planned([name, *SMALL, "--data.batch_size=16"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [strategy.split()[0] for strategy, _ in costs(cli, [1, 2])] == strategies
-    assert set(devices) == {device}
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
