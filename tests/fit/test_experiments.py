@@ -157,6 +157,7 @@ def test_fit_writes_a_summary_and_checkpoints(run_folder):
         "test",
         "higher_is_better",
         "token_metrics",
+        "signatures",
         "train_seconds",
         "samples_per_second",
         "steps",
