@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-ERROR = "lightning-tfm: error: "
-"""Beginning of the last line of a run that has failed."""
-
 MAX_KILLS = 10
 """Maximum number of times that a worker resumes a trial whose run is killed."""
 
@@ -190,7 +187,7 @@ class Worker:
         with TemporaryDirectory() as folder:
             (child,) = run_children([lambda: self._child(arguments, Path(folder, "log"))])
             if _has_failed(child):
-                message = child.last_line.removeprefix(ERROR).replace("checkpoint.monitor", "metric.name")
+                message = child.last_line.replace("checkpoint.monitor", "metric.name")
                 raise UserError(
                     f"the experiment of the sweep cannot run: {message.replace('checkpoint.mode', 'metric.goal')}"
                 )
@@ -342,7 +339,7 @@ class Worker:
         elif run.record.has_finished:
             self._end(run, f"{metric} was never finite")
         elif child is not None and _has_failed(child):
-            self._end(run, child.last_line.removeprefix(ERROR))
+            self._end(run, child.last_line)
         else:  # a signal has killed the run
             self.kills[run.record.folder] += 1
             if self.kills[run.record.folder] == MAX_KILLS:
