@@ -228,3 +228,6 @@ class AttentionLSTM(Seq2SeqNetwork):
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         logits, state = self._decode(token.unsqueeze(1), state)
         return logits.squeeze(1), state
+
+    def logits(self, source: Tensor, target_in: Tensor, state: State) -> Tensor:
+        return self._decode(target_in, state)[0]

@@ -183,6 +183,13 @@ class Seq2SeqNetwork(Network):
         Calling it for each column of target_in gives the logits of `forward`.
         """
 
+    def logits(self, source: Tensor, target_in: Tensor, state: State) -> Tensor:
+        """Return the logits of `forward` in evaluation, given the state that `encode` returned for the source.
+
+        Networks with an encoder override this method, so that the source is encoded once.
+        """
+        return self(source, target_in)
+
 
 class CausalNetwork(Seq2SeqNetwork):
     """Base class of networks that read source and target as one sequence, and can model a text without a source.

@@ -187,3 +187,8 @@ class Transformer(Seq2SeqNetwork):
         positions, source_positions = (torch.arange(size, device=token.device) for size in (length, source.size(1)))
         logits, caches = self._decode(token.unsqueeze(1), positions, source, source_positions, memories, caches)
         return logits.squeeze(1), (caches, state[1])
+
+    def logits(self, source: Tensor, target_in: Tensor, state: State) -> Tensor:
+        _, (memories, _) = state
+        source_positions, positions = self.source_positions.number_pair(source.size(1), target_in.size(1), source)
+        return self._decode(target_in, positions, source, source_positions, memories)[0]

@@ -17,6 +17,7 @@ from lightning_tfm.inference.decoding import beam_search, decode
 from lightning_tfm.layers import attention_maps
 from lightning_tfm.layers.losses import sequence_nll, token_nll
 from lightning_tfm.networks import Seq2SeqNetwork
+from lightning_tfm.networks.network import State
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tasks.base import TaskModule, check_label_smoothing
@@ -107,8 +108,9 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         scores_alignment = (
             dataset.pairs.are_aligned and not self.trainer.testing
         )  # of the whole split, for all processes
+        state = self.network.encode(batch.source)
         with attention_maps(self.network) if scores_alignment else nullcontext() as maps:
-            logits = self.network(batch.source, batch.target_in)
+            logits = self.network.logits(batch.source, batch.target_in, state)
         if maps and (weights := self.network.source_attention(maps, batch.source)):  # there may be no attention
             metrics["alignment"].update(weights, gold_links(pairs, batch), batch)
         nlls = sequence_nll(logits, batch.target_out)  # (B)
@@ -116,7 +118,7 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
         metrics["loss"].update(nlls.sum(), batch.tokens)
         metrics["token_accuracy"].update(right.sum(), batch.tokens)
 
-        outputs = [self.tokenizer.decode(ids) for ids in self._decode(batch.source).tolist()]
+        outputs = [self.tokenizer.decode(ids) for ids in self._decode(state).tolist()]
         targets = [pair.target for pair in pairs]  # the original text, which decoding may not restore
         metrics["exact_match"].update(sum(map(str.__eq__, outputs, targets)), len(pairs))
         symbols, target_symbols = ([self.tokenizer.split_scored(text) for text in side] for side in (outputs, targets))
@@ -125,12 +127,11 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
             metrics["text"].update(outputs, targets)
         return list(map(make_prediction, pairs, outputs, nlls.tolist()))
 
-    def _decode(self, source: Tensor) -> Tensor:
-        """Return the outputs (B, T) for source (B, S), by a beam search in testing."""
-        step, state = self.network.decode_step, self.network.encode(source)
+    def _decode(self, state: State) -> Tensor:
+        """Return the outputs (B, T), by a beam search in testing."""
         if self.trainer.testing and self.beam_size > 1:
-            return beam_search(step, state, self.max_target_length, self.beam_size)[0][:, 0]
-        return decode(step, state, self.max_target_length)
+            return beam_search(self.network.decode_step, state, self.max_target_length, self.beam_size)[0][:, 0]
+        return decode(self.network.decode_step, state, self.max_target_length)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()

@@ -107,6 +107,11 @@ def test_decode_step_equals_forward(network, batch):
     torch.testing.assert_close(step_by_step(network, *batch), network(*batch), atol=1e-5, rtol=1e-4)
 
 
+def test_logits_of_an_encoded_source_equal_forward(network, batch):
+    source, target_in = batch
+    assert network.logits(source, target_in, network.encode(source)).equal(network(source, target_in))
+
+
 def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
     """Beam search relies on this: selected rows continue as if they had always been one batch."""
     source, target_in = batch
