@@ -696,7 +696,7 @@ class Scripted(Seq2SeqNetwork):
     """A network that decodes given ids for each source."""
 
     def __init__(self, vocab_size, outputs):
-        super().__init__({"vocab_size": vocab_size})
+        super().__init__()
         self.head = torch.nn.Linear(1, vocab_size)
         self.vocab_size, self.outputs = vocab_size, outputs
 
