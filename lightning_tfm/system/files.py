@@ -1,8 +1,7 @@
-"""Durable writing of files, relative paths, and reading of logged metrics."""
+"""Durable writing of files, and relative paths."""
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 from collections.abc import Iterator
@@ -94,42 +93,6 @@ def delete_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # it holds other folders
         folder.parent.rmdir()
-
-
-def read_metrics(path: Path) -> list[dict[str, str]]:
-    """Return the intact rows of a `metrics.csv`, see `parse_metrics`."""
-    return parse_metrics(path)[0]
-
-
-def parse_metrics(path: Path) -> tuple[list[dict[str, str]], int]:
-    """Return the intact rows of a `metrics.csv`, and the number of damaged ones.
-
-    Args:
-        path: the path of the file.
-
-    Note:
-        The last line of a running or killed process may be incomplete; it is not counted.
-    """
-    header, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
-    names, rows, damaged = _fields(header), [], 0
-    for line in filter(str.strip, lines):
-        try:
-            row = dict(zip(names, _fields(line), strict=True))
-            int(row["step"])
-            for value in filter(None, row.values()):
-                float(value)
-            rows.append(row)
-        except (KeyError, ValueError):
-            damaged += 1
-    return rows, damaged
-
-
-def _fields(line: str) -> list[str]:
-    """Return the fields of a line of a CSV file; empty if the line is damaged."""
-    try:
-        return next(csv.reader([line], strict=True), [])
-    except csv.Error:
-        return []
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
