@@ -189,7 +189,7 @@ def publish(rows: list[Row], folder: Path = FOLDER) -> None:
 def machine() -> str:
     """Describe the machine: the processor, its instruction set, the number of cores, and the GPUs if any."""
     hardware = versions.hardware()
-    processor, instructions = hardware["processor"], hardware["instruction set"]
+    processor, instructions = hardware["processor"], hardware["instruction_set"]
     if instructions.startswith("AVX"):
         processor += f" with {instructions}"
     return ", ".join([processor, f"{hardware['cores']} cores", *hardware["gpus"]])

@@ -95,7 +95,9 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         run_fit(experiment, folder, *command, *settings, threads=threads)
         run = next(Path(folder).glob("runs/*/*/summary.json")).parent
-        summary, starts = (json.loads((run / f"{n}.json").read_text("utf-8")) for n in ("summary", "provenance"))
+        summary, starts = (
+            json.loads((run / f"{n}.json").read_text(encoding="utf-8")) for n in ("summary", "provenance")
+        )
         assert data is None or starts[-1]["data_fingerprint"] == data.fingerprint, "the sides train on different data"
         split, name = metric.split("/")
         if split in summary:

@@ -300,7 +300,9 @@ def run_start(folder: Path, *arguments: str) -> float:
         "WANDB_MODE": "offline",
     }
     begun = time.time()
-    child = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
     end = float(first.read_text(encoding="utf-8")) if first.exists() else time.time()
     assert child.returncode == 0, child.stderr
     return end - begun

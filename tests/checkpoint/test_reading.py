@@ -42,12 +42,10 @@ def counts(monkeypatch):
 
 def test_fit_reads_the_checkpoint_that_it_resumes_once(last, counts, monkeypatch):
     assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last")) == 0
-    print(counts)
     assert {kind: counts[kind, last.name] for kind in ("hashed", "loaded")} == {"hashed": 1, "loaded": 1}
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_an_evaluation_reads_its_checkpoint_once(command, last, counts, monkeypatch):
     assert in_process(monkeypatch, command, last) == 0
-    print(counts)
     assert {kind: counts[kind, last.name] for kind in ("hashed", "loaded")} == {"hashed": 1, "loaded": 1}

@@ -315,6 +315,8 @@ def in_process(monkeypatch, *arguments):
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+        if wandb.run is not None and wandb.run.disabled:
+            wandb.finish()  # which the end of a process does
     return 0
 
 

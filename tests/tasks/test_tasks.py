@@ -160,7 +160,7 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
     assert float(rows[-1]["val/final/loss"]) == pytest.approx(min(float(r["val/loss"]) for r in rows if r["val/loss"]))
     assert not rows[-1]["val/loss"]
     assert not any(name.startswith("test") for name in rows[-1])
-    curves = collect_run(folder, "run", 1_000, [])["curves"]
+    curves = collect_run(folder, "run", 1_000, []).curves
     assert [step for step, _ in curves["val/loss"]] == [int(row["step"]) + 1 for row in rows if row["val/loss"]]
     assert not any(name.startswith("val/final") for name in curves)
     assert re.search(r"^ *val +$", child.out.read_text(), re.MULTILINE), "the heading of the table"
