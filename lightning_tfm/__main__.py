@@ -10,12 +10,11 @@ import time
 from argparse import ArgumentError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 from types import ModuleType
 
-from lightning_tfm.commands import FUNCTIONS
+from lightning_tfm.commands import SUMMARIES, import_command
 from lightning_tfm.config.parsing_errors import format_error, out_of_memory
 from lightning_tfm.errors import (
     Interrupted,
@@ -32,21 +31,7 @@ USAGE = """\
 usage: lightning-tfm COMMAND ...
 
 commands:
-  list        list the experiments with their results
-  plan        compute the memory, FLOPs and traffic of a training step
-  fit         train the model of an experiment, then test the best checkpoint
-  validate    evaluate a checkpoint on the validation data of an experiment
-  test        evaluate a checkpoint on the test data of an experiment
-  generate    run a trained model on your own input
-  score       compute the log probability of given targets or texts
-  runs        list the runs below a folder
-  report      show runs on one page: settings, curves, errors, attention
-  compare     compare groups of runs over seeds: intervals and tests
-  average     average the weights of several checkpoints
-  export      export a trained network to other formats
-  reproduce   run experiments over seeds, and compare results with claims
-  sweep       search for the best settings of an experiment
-  completion  print a shell completion script
+{commands}
 
   lightning-tfm fit date_attention_lstm
   lightning-tfm generate \\
@@ -56,7 +41,15 @@ commands:
 `lightning-tfm --version` prints the version.
 """
 
-COMMANDS = ("fit", "validate", "test", *FUNCTIONS)
+LIGHTNING_COMMANDS = {
+    "fit": "train the model of an experiment, then test the best checkpoint",
+    "validate": "evaluate a checkpoint on the validation data of an experiment",
+    "test": "evaluate a checkpoint on the test data of an experiment",
+}
+"""Summaries of the commands of LightningCLI, by name."""
+
+COMMANDS = LIGHTNING_COMMANDS | SUMMARIES
+"""Summaries of all commands, by name."""
 
 
 def main() -> None:
@@ -73,14 +66,14 @@ def main() -> None:
     # Import commands lazily: torch and Lightning take seconds to import.
     try:
         if command in ("--help", "-h"):
-            print(USAGE, end="")
+            print(USAGE.format(commands="\n".join(f"  {name:<10}  {COMMANDS[name]}" for name in COMMANDS)), end="")
         elif command == "--version":
             print(f"lightning-tfm {version('lightning_tfm')}")
-        elif command in FUNCTIONS:
+        elif command in SUMMARIES:
             with importing():
-                module = import_module(f"lightning_tfm.commands.{command}")
-            sys.exit(getattr(module, FUNCTIONS[command])(arguments[1:]))
-        elif command in ("fit", "validate", "test") and {"--help", "-h"} & set(arguments):
+                function = import_command(command)
+            sys.exit(function(arguments[1:]))
+        elif command in LIGHTNING_COMMANDS and {"--help", "-h"} & set(arguments):
             from lightning_tfm.fit.help import help_text
 
             print(help_text(command), end="")
@@ -88,7 +81,7 @@ def main() -> None:
             with importing():
                 from lightning_tfm.commands.seeds import fit_seeds
             sys.exit(fit_seeds(arguments[1:]))
-        elif command in ("fit", "validate", "test"):
+        elif command in LIGHTNING_COMMANDS:
             with importing():
                 from lightning_tfm.fit.cli import run
                 from lightning_tfm.fit.help import with_class_names

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 from layers import layers, rooms
-from lightning_tfm.__main__ import COMMANDS, USAGE
+from lightning_tfm.__main__ import COMMANDS, LIGHTNING_COMMANDS
 from lightning_tfm.commands.reproduce import tolerance
 from lightning_tfm.commands.seeds import make_parser as seeds_parser
 from lightning_tfm.comparison.statistics import COVERAGE, student_reach
@@ -31,9 +31,6 @@ from lightning_tfm.system.versions import Git, Hardware
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
-
-LIGHTNING_COMMANDS = ("fit", "validate", "test")
-"""Commands that LightningCLI parses."""
 
 TRAINER_SETTINGS = (
     "max_steps",
@@ -83,12 +80,6 @@ def command_parser(command: str) -> ArgumentParser:
         except _ParserFoundError as found:
             return found.parser
     raise AssertionError(f"{command} has parsed no arguments")
-
-
-def summaries() -> dict[str, str]:
-    """Return the one-line summary of each command, as `lightning-tfm --help` shows it."""
-    words = [line.split(maxsplit=1) for line in USAGE.splitlines() if line.startswith("  ")]
-    return {command: summary for command, summary in words if command in COMMANDS}
 
 
 def sentence(text: str) -> str:
@@ -195,10 +186,9 @@ def _fit() -> str:
 
 def commands() -> str:
     """Return the reference of all commands."""
-    by_command = summaries()
-    rows = [(f"[`{command}`](#{command})", summary) for command, summary in by_command.items()]
+    rows = [(f"[`{command}`](#{command})", summary) for command, summary in COMMANDS.items()]
     parts = [table(("command", "purpose"), rows)]
-    for command, summary in by_command.items():
+    for command, summary in COMMANDS.items():
         parts.append(f"## {command}\n")
         if command == "fit":
             parts.append(f"{sentence(summary)}\n\n{_fit()}")

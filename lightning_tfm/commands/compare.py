@@ -1,4 +1,4 @@
-"""`lightning-tfm compare`: compare groups of runs over their seeds."""
+"""`lightning-tfm compare`: compare groups of runs over seeds: intervals and tests."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from importlib import import_module
 import shtab
 from lightning import Trainer
 
-from lightning_tfm.commands import FUNCTIONS
+from lightning_tfm.commands import SUMMARIES
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.experiments import default_folder, list_experiments
 from lightning_tfm.fit.trainer_settings import HIDDEN
@@ -55,8 +55,8 @@ def _all_commands() -> ArgumentParser:
     commands = root.add_subparsers(dest="command")
     settings = [f"trainer.{name}" for name in inspect.signature(Trainer).parameters if name not in HIDDEN]
     experiments = [experiment.name for experiment in list_experiments(default_folder())]
-    for name in ("fit", "validate", "test", *FUNCTIONS):
-        if name in FUNCTIONS:
+    for name in ("fit", "validate", "test", *SUMMARIES):
+        if name in SUMMARIES:
             made: list[ArgumentParser] = [import_module(f"lightning_tfm.commands.{name}").make_parser()]
         else:
             made = []

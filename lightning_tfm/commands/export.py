@@ -1,4 +1,4 @@
-"""`lightning-tfm export`: export a trained network to other formats, and check its outputs."""
+"""`lightning-tfm export`: export a trained network to other formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightning-tfm generate`: run a trained model on lines of text."""
+"""`lightning-tfm generate`: run a trained model on your own input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightning-tfm list`: list the project's experiments."""
+"""`lightning-tfm list`: list the experiments with their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightning-tfm plan`: compute the memory, the FLOPs and the traffic of a training step, without training."""
+"""`lightning-tfm plan`: compute the memory, FLOPs and traffic of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightning-tfm report`: show runs on a self-contained HTML page."""
+"""`lightning-tfm report`: show runs on one page: settings, curves, errors, attention."""
 
 from __future__ import annotations
 

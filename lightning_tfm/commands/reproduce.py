@@ -1,4 +1,4 @@
-"""`lightning-tfm reproduce`: train experiments over seeds, and compare the results with their claims.
+"""`lightning-tfm reproduce`: run experiments over seeds, and compare results with claims.
 
 Settings are chosen on validation data with seeds 1 to 3. Claims are based on the held-out seeds 11 to 15, and tested
 with seeds 21 to 23. A claim holds if the mean over the tested seeds is within the 99 % prediction interval (Student's

@@ -1,8 +1,8 @@
-"""`lightning-tfm sweep`: search for the best settings of an experiment with Optuna; each trial is an ordinary run.
+"""`lightning-tfm sweep`: search for the best settings of an experiment.
 
-A worker is one call of the command. Workers share Optuna's study, which is a journal file in the folder of the sweep,
-or a database. A trial whose worker was killed is taken up by another one: with a journal file, the lock of the trial
-tells that it is lost; with a database, its heartbeat does.
+Optuna chooses the trials, each of which is an ordinary run. A worker is one call of the command. Workers share Optuna's
+study, which is a journal file in the folder of the sweep, or a database. A trial whose worker was killed is taken up by
+another one: with a journal file, the lock of the trial tells that it is lost; with a database, its heartbeat does.
 """
 
 from __future__ import annotations

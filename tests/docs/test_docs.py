@@ -19,7 +19,7 @@ import wandb.cli.cli
 import yaml
 from nbclient import NotebookClient
 
-from lightning_tfm.__main__ import COMMANDS
+from lightning_tfm.__main__ import COMMANDS, LIGHTNING_COMMANDS
 from lightning_tfm.config.experiments import list_experiments, read_experiment
 from support.corpora import TEXT, reviews, sentences, write_lines
 from support.experiments import write_gpt2
@@ -34,7 +34,7 @@ BLOCK = re.compile(r"^( *)```(\S*)( \S+)?\n(.*?)^\1```$", re.MULTILINE | re.DOTA
 
 sys.path.insert(0, str(DOCS / "_ext"))
 
-from generated import LIGHTNING_COMMANDS, architecture, command_parser, commands, results  # noqa: E402
+from generated import architecture, command_parser, commands, results  # noqa: E402
 
 from layers import rooms  # noqa: E402
 
