@@ -17,7 +17,7 @@ from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, i
 from lightning_tfm.errors import UserError
 from lightning_tfm.system.files import copy_file
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format of checkpoints, which is increased when its meaning changes."""
 
 MAPPINGS = ("callbacks", "data_fingerprint", "experiment", "hyper_parameters", "loops", "state_dict", "step_settings")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_tfm.inference.attention_maps import AttentionMap, text_attention
 from lightning_tfm.inference.decoding import DecodingOptions
@@ -46,12 +45,6 @@ class ClassifierPredictor(Predictor):
         probabilities, labels = self.network(text.to(self.device)).float().softmax(-1).max(1)
         best = zip(labels.tolist(), probabilities.tolist(), strict=True)
         return [[Output(self.labels[label], round(probability, 4))] for label, probability in best]
-
-    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}
-
-    def max_input_lengths(self) -> dict[str, int | None]:
-        return {"text": self.network.max_length}
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         read = slice(-self.network.max_length, None)

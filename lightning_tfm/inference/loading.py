@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
-from lightning_tfm import networks
+from lightning_tfm import inference, networks
 from lightning_tfm.checkpoint import bounded_by, read
 from lightning_tfm.config.trust import import_trusted
 from lightning_tfm.errors import UserError
-from lightning_tfm.inference import (
-    ClassifierPredictor,
-    LanguageModelPredictor,
-    MaskedLanguageModelPredictor,
-    Predictor,
-    Seq2SeqPredictor,
-)
+from lightning_tfm.inference import Predictor
 from lightning_tfm.networks import CausalNetwork, Network
 from lightning_tfm.tokenization import tokenizer_from_dict
 
 Class = TypeVar("Class")
-
-
-PREDICTORS: dict[str, type[Predictor]] = {
-    "lightning_tfm.tasks.classifier.Classifier": ClassifierPredictor,
-    "lightning_tfm.tasks.language_model.LanguageModel": LanguageModelPredictor,
-    "lightning_tfm.tasks.masked_language_model.MaskedLanguageModel": MaskedLanguageModelPredictor,
-    "lightning_tfm.tasks.seq2seq.Seq2SeqModule": Seq2SeqPredictor,
-}
-"""Predictors by the class path of their task in a checkpoint; strings, since importing a task imports Lightning."""
 
 
 def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
@@ -39,10 +25,10 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     Args:
         path: the path of the checkpoint.
         trust_packages: trusted packages, installed or in the current folder, from which the classes of the network and
-            the module may be imported.
+            the predictor may be imported.
 
     Returns:
-        A predictor, or the module itself if its class is not part of lightning_tfm.
+        The predictor, see `TaskModule.predictor_class`.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
@@ -50,10 +36,9 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     """
     checkpoint = read(path)
     saved = dict(checkpoint["hyper_parameters"])
-    exported = (getattr(networks, name) for name in networks.__all__)
-    network_class = _import_class(saved["network"]["class_path"], exported, Network, path, trust_packages)
-    module_name = str(saved.pop("class_path"))
-    predictor_class = PREDICTORS.get(module_name) or _import_class(module_name, (), Predictor, path, trust_packages)
+    network_class = _import_class(saved["network"].get("class_path"), networks, Network, path, trust_packages)
+    module_name, predictor_name = saved.pop("class_path", None), saved.pop("predictor", None)
+    predictor_class = _import_class(predictor_name, inference, Predictor, path, trust_packages)
     try:
         arguments = saved.pop("network")["init_args"]
         with bounded_by(checkpoint["state_dict"], arguments):
@@ -62,7 +47,7 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         if tokenizer.vocab_size != network.hyper_parameters.get("vocab_size", tokenizer.vocab_size):
             raise ValueError("the vocabulary does not fit the network")
         del saved["optimizer"], saved["lr_schedule"]
-        if module_name in PREDICTORS:
+        if predictor_name != module_name:
             saved = {name: saved[name] for name in predictor_class.predictor_arguments}
         labels = saved.get("labels", [])
         if not (isinstance(saved.get("max_target_length", 0), int) and all(isinstance(label, str) for label in labels)):
@@ -86,13 +71,13 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
 
 
 def _import_class(
-    name: Any, exported: Iterable[type[Class]], base: type[Class], path: str | Path, trust_packages: Sequence[str]
+    name: Any, room: ModuleType, base: type[Class], path: str | Path, trust_packages: Sequence[str]
 ) -> type[Class]:
     """Import a class named in a checkpoint.
 
     Args:
         name: the dotted path of the class.
-        exported: classes that are always trusted.
+        room: the package whose exported classes are always trusted.
         base: the required base class.
         path: the path of the checkpoint, for error messages.
         trust_packages: the trusted packages.
@@ -101,8 +86,8 @@ def _import_class(
         UserError: if the class is not trusted, abstract or not derived from `base`.
     """
     name = str(name)
-    known = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in exported}
-    cls = known.get(name) or import_trusted(name, trust_packages, f"the checkpoint {str(path)!r}")
+    exported = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in vars(room).values() if inspect.isclass(cls)}
+    cls = exported.get(name) or import_trusted(name, trust_packages, f"the checkpoint {str(path)!r}")
     if not (inspect.isclass(cls) and issubclass(cls, base)) or inspect.isabstract(cls):
         raise UserError(f"{str(path)!r} must name a class that derives from {base.__name__}, but names {name!r}")
     return cls

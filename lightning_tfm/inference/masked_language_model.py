@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference.attention_maps import MAX_POSITIONS, VISIBLE, AttentionMap, text_attention
@@ -71,12 +70,6 @@ class MaskedLanguageModelPredictor(Predictor):
             filled = torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
             texts.append(self.tokenizer.decode(filled[0].tolist()))
         return [[Output(text)] for text in texts]
-
-    def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"text": self.network.random_ids(rows, length, generator)}
-
-    def max_input_lengths(self) -> dict[str, int | None]:
-        return {"text": self.network.max_length}
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}

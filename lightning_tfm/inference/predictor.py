@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from lightning_tfm.inference.attention_maps import AttentionMap, links
 from lightning_tfm.inference.decoding import DecodingOptions
 from lightning_tfm.inference.prediction import LinePrediction, Output, Score
 from lightning_tfm.networks import Network
+from lightning_tfm.networks.network import TextNetwork
 from lightning_tfm.tokenization import Ids, Tokenizer, normalize_text
 
 BATCH_SIZE = 256
@@ -155,16 +156,16 @@ class Predictor(nn.Module, ABC):
         """
         raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
 
-    @abstractmethod
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw random arguments of the network's `forward`, by name, for export."""
+        """Draw random arguments of the network's `forward`, by name, for export; by default, of a TextNetwork."""
+        return {"text": self.network.random_ids(rows, length, generator, self.tokenizer.ids_per_token)}
 
-    @abstractmethod
     def max_input_lengths(self) -> dict[str, int | None]:
         """Return the maximum length of each argument of `forward`; None if unlimited.
 
-        Arguments that are always empty are omitted.
+        Arguments that are always empty are omitted. The default is that of a TextNetwork.
         """
+        return {"text": cast(TextNetwork, self.network).max_length}
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
         """Return the attention maps of all layers for an example; empty if there are none.

@@ -7,6 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
+from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -30,7 +31,7 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.inference import Prediction, Predictor
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
-from lightning_tfm.optimizers import LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
+from lightning_tfm.optimizers import AdamW, LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
 from lightning_tfm.tasks.checks import check_pair, check_ranks, check_run
 from lightning_tfm.tasks.evaluation import EvaluationModule
 from lightning_tfm.tasks.settings import shared_settings, step_settings
@@ -79,8 +80,8 @@ class TaskModule(Predictor, EvaluationModule):
         self,
         network: Network,
         tokenizer: Tokenizer,
-        optimizer: OptimizerCallable,
-        lr_schedule: LRSchedule,
+        optimizer: OptimizerCallable = AdamW,
+        lr_schedule: LRSchedule = LRSchedule(),
         **hyper_parameters: Any,
     ) -> None:
         super().__init__(network, tokenizer, **{name: hyper_parameters[name] for name in self.predictor_arguments})
@@ -96,6 +97,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.save_hyperparameters(
             {
                 "class_path": class_path(type(self)),
+                "predictor": class_path(self.predictor_class()),
                 "network": {"class_path": class_path(type(network)), "init_args": network.hyper_parameters},
                 "tokenizer": tokenizer.to_dict(),
                 "optimizer": describe_optimizer(optimizer),
@@ -104,6 +106,16 @@ class TaskModule(Predictor, EvaluationModule):
             },
             logger=False,  # the command logs the whole configuration
         )
+
+    @classmethod
+    def predictor_class(cls) -> type[Predictor]:
+        """Return the class that a checkpoint is loaded as: the predictor, or the task if it overrides its members."""
+        predictors = (base for base in cls.__mro__ if issubclass(base, Predictor) and not issubclass(base, TaskModule))
+        predictor = next(predictors)
+        bases = [base for base in predictor.__mro__ if issubclass(base, Predictor)]
+        members = {name for base in bases for name in vars(base) if not name.startswith(("__", "_abc_"))}
+        inherits = all(getattr_static(cls, name) is getattr_static(predictor, name) for name in members)
+        return predictor if inherits else cls
 
     @classmethod
     def data_settings(cls, data: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from lightning_tfm.commands.export import _exported, difference, example_inputs
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import ClassifierPredictor, Seq2SeqPredictor, ctranslate
 from lightning_tfm.inference.decoding import decode
-from lightning_tfm.inference.loading import PREDICTORS
 from lightning_tfm.networks import GPT, AttentionLSTM, EncoderClassifier, Transformer
+from lightning_tfm.optimizers import class_path
 from lightning_tfm.tasks import Classifier, LanguageModel, Seq2SeqModule
 from lightning_tfm.tokenization import BOS, EOS, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.experiments import TASKS, trained_run
@@ -68,7 +68,7 @@ def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkey
     assert capsys.readouterr().out.startswith(f"{folder / FORMATS[format]}: the checkpoint's outputs, within ")
     trained = lightning_tfm.load(checkpoint)
     config = json.loads((folder / "config.json").read_text())
-    assert PREDICTORS[config["class_path"]] is type(trained)
+    assert config["predictor"] == class_path(type(trained))
     assert tokenizer_from_dict(config["tokenizer"]).to_dict() == trained.tokenizer.to_dict()
     for rows, length in ((1, 1), (4, 7)):
         inputs = example_inputs(trained, rows, length)

@@ -643,6 +643,7 @@ def crafted():
         "state_dict": {f"network.{name}": weight for name, weight in GPT(**arguments).state_dict().items()},
         "hyper_parameters": {
             "class_path": "lightning_tfm.tasks.seq2seq.Seq2SeqModule",
+            "predictor": "lightning_tfm.inference.seq2seq.Seq2SeqPredictor",
             "network": network,
             "tokenizer": SymbolTokenizer("0123456").to_dict(),
             "max_target_length": 15,
@@ -727,8 +728,8 @@ CRAFTED = {
     "no heads": lambda content: placed(content, 0, *NETWORK, "num_heads"),
     "an unknown argument": lambda content: placed(content, 3, *NETWORK, "x"),
     "no network": lambda content: placed(content, None, "hyper_parameters", "network"),
-    "another task": lambda content: placed(
-        content, "lightning_tfm.tasks.classifier.Classifier", "hyper_parameters", "class_path"
+    "another predictor": lambda content: placed(
+        content, "lightning_tfm.inference.classifier.ClassifierPredictor", "hyper_parameters", "predictor"
     ),
     "no tokenizer": lambda content: placed(content, None, "hyper_parameters", "tokenizer"),
     "an unknown tokenizer": lambda content: placed(content, ["x"], "hyper_parameters", "tokenizer", "type"),
@@ -773,6 +774,15 @@ def test_a_crafted_checkpoint_is_refused(case, crafted, tmp_path):
     with recursion_limit(20_000):  # of the pickler
         write(CRAFTED[case](crafted), tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"a\.ckpt' must be a checkpoint|the weights of '.*a\.ckpt' must fit"):
+        load(tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "path", [None, "os.system", "lightning_tfm.checkpoint.write", "lightning_tfm.inference.predictor.Predictor"]
+)
+def test_a_checkpoint_must_name_a_trusted_predictor(path, crafted, tmp_path):
+    write(placed(crafted, path, "hyper_parameters", "predictor"), tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match=rf"a\.ckpt'.* names '{path}'"):
         load(tmp_path / "a.ckpt")
 
 
