@@ -111,18 +111,19 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self.connect()
         cast(Thread, self._connection).join(START_TIMEOUT)
         for mode in dict.fromkeys((self._wandb_init["mode"], "offline", "disabled")):
-            settings = wandb.Settings(
-                init_timeout=START_TIMEOUT,
-                finish_timeout=60.0,  # of the upload, after which the remaining data stay in the folder
-                x_transaction_log_flush_interval=1.0,  # the seconds that a killed process loses at most, by default 15
-                silent=mode != "online",  # `console.print_upload_command` shows how to upload the run
-                disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
-                console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
-            )
-            self._wandb_init |= {"mode": mode, "settings": settings}
             # W&B would import its launch package, in a second, to apply what only that package can have staged.
             sys.modules.setdefault("wandb.sdk.launch", cast(ModuleType, None))
             try:
+                settings = wandb.Settings(
+                    init_timeout=START_TIMEOUT,
+                    finish_timeout=60.0,  # of the upload, after which the remaining data stay in the folder
+                    # the seconds that a killed process loses at most, by default 15
+                    x_transaction_log_flush_interval=1.0,
+                    silent=mode != "online",  # `console.print_upload_command` shows how to upload the run
+                    disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
+                    console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
+                )
+                self._wandb_init |= {"mode": mode, "settings": settings}
                 super().experiment  # noqa: B018
                 return
             except Exception as error:

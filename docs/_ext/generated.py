@@ -154,7 +154,7 @@ def _fit() -> str:
     parts = [
         "Each setting of an experiment is an option, named by its path in the YAML file.\n"
         "Options that follow `--config` override it.",
-        "`lightning-tfm fit --config date_gpt --print_config` prints all settings with their values,\n"
+        "`lightning-tfm fit date_gpt --print_config` prints all settings with their values,\n"
         "`lightning-tfm fit --help-all` lists all options of the Trainer, and\n"
         "`lightning-tfm fit --model.help Seq2SeqModule` and `--data.help Date` list those of a class.",
         table(("option", "meaning"), [(_name(action), _help(action)) for action in general]),

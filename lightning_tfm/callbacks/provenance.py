@@ -64,7 +64,7 @@ class Provenance(Callback):
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "step": self.step,
             "checkpoint": checkpoint,
-            "command": shlex.join(sys.argv),
+            "command": shlex.join(sys.argv).encode(errors="backslashreplace").decode(),  # it may not be UTF-8
             "changed_settings": self.changed,
             "git": state,
             "versions": versions(),

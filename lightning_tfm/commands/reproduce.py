@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -63,6 +64,7 @@ def reproduce(arguments: list[str]) -> int:
         The exit status: 1 if a claim does not hold, 0 otherwise.
     """
     options = make_parser().parse_args(arguments)
+    os.environ.setdefault("WANDB_MODE", "disabled")  # the runs are not experiments of the user
     seeds = parse_seeds(options.seeds)
     experiments = _experiments(options.names)
     source = _checked_source(options.output)
@@ -176,7 +178,7 @@ class Result:
 
 def compared(experiment: str, claim: Claim, runs: Mapping[int, Run | None]) -> Result:
     """Compare a claim of an experiment with the run of each seed, which is None if it has failed."""
-    summaries = {seed: run.summary for seed, run in runs.items() if run is not None and run.summary is not None}
+    summaries = {seed: run.summary for seed, run in runs.items() if run is not None}
     known = {seed: summary.metrics.get(claim.metric, math.nan) for seed, summary in summaries.items()}
     values = {seed: value if math.isfinite(value := known.get(seed, math.nan)) else None for seed in runs}
     finite = [value for value in values.values() if value is not None]

@@ -85,19 +85,22 @@ class SeededRuns:
                 return int(run.config["seed_everything"])
         return None
 
-    def train(self, seeds: Sequence[int], jobs: int = 1, resume: bool = True) -> dict[int, Run | None]:
+    def train(
+        self, seeds: Sequence[int], jobs: int = 1, resume: bool = True, stops: bool = False
+    ) -> dict[int, Run | None]:
         """Train once per seed, and print the result of each run as soon as it has ended.
 
         Args:
             seeds: the seeds.
             jobs: the number of runs at a time.
             resume: whether to leave out the seeds that have finished before, and to resume the others.
+            stops: whether a run that fails before its first checkpoint stops the others, which would fail as well.
 
         Returns:
             The run of each seed; None if it has failed.
 
         Raises:
-            UserError: if `fit` refuses to start a run, as it would refuse the others.
+            UserError: if `stops` and a run fails before its first checkpoint.
         """
         results: dict[int, Run | None] = {}
         resumed: dict[int, list[str]] = {}  # arguments of the seeds to train
@@ -124,7 +127,7 @@ class SeededRuns:
                 if child.is_running or seed in results:
                     continue
                 run = runs.get(seed)
-                if child.process.returncode == 2 and run is None:
+                if stops and child.process.returncode == 2 and run is None:
                     raise UserError(child.last_line)
                 results[seed] = run = run if child.process.returncode == 0 else None
                 line = f"FAILED: {child.last_line} ({relative(child.log)})" if run is None else _describe(run)
@@ -155,7 +158,7 @@ def fit_seeds(arguments: list[str]) -> int:
     runs = SeededRuns(settings)
     handle_signals(interrupt)
     try:
-        results = runs.train(seeds, options.jobs, resume=options.ckpt_path == "last")
+        results = runs.train(seeds, options.jobs, resume=options.ckpt_path == "last", stops=True)
     except Interrupted as interrupted:
         interrupted.ckpt_path = "last"
         raise

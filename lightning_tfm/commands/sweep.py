@@ -269,6 +269,9 @@ class Worker:
             trial = self.study.ask()
             self._beat(trial)
             lock = _lock(self._folder(trial).with_suffix(".lock"))
+            if trial.user_attrs["index"] >= self.file.run_cap:  # a worker with another folder has begun the last one
+                self.study.tell(trial, state=TrialState.FAIL)
+                return False
             if lock is not None:  # otherwise, the run of a killed worker goes on, and the heartbeat stops until its end
                 self._start(trial, lock)
             return lock is not None
@@ -299,7 +302,7 @@ class Worker:
         arguments = [*self._arguments(settings), "--trainer.logger", loggers]
         if record.checkpoints():
             arguments += ["--ckpt_path", str(record.folder.absolute())]
-        elif record.folder.is_dir():  # killed before its first checkpoint
+        elif record.folder.is_dir() and not record.has_finished:  # killed before its first checkpoint
             shutil.rmtree(record.folder)
         log = record.folder.with_suffix(".log")
         child = None if record.has_finished else self._child(arguments, log, [lock])

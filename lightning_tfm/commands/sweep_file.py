@@ -48,9 +48,15 @@ def _quantized(min: float, max: float, q: float = 1) -> BaseDistribution:
     return (IntDistribution if is_integer else FloatDistribution)(min, max, step=q)  # type: ignore[arg-type]
 
 
+def _list(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise ValueError(f"values must be a list, but is {values!r}")
+    return values
+
+
 DISTRIBUTIONS: dict[str, Callable[..., BaseDistribution]] = {
     "constant": lambda value: CategoricalDistribution([value]),
-    "categorical": lambda values: CategoricalDistribution(values),
+    "categorical": lambda values: CategoricalDistribution(_list(values)),
     "int_uniform": lambda min, max: IntDistribution(min, max),
     "uniform": lambda min, max: FloatDistribution(min, max),
     "q_uniform": _quantized,
@@ -124,7 +130,8 @@ class SweepFile:
                 settings[name] = trial.suggest_int(name, space.low, space.high, step=space.step, log=space.log)
             elif isinstance(space, FloatDistribution):
                 value = trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
-                settings[name] = min(max(float(f"{value:.{DIGITS}g}"), space.low), space.high)
+                rounded = min(max(float(f"{value:.{DIGITS}g}"), space.low), space.high)
+                settings[name] = rounded if space.step is None else value
         return settings
 
     def arguments(self, settings: dict[str, Any]) -> list[str]:
@@ -167,7 +174,7 @@ def _sweep_file(
             raise UserError(f"parameters.{ranges[0]} must have values with method grid; list them")
         size = math.prod(len(_bounds(space)) for space in spaces.values())
         run_cap = size if run_cap is None else min(run_cap, size)
-    if not isinstance(run_cap, int) or not 1 <= run_cap <= MAX_TRIALS:
+    if not _is_integer(run_cap) or not 1 <= run_cap <= MAX_TRIALS:
         raise UserError(f"run_cap must be an integer from 1 to {MAX_TRIALS:,}, but is {run_cap!r}; try 20")
     pruner = NopPruner() if early_terminate is None else _call("early_terminate", _pruner, early_terminate)
     settings = _call("metric", _metric, metric)
@@ -183,10 +190,10 @@ def _metric(name: Any, goal: Any = "minimize") -> tuple[str, Goal]:
 
 
 def _pruner(type: Any, **content: Any) -> BasePruner:
-    if type not in PRUNERS:
+    if not isinstance(type, str) or type not in PRUNERS:
         raise ValueError(f"type must be one of {', '.join(PRUNERS)}, but is {type!r}")
     for key, value in content.items():
-        if not isinstance(value, int) or value < 1:
+        if not _is_integer(value) or value < 1:
             raise ValueError(f"{key} must be an integer of at least 1, but is {value!r}")
     return PRUNERS[type](**content)
 
@@ -196,14 +203,21 @@ def _distribution(distribution: Any = None, **content: Any) -> BaseDistribution:
         is_integer = all(isinstance(content.get(key), int) for key in ("min", "max"))
         names = [name for name, key in (("constant", "value"), ("categorical", "values")) if key in content]
         distribution = [*names, "int_uniform" if is_integer else "uniform"][0]
-    if distribution not in DISTRIBUTIONS:
+    if not isinstance(distribution, str) or distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, but is {distribution!r}")
     for key, value in content.items():
         for number in value if isinstance(value, list) else [value]:
             is_number = isinstance(number, int | float) and math.isfinite(number)
             if not is_number and (key not in ("value", "values") or not isinstance(number, str | None)):
                 raise ValueError(f"{key} must be a number, such as 1.0e-4, but has {number!r:.50}")
+        if distribution == "int_uniform" and not _is_integer(value):
+            raise ValueError(f"{key} must be an integer, but is {value!r}")
     return DISTRIBUTIONS[distribution](**content)
+
+
+def _is_integer(value: Any) -> bool:
+    """Return whether a value is an integer; `true` is not one."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _bounds(space: BaseDistribution) -> list[Any]:
@@ -226,7 +240,7 @@ def _call(owner: str, function: Callable[..., T], content: Any) -> T:
         return function(**content)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         message = str(error).partition("() ")[2] or str(error)
         message = message.replace("got an unexpected keyword argument", "the sweep does not support the key")
         raise UserError(f"{owner}: {message}, in {content!r:.80}") from None

@@ -34,7 +34,7 @@ from lightning_tfm.networks import Network
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 """Dimensions of a device mesh, named as Lightning does."""
 
-ENTRIES = ("encode", "decode_step")
+ENTRIES = ("encode", "decode_step", "logits")
 """Methods of a network that are called instead of `forward`."""
 
 

@@ -52,7 +52,7 @@ def from_huggingface(model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
         max_length=config.n_positions,
         activation="gelu_tanh",
         text_only=num_special > 0,
-    ).to(model.dtype)
+    ).to(torch.promote_types(model.dtype, torch.float32))  # weights are never rounded
     transformer: Any = model.transformer
 
     def copy(target: Any, source: Any, is_transposed: bool = False) -> None:

@@ -119,7 +119,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             network.hyper_parameters = dict(recorded)
             for name, value in recorded:
                 least = network.least.get(name, 1)
-                if type(value) is int and value < least:
+                if type(value) is int and value < least and not name.endswith("dropout"):  # which Dropout checks
                     raise UserError(f"{name} must be at least {least}, but is {value}")
         init(network, *arguments, **settings)
 

@@ -139,10 +139,9 @@ def _facts(run: Run) -> dict[str, str]:
         summary = run.summary
         facts = {name: f"{value:.4f}" for name, value in summary.metrics.items() if not is_per_category(name)}
         if summary.train_seconds is not None:
-            facts |= {
-                "training": format_duration(summary.train_seconds),
-                "samples per second": f"{summary.samples_per_second:,.0f}",
-            }
+            facts["training"] = format_duration(summary.train_seconds)
+        if summary.samples_per_second is not None:
+            facts["samples per second"] = f"{summary.samples_per_second:,.0f}"
         if summary.checkpoint:
             facts["tested checkpoint"] = summary.checkpoint
         facts |= {"steps": f"{summary.steps:,}", "parameters": f"{summary.parameters:,}", "seed": str(summary.seed)}

@@ -108,7 +108,8 @@ class EvaluationModule(LightningModule, ABC):
                     direction = higher_is_better
                     if isinstance(direction, dict):
                         direction = direction.get(name.rpartition("/")[2])
-                    self.log(f"{prefix}/{name}", value, sync_dist=True, higher_is_better=direction)
+                    # Equal on all processes; a mean would be rounded.
+                    self.log(f"{prefix}/{name}", value, sync_dist=True, reduce_fx="max", higher_is_better=direction)
                     if getattr(metric, "depends_on_tokenizer", False):
                         self.token_metrics.add(f"{prefix}/{name}")
             metric.reset()

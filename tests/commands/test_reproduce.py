@@ -125,6 +125,17 @@ def test_an_interrupted_reproduction_can_be_resumed(project):
 
 
 @pytest.mark.run
+def test_the_claims_of_a_failed_run_do_not_hold(project):
+    path = project / "experiments/copy_gpt.yaml"
+    path.write_text(re.sub("lr: .*", "lr: 1e30", path.read_text()))
+    child = run("reproduce", "copy_gpt", "--seeds=4..5", cwd=project)
+    assert child.wait() == 1
+    printed = child.out.read_text()
+    assert printed.count("FAILED: loss and gradients must be finite") == 2
+    assert "0 of 1 claims hold" in printed
+
+
+@pytest.mark.run
 def test_runs_with_other_settings_or_of_another_source_do_not_count(reproduced, tmp_path):
     project = shutil.copytree(reproduced, tmp_path / "project")
     path = project / "experiments/copy_gpt.yaml"
