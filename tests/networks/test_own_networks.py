@@ -162,7 +162,7 @@ def test_reproduce_passes_trusted_packages_to_its_runs(checkpoint, monkeypatch, 
     config = config.partition("\n")[2]  # drop the line with the version of Lightning
     (tmp_path / "mine.yaml").write_text(config)
     arguments = ["reproduce", tmp_path / "mine.yaml", "--seeds", "1"]
-    assert in_process(monkeypatch, *arguments, "--output", tmp_path / "refused") == 1
+    assert in_process(monkeypatch, *arguments, "--output", tmp_path / "refused") == 2
     assert "--trust-package my_nets" in capsys.readouterr().err
     assert not Path("canary").exists()
     assert in_process(monkeypatch, *arguments, "--output", tmp_path / "allowed", "--trust-package=my_nets") == 0
