@@ -357,8 +357,8 @@ class TfmCLI(LightningCLI):
             self.datamodule.skip_test()
         self.datamodule.trainer = self.trainer  # as Lightning does when it starts, later than the checks
         self._configure_callbacks()
-        self._check_run()
         check_processes(self.trainer)
+        self._check_run()
 
     def _configure_callbacks(self) -> None:
         for callback in self.trainer.callbacks:
