@@ -51,7 +51,7 @@ def parameters_of(network: nn.Module) -> int:
 def repeated(
     step: Callable[[Any], object], batches: Iterable[Any], steps: int, amount: Callable[[Any], float] = tokens_of
 ) -> Callable[[], Block]:
-    """Return a function that measures a block of steps, going on with the batches where the last block has ended.
+    """Return a function that measures a block of steps and continues with the batch after the previous block.
 
     Args:
         step: the training step.

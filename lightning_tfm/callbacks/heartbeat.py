@@ -1,4 +1,4 @@
-"""End of all processes of a run when one of them is lost."""
+"""Detection of lost processes of a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lightning_tfm.errors import UserError
 class Heartbeat(Callback):
     """Callback that ends all processes of a run when one of them is lost, with a message that names it.
 
-    A process is lost if it has ended, is stopped, or cannot be reached. A long computation, such as a validation, is
-    no loss, since the beats come from a thread.
+    A process is lost if it has ended, is stopped, or cannot be reached. A thread sends the beats, so a process that
+    computes for a long time, such as in a validation, is not lost.
 
     Args:
         timeout: number of seconds without a beat after which a process is lost.
@@ -66,7 +66,7 @@ class Monitor:
         torch.distributed.all_gather_object(hosts, socket.gethostname())
         self.names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
         self.silent = dict.fromkeys([0] if self.rank else range(1, len(hosts)), 0)  # seconds, by rank
-        self.lost = b""  # as rank 0 tells
+        self.lost = b""  # the names of the lost processes, set by rank 0
         # The main thread may wait in the original.
         self.store = _get_default_store().clone()  # type: ignore[attr-defined]  # missing in the stubs
         self.store.set(f"beats of rank {self.rank}", "0")
@@ -80,7 +80,7 @@ class Monitor:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until the loss of another process ends this one, after communication has failed."""
+        """Wait, after communication has failed, until the thread finds the lost process and ends this one."""
         seconds, self.timeout = self.timeout + 10, 3
         self.thread.join(seconds)
 

@@ -365,10 +365,10 @@ def _token_metrics(run: Run) -> set[str]:
 
 
 def _is_equal(group: Group, baseline: Group, recorded: Callable[[Start], str | None]) -> bool | None:
-    """Return whether what the last starts of two groups record is equal, for equal seeds or, without any, for all.
+    """Compare the records of the last starts of two groups, by seed if the groups have seeds in common.
 
     Returns:
-        None if it is not known, which is so if no seed is in both groups and the values depend on the seed.
+        Whether the records are equal; None if the values depend on the seed and the groups have no seed in common.
     """
     values, others = (
         {run.summary.seed: value for run in each.runs for start in run.starts[-1:] if (value := recorded(start))}
@@ -389,7 +389,7 @@ def check_environment(groups: Sequence[Group]) -> list[str]:
 
 
 def _environment(start: Start) -> dict[str, str]:
-    """Return what may change the results of equal settings."""
+    """Return the software and the hardware of a start, which may change the results of equal settings."""
     framework, hardware = start["framework"], start["hardware"]
     changed = " with uncommitted changes" if framework["dirty"] else ""
     return {

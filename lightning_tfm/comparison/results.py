@@ -106,7 +106,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Return what the test says, in sentences."""
+        """Return the result of the test in sentences."""
         group, baseline, p = self.group, self.baseline, self.corrected_p
         names = f"{group.name} and {baseline.name}"
         if len({*group.values, *baseline.values}) == 1:

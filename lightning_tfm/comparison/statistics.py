@@ -150,7 +150,7 @@ def probability_of_improvement(values: Sequence[float], baseline: Sequence[float
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p values corrected for several comparisons (Holm 1979); None stays None."""
+    """Correct p values for several comparisons (Holm 1979); None for a comparison without p value is kept."""
     ordered = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0

@@ -1,1 +1,1 @@
-"""What the user wrote: YAML files, experiments and their claims, trusted classes, messages for mistakes."""
+"""Configuration: YAML files, experiments and their claims, trusted classes, and messages for parsing errors."""

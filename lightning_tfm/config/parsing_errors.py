@@ -16,7 +16,7 @@ from lightning_tfm.config.trust import INSTEAD, trusted, untrusted
 from lightning_tfm.errors import UserError, nearest
 
 TREE = re.compile(r"Does not validate|Subtypes:|Errors:|.*<class 'NoneType'>|Given value|Problem with given")
-"""Lines of an error of the parser that say where it is rather than what it is."""
+"""Lines of a parser error that locate the error instead of describing it."""
 
 RULES = {
     r"Expected an? <class '(?:[\w.]+\.)?(\w+)'>": "of type {}",
@@ -25,7 +25,7 @@ RULES = {
     "{{class_path: PACKAGE.CLASS, init_args: {{NAME: VALUE}}}}",
     r"()Unable to load config|Unexpected config": "a mapping of settings, NAME: VALUE",
 }
-"""What a value must be, by the reason for which the parser refuses it."""
+"""Regular expressions of parser errors, mapped to the requirement that the value violates."""
 
 
 def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
@@ -94,7 +94,7 @@ def _classes(value: str, base: re.Match[str] | None) -> str:
 
 
 def _innermost(text: str) -> str:
-    """Return what an error of the parser says about the innermost setting: the lines that are indented below it."""
+    """Return the part of a parser error that describes the innermost setting: the lines indented below it."""
     before, key, after = text.rpartition('Parser key "')
     if not key:
         return text
@@ -104,7 +104,7 @@ def _innermost(text: str) -> str:
 
 
 def _value(block: str, text: str, names: Sequence[str]) -> Any:
-    """Return the refused value: that of the innermost setting or, if the error has only an outer one, that in it."""
+    """Return the rejected value of the innermost setting, which may be part of the value of an outer setting."""
     pattern = re.compile(
         r"(?:(?:Got|Given) value:|path string:|load config) (?:NestedArg\(.*?, val=(.*)\)$|(.*))", re.M
     )

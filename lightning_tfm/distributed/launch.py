@@ -22,7 +22,7 @@ LAUNCHERS = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     "srun": ("SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE"),
 }
-"""Launchers, and the environment variables that show them, and hold the numbers of nodes and of processes per node."""
+"""Variables by launcher: the one that identifies it, and those with the numbers of nodes and of processes per node."""
 
 MAX_CPU_PROCESSES = 8
 """Processes that may share a machine with fewer cores, for example to try a run."""

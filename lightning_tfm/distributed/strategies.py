@@ -83,7 +83,7 @@ class Elastic(DDPStrategy):
         super().setup_environment()
 
     def configure_ddp(self) -> None:
-        """Give all processes the weights of the first, as DDP does; this strategy reduces the gradients itself."""
+        """Broadcast the weights of rank 0, as DDP does; this strategy reduces the gradients itself."""
         assert self.model is not None
         broadcast_weights(self.model, self.root_device)
 

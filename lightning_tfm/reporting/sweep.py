@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STATES = ("finished", "pruned", "failed")
 
 MIN_TRIALS = 10
-"""Number of finished trials below which importances say nothing."""
+"""Minimum number of finished trials for which importances are computed."""
 
 
 def ranked(study: Study) -> list[FrozenTrial]:

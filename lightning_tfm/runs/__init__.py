@@ -1,1 +1,1 @@
-"""The folder of a run: its lock, and runs in child processes."""
+"""Folder of a run: its files, its lock, and runs in child processes."""

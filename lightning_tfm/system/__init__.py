@@ -1,1 +1,1 @@
-"""What touches the machine: files, memory, progress bars and the terminal."""
+"""Interface to the operating system: files, memory, the terminal, progress bars and installed versions."""

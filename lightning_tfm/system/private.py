@@ -42,7 +42,7 @@ def replace_yaml_loader(loader: type[Any]) -> None:
 
 
 def start_method(strategy: DDPStrategy) -> str:
-    """Return how a strategy starts the other processes: "popen" or the name of a method of multiprocessing."""
+    """Return the method that starts the other processes: "popen" or the name of a method of multiprocessing."""
     return strategy._start_method or "popen"
 
 
