@@ -30,6 +30,10 @@ class UserError(ValueError):
     """Error that the user can fix. The message names the setting, the rule, the value and a fix, in one line."""
 
 
+class DamagedError(UserError):
+    """Error of a file that is not as lightning_tfm has written it."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, or all of them."""
     names = list(names)

@@ -12,6 +12,7 @@ import re
 import signal
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -286,7 +287,15 @@ def run_records() -> str:
 
 def _json_type(kind: Any) -> str:
     """Return the name of a type in JSON."""
-    names = {float: "number", int: "integer", str: "text", bool: "true or false", type(None): "null", Any: "any"}
+    names = {
+        float: "number",
+        int: "integer",
+        str: "text",
+        datetime: "text",
+        bool: "true or false",
+        type(None): "null",
+        Any: "any",
+    }
     arguments, origin = get_args(kind), get_origin(kind)
     if origin is UnionType:
         return " or ".join(map(_json_type, arguments))

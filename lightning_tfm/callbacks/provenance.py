@@ -12,7 +12,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_tfm.distributed.strategies import Elastic
-from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.errors import DamagedError, rank_zero_print
 from lightning_tfm.loggers import run_folder, wandb_loggers
 from lightning_tfm.runs.record import FORMAT, Run, Start
 from lightning_tfm.system.versions import framework, git, hardware, versions
@@ -61,7 +61,7 @@ class Provenance(Callback):
         package, _ = framework()
         start: Start = {
             "format": FORMAT,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": datetime.now(UTC).replace(microsecond=0),
             "step": self.step,
             "checkpoint": checkpoint,
             "command": shlex.join(sys.argv).encode(errors="backslashreplace").decode(),  # it may not be UTF-8
@@ -85,7 +85,7 @@ def _earlier_starts(run: Run) -> list[Start]:
     """Return the earlier starts of a run; a damaged file is kept as a copy, so that the run continues."""
     try:
         return run.starts
-    except UserError as error:
+    except DamagedError as error:
         rank_zero_print(f"{error}; it is kept as {run.keep_damaged(Run.PROVENANCE).name}")
         return []
 

@@ -6,7 +6,6 @@ from lightning_tfm.checkpoint.compatibility import bounded_by, check_fits
 from lightning_tfm.checkpoint.content import (
     FORMAT,
     CheckpointReader,
-    DamagedError,
     copy_checkpoint,
     is_whole,
     latest_valid,
@@ -17,7 +16,6 @@ from lightning_tfm.checkpoint.content import (
 __all__ = [
     "FORMAT",
     "CheckpointReader",
-    "DamagedError",
     "average_checkpoints",
     "bounded_by",
     "check_fits",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_tfm.checkpoint.archive import verify_checksum
 from lightning_tfm.checkpoint.shards import INDEX, copy_shards, gather_shards, is_sharded, verify_shards
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import DamagedError, UserError
 from lightning_tfm.system.files import copy_file
 
 FORMAT = 2
@@ -32,10 +32,6 @@ TYPES: dict[str, type | UnionType] = {
 
 MAX_DEPTH = 100
 """Maximum nesting of the values of a checkpoint."""
-
-
-class DamagedError(UserError):
-    """A file that is not a whole checkpoint."""
 
 
 class CheckpointReader:

@@ -287,7 +287,9 @@ def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list
             continue
         by_seed: dict[int, tuple[Run, float]] = {}
         repeated = []
-        for run in sorted(values, key=lambda run: ([start["time"] for start in run.starts[-1:]], _natural(run))):
+        for run in sorted(
+            values, key=lambda run: ([start["time"].isoformat() for start in run.starts[-1:]], _natural(run))
+        ):
             value, seed = values[run], run.summary.seed
             if value is None:
                 notes.append(f"{relative(run.folder)} has no {metric}, and is left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tfm.checkpoint import latest_valid, read_index
 from lightning_tfm.config.settings import is_below, parse_yaml, settings_of_weights
-from lightning_tfm.errors import UserError, rank_zero_print
+from lightning_tfm.errors import DamagedError, UserError, rank_zero_print
 from lightning_tfm.fit.folder import check_empty
 from lightning_tfm.runs.metrics_writer import MetricsWriter
 from lightning_tfm.runs.record import TIME_LIMIT, Run
@@ -27,7 +28,7 @@ class Resumption(NamedTuple):
 
     Attributes:
         checkpoint: the path of the checkpoint.
-        modified: the time at which the file was modified, in nanoseconds.
+        modified: the time at which the file was modified, in nanoseconds, taken before it was read.
         extends: whether the run has finished, and is continued in a new folder to keep its results unchanged.
     """
 
@@ -68,13 +69,19 @@ def find_run(
     Raises:
         UserError: if the run or all runs have finished, or there is no undamaged checkpoint.
     """
+    modified: dict[Path, int] = {}
+
+    def read_version(path: Path) -> dict[str, Any]:
+        modified[path] = path.stat().st_mtime_ns  # another process may replace the file while it is read
+        return read(path)
+
     if ckpt_path == "last":
         runs = [run for run in map(Run, folder.glob("*")) if run.checkpoints()]
         if not runs:
             rank_zero_print(f"no checkpoint below {folder} yet: starting from scratch")
             return None
-        path = newest_checkpoint((run for run in runs if not run.has_finished), read)
-        path = path or newest_checkpoint((run for run in runs if run.has_finished and _has_summary(run)), read)
+        path = newest_checkpoint((run for run in runs if not run.has_finished), read_version)
+        path = path or newest_checkpoint((run for run in runs if run.has_finished and _has_summary(run)), read_version)
         if path is None:
             raise no_checkpoint(folder)
         rule = f"--ckpt_path last needs an unfinished run below {str(folder)!r}, but all have finished"
@@ -84,12 +91,12 @@ def find_run(
         run = Run(named if len(named.parts) >= 3 else Path(os.path.abspath(named)))  # its parents name the experiment
         rule = f"--ckpt_path must name an unfinished run, but {str(run.folder)!r} has finished"
         _check_unfinished(run, max_steps, rule)
-        path = newest_checkpoint([run], read)
+        path = newest_checkpoint([run], read_version)
         if path is None:
             raise no_checkpoint(run.folder)
     else:
         return None
-    return Resumption(path, path.stat().st_mtime_ns, extends=Run.of(path).has_finished)
+    return Resumption(path, modified[path], extends=Run.of(path).has_finished)
 
 
 def no_checkpoint(folder: Path) -> UserError:
@@ -109,8 +116,8 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
         The lock, which is held until it is deleted.
 
     Raises:
-        UserError: if another process trains the run, or has just continued or finished it, or if the folder for a new
-            run is not empty.
+        UserError: if another process trains the run, or has just continued or finished it, if its files have another
+            version of the format, or if the folder for a new run is not empty.
     """
     folder = Path(logger.log_dir)
     run = Run(folder)
@@ -124,6 +131,8 @@ def open_run(logger: CSVLogger, resumed: Resumption | None, step: int | None) ->
             f"the checkpoint of step {step} must be the last of the run {str(folder)!r}, but another process has just "
             "saved a later one; run the command again"
         )
+    with suppress(DamagedError):  # which `Provenance` keeps
+        _ = run.starts
     if resumed is not None and resumed.extends:
         Run(resumed.run).copy_history(run)
     if step is not None:

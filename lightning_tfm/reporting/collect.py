@@ -8,7 +8,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +146,13 @@ def _facts(run: Run) -> dict[str, str]:
         facts |= {"steps": f"{summary.steps:,}", "parameters": f"{summary.parameters:,}", "seed": str(summary.seed)}
     if run.starts:
         first, last = run.starts[0], run.starts[-1]
-        commit = last["framework"]["commit"]
+        commit, versions = last["framework"]["commit"], last["versions"]
         facts |= {
-            "started": datetime.fromisoformat(first["time"]).strftime("%Y-%m-%d %H:%M UTC"),
+            "started": first["time"].strftime("%Y-%m-%d %H:%M UTC"),
             "commit": (last["git"]["commit"] or "unknown")[:10] + (" and changes" if last["git"]["dirty"] else ""),
             "processor": ", ".join(dict.fromkeys([last["hardware"]["processor"], *last["hardware"]["gpus"]])),
-            "lightning_tfm": last["versions"]["lightning_tfm"] + (f" at {commit[:10]}" if commit else ""),
-            "torch": last["versions"]["torch"],
+            "lightning_tfm": versions.get("lightning_tfm", "unknown") + (f" at {commit[:10]}" if commit else ""),
+            "torch": versions.get("torch", "unknown"),
         }
     return facts
 
@@ -198,7 +197,7 @@ def _per_category(predictions: Sequence[Prediction]) -> list[Json]:
     by_category: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
     for line in predictions:
         if line["category"] is not None:
-            by_category[line["split"], line["category"]].append(line)
+            by_category[line.get("split", "test"), line["category"]].append(line)
     return [
         {
             "split": split,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,7 @@ from filelock import FileLock
 from typing_extensions import TypedDict
 
 from lightning_tfm.config.settings import read_yaml, settings_of_weights, without_seed
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import DamagedError, UserError
 from lightning_tfm.runs.lock import is_locked, lock_file, wait_until_unlocked
 from lightning_tfm.system.files import copy_file, write_text
 from lightning_tfm.system.versions import Git, Hardware
@@ -127,7 +128,7 @@ class Start(Format):
         wandb: the id of the run in W&B; null without W&B.
     """
 
-    time: str
+    time: datetime
     step: int
     command: str
     checkpoint: str | None
@@ -293,7 +294,8 @@ class Run:
         """Return the starts of the run, the first one first; empty if the file does not exist.
 
         Raises:
-            UserError: if the file is damaged or has another version of the format.
+            DamagedError: if the file is damaged.
+            UserError: if it cannot be read, or has another version of the format.
         """
         path = self.folder / self.PROVENANCE
         if not path.exists():
@@ -315,7 +317,8 @@ class Run:
 
     def write_starts(self, starts: Sequence[Start]) -> None:
         """Write the starts of the run."""
-        write_text(self.folder / self.PROVENANCE, json.dumps(starts, indent=2) + "\n")
+        content = json.dumps(starts, indent=2, default=datetime.isoformat)
+        write_text(self.folder / self.PROVENANCE, content + "\n")
 
     def write_diff(self, number: int, diff: str) -> None:
         """Write the uncommitted changes at a start, readable by the owner only, since they may contain secrets."""
@@ -451,11 +454,11 @@ class Run:
 
     def copy_history(self, extension: Run) -> None:
         """Copy the metrics and the starts to the folder of an extension, which is another run in W&B."""
+        if self.starts:
+            extension.write_starts([{**start, "wandb": None} for start in self.starts])
         for path in (self.folder / self.METRICS, *self.folder.glob(self.DIFF.format("*"))):
             if path.is_file():
                 copy_file(path, extension.folder / path.name)
-        if self.starts:
-            extension.write_starts([{**start, "wandb": None} for start in self.starts])
 
 
 def _fields(line: str) -> list[str]:
@@ -470,15 +473,18 @@ def _read_json(path: Path, kind: type[T], content: bytes | None = None) -> T:
     """Read a JSON file, or parse its content, which must have a type.
 
     Raises:
-        UserError: if it has not.
+        DamagedError: if it has not.
+        UserError: if it cannot be read.
     """
     from pydantic import TypeAdapter, ValidationError  # slow to import
 
     try:
         return TypeAdapter(kind).validate_json(path.read_bytes() if content is None else content, strict=True)
+    except OSError as error:
+        raise UserError(f"{str(path)!r} must be a file that can be read, but is not: {error.strerror}") from None
     except ValidationError as error:
         first, *_ = error.errors()
         problem = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-        raise UserError(
+        raise DamagedError(
             f"{str(path)!r} must be a file that fit has written, but is damaged: {problem}; delete it to leave it out"
         ) from None

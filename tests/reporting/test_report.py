@@ -127,6 +127,16 @@ def test_differing_settings_are_listed(html, two_runs):
     assert "seed_everything" not in differences
 
 
+def test_unknown_versions_and_test_sets_can_be_reported(tmp_path):
+    prediction = {"category": "a"}
+    run = write_run(tmp_path, start={"versions": {}}, summary={}, predictions=[prediction])
+    path = tmp_path / "predictions.jsonl"
+    path.write_text(path.read_text().replace('"split": "test", ', ""))
+    page = collect.collect_run(run.folder, "new", 10, [])
+    assert (page.facts["torch"], page.facts["lightning_tfm"][:7]) == ("unknown", "unknown")
+    assert [(each["split"], each["category"]) for each in page.categories] == [("test", "a")]
+
+
 def test_an_unfinished_run_can_be_reported(two_runs, tmp_path):
     young = tmp_path / "young"
     young.mkdir()

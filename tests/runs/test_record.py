@@ -6,12 +6,13 @@ import ast
 import json
 import math
 import re
+from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from lightning_tfm.errors import UserError
+from lightning_tfm.errors import DamagedError, UserError
 from lightning_tfm.runs.record import FORMAT, Run, Summary
 from lightning_tfm.system.files import write_text
 from support.experiments import folder
@@ -23,13 +24,14 @@ ROOT = Path(__file__).parents[2]
 def test_each_file_is_read_as_it_was_written(tmp_path):
     run = Run(tmp_path)
     run.write_summary(Summary(**SUMMARY))
-    run.write_starts([START])
+    run.write_starts([START | {"time": datetime.fromisoformat(START["time"])}])
     prediction = PREDICTION | {"source": "a\u0085b", "nll": math.nan, "alignment": [[0, 0]]}
     run.write_predictions([prediction])
     run.write_examples([{"text": "a"}])
     run.write_rows([{"step": "0", "loss": "1.5"}, {"step": "9"}], ["loss", "step"])
     assert run.summary == Summary(**SUMMARY)
-    assert run.starts == [START]
+    assert run.starts == [START | {"time": datetime.fromisoformat(START["time"])}]
+    assert json.loads((tmp_path / Run.PROVENANCE).read_text()) == [START]
     assert json.dumps(run.predictions) == json.dumps([prediction])  # NaN differs from itself
     assert run.examples == [{"text": "a"}]
     assert run.metrics() == [{"step": 0, "loss": 1.5}, {"step": 9}]
@@ -110,6 +112,7 @@ def test_the_headline_is_the_first_metric_by_priority(metrics, headline):
         (Run.PROVENANCE, "{}", "array"),
         (Run.PROVENANCE, [{**START, "hardware": {}}], "0.hardware.system: .*required"),
         (Run.PROVENANCE, [{**START, "step": "0"}], "0.step: .*integer"),
+        (Run.PROVENANCE, [{**START, "time": "yesterday"}], "0.time: .*datetime"),
         (Run.PREDICTIONS, json.dumps(PREDICTION) + "\n{}\n", "1.source: .*required"),
         (Run.PREDICTIONS, json.dumps({**PREDICTION, "source": 1}) + "\n", "0.source: .*string"),
         ("attention/examples.json", "3", "array"),
@@ -127,7 +130,7 @@ def test_a_damaged_file_is_refused_by_name(name, content, problem, tmp_path):
         Run.PREDICTIONS: lambda run: run.predictions,
         "attention/examples.json": lambda run: run.examples,
     }[name]
-    with pytest.raises(UserError, match=rf"{re.escape(name)}' .* is damaged: .*{problem}"):
+    with pytest.raises(DamagedError, match=rf"{re.escape(name)}' .* is damaged: .*{problem}"):
         read(Run(tmp_path))
 
 
@@ -137,6 +140,15 @@ def test_another_version_of_the_format_is_refused(tmp_path):
         UserError, match=f"must have version {FORMAT} of the format of a run, but has version {FORMAT + 1}"
     ):
         Run(tmp_path).starts  # noqa: B018
+
+
+def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / Run.PROVENANCE).mkdir()
+    with pytest.raises(
+        UserError, match=f"{Run.PROVENANCE}' must be a file that can be read, but is not: Is a directory"
+    ):
+        Run(tmp_path).starts  # noqa: B018
+    assert Run(tmp_path).wandb_id is None
 
 
 def test_damaged_rows_of_metrics_are_counted(tmp_path):

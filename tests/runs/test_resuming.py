@@ -451,6 +451,34 @@ def test_a_run_that_another_process_has_continued_is_refused(reference, tmp_path
     assert (folder / "metrics.csv").read_bytes() == metrics
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path):
+    checkpoint = tmp_path / "runs/new/version_0/checkpoints/last.ckpt"
+    write({"optimizer_states": []}, checkpoint)
+
+    def read_and_replace(path):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+        return {"optimizer_states": [{}]}
+
+    resumed = find_run(str(checkpoint.parents[1]), tmp_path, None, read_and_replace)
+    with pytest.raises(UserError, match="has just saved a later one; run the command again"):
+        open_run(CSVLogger(tmp_path / "runs", "new", "version_0"), resumed, 50)
+
+
+def test_a_run_of_another_format_is_refused_unchanged(tmp_path):
+    checkpoint = tmp_path / "runs/new/version_0/checkpoints/last.ckpt"
+    write({}, checkpoint)
+    path, metrics = (checkpoint.parents[1] / name for name in ("provenance.json", "metrics.csv"))
+    path.write_text('[{"format": 1000000}]')
+    metrics.write_text("step,loss\n9,0.5\n")
+    before = contents(tmp_path)
+    resumed = Resumption(checkpoint, checkpoint.stat().st_mtime_ns, extends=False)
+    with pytest.raises(UserError, match="use the version of lightning_tfm that wrote it"):
+        open_run(CSVLogger(tmp_path / "runs", "new", "version_0"), resumed, 5)
+    with pytest.raises(UserError, match="use the version of lightning_tfm that wrote it"):
+        provenance._earlier_starts(Run(path.parent))
+    assert {name: content for name, content in contents(tmp_path).items() if name.name != ".lock"} == before
+
+
 @pytest.mark.run
 def test_a_run_that_starts_from_a_checkpoint_records_it(tmp_path):
     assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
