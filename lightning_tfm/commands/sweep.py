@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import os
-import shlex
+import re
 import shutil
 import time
 import warnings
@@ -28,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, lock_descriptor
 
 from lightning_tfm.commands.parser import CommandParser
+from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.config.settings import settings_of_weights
-from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print
-from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.errors import UserError, handle_signals, interrupt, rank_zero_print, shell_quote
+from lightning_tfm.fit.cli import run
 from lightning_tfm.reporting.sweep import as_text, best_value, ranked, render_sweep, short_names, state_of, trial_table
-from lightning_tfm.runs.children import INTERVAL, ChildRun, run_children
+from lightning_tfm.runs.children import ChildRun, run_children
+from lightning_tfm.runs.lock import INTERVAL
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import make_folder, relative, write_text
 from lightning_tfm.system.progress import progress_bar
@@ -43,7 +45,10 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial, TrialState
 
 MAX_KILLS = 10
-"""Maximum number of times that a worker resumes a trial whose run is killed."""
+"""Number of times that a run may be killed, after which a worker no longer starts it again."""
+
+KILLED = f"it was killed {MAX_KILLS} times, perhaps since it needs more memory than there is"
+"""Message about a run that was killed MAX_KILLS times."""
 
 LOCK = ".lock"
 """File in the folder of a sweep: the lock of the worker that begins a trial or writes the other files there."""
@@ -55,7 +60,7 @@ SHOWN = 10
 """Number of the best trials that the command prints at its end."""
 
 
-class ParsingCLI(TfmCLI):
+class ParsingCLI(SettingsCLI):
     """TfmCLI that parses and checks the settings of `fit`, but constructs and runs nothing."""
 
     def instantiate_classes(self) -> None:
@@ -63,9 +68,6 @@ class ParsingCLI(TfmCLI):
 
     def after_instantiate_classes(self) -> None:
         """Check nothing that is not constructed."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
 
 
 @dataclass
@@ -114,8 +116,10 @@ def sweep(arguments: list[str]) -> int:
     except (ImportError, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         if options.storage is None:
             raise
-        message = str(error).partition("\n")[0]
-        raise UserError(f"--storage must be a database that answers, but {options.storage!r}: {message}") from error
+        reason = str(error).partition("\n")[0]
+        message = re.sub(r"(://[^:/\s]*):\S*@", r"\1:***@", f"{options.storage!r} does not: {reason}")
+        mend = "install it" if isinstance(error, ImportError) else "start it, or correct the URL"
+        raise UserError(f"--storage must be a database that answers, but {message}; {mend}") from error
 
 
 def make_parser() -> CommandParser:
@@ -152,13 +156,16 @@ class Worker:
             raise UserError(f"--jobs must be at least 1, but is {options.jobs}; try 1")
         self.file = read_sweep_file(options.specification)
         self.folder = options.output or Path("runs", "sweeps", options.specification.stem)
-        self.jobs, self.url, self.trust_packages = options.jobs, options.storage, options.trust_package
+        self.jobs, self.url = options.jobs, options.storage
+        self.trusted = ["--trust-package", ",".join(options.trust_package)] if options.trust_package else []
         self.database: RDBStorage | None = None
         self.running: list[TrialRun] = []
         self.kills: Counter[Path] = Counter()
         for settings in self.file.bounds():
             self._parsed(settings)
         self.config = self._parsed(self.file.constants)
+        if not self.config["trainer"]["logger"]:
+            raise UserError("trainer.logger must not be false in a sweep, since each trial needs a folder; remove it")
         if not (self.folder / LOCK).is_file():
             if self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
                 raise UserError(f"--output must be a new folder, but {str(self.folder)!r} holds other files")
@@ -173,8 +180,7 @@ class Worker:
 
     def _arguments(self, settings: dict[str, Any]) -> list[str]:
         monitor = [f"--checkpoint.monitor={self.file.metric}", f"--checkpoint.mode={self.file.goal[:3]}"]
-        trusted = ["--trust-package", ",".join(self.trust_packages)] if self.trust_packages else []
-        return [*self.file.arguments(settings), *monitor, "--skip-test", *trusted]
+        return [*self.file.arguments(settings), *monitor, "--skip-test", *self.trusted]
 
     def _child(self, arguments: Sequence[str], log: Path, pass_fds: Sequence[int] = ()) -> ChildRun:
         """Start a run, with one thread unless the user sets a number, since results depend on it."""
@@ -184,13 +190,17 @@ class Worker:
     def _dry_run(self) -> None:
         """Run one batch of the experiment, which checks what only a run can check, such as the name of the metric."""
         arguments = [*self._arguments(self.file.constants), "--dry-run"]
+        message = KILLED
         with TemporaryDirectory() as folder:
-            (child,) = run_children([lambda: self._child(arguments, Path(folder, "log"))])
-            if _has_failed(child):
-                message = child.last_line.replace("checkpoint.monitor", "metric.name")
-                raise UserError(
-                    f"the experiment of the sweep cannot run: {message.replace('checkpoint.mode', 'metric.goal')}"
-                )
+            for _ in range(MAX_KILLS):
+                (child,) = run_children([lambda: self._child(arguments, Path(folder, "log"))])
+                if child.process.returncode == 0:
+                    return
+                if _has_failed(child):
+                    message = child.last_line.replace("checkpoint.monitor", "metric.name")
+                    message = message.replace("checkpoint.mode", "metric.goal")
+                    break
+        raise UserError(f"the experiment of the sweep cannot run: {message}")
 
     def _open_study(self) -> Study:
         """Open or create the study, whose specification must not change, except for the number of trials."""
@@ -226,7 +236,7 @@ class Worker:
         """Run trials until all have ended; a signal stops the runs of this worker, which save a checkpoint."""
         from optuna.exceptions import UpdateFinishedTrialError
 
-        with progress_bar("trials", shown=os.isatty(2), total=self.file.run_cap) as bar:
+        with progress_bar("trials", total=self.file.run_cap) as bar:
             try:
                 while True:
                     while len(self.running) < self.jobs and self._begin():
@@ -310,8 +320,6 @@ class Worker:
 
     def _loggers(self, folder: Path) -> list[dict[str, Any]]:
         """Return the loggers of a trial: a CSVLogger, which creates its folder, and those of the user."""
-        if not self.config["trainer"]["logger"]:
-            raise UserError("trainer.logger must not be false in a sweep, since each trial needs a folder; remove it")
         first, *others = self.config["trainer"]["logger"]
         place = {"save_dir": str(folder.parents[1]), "name": folder.parent.name, "version": folder.name}
         for logger in others:
@@ -346,7 +354,7 @@ class Worker:
         else:  # a signal has killed the run
             self.kills[run.record.folder] += 1
             if self.kills[run.record.folder] == MAX_KILLS:
-                self._end(run, f"it was killed {MAX_KILLS} times, perhaps since it needs more memory than there is")
+                self._end(run, KILLED)
             else:
                 self._drop(run)
 
@@ -373,7 +381,8 @@ class Worker:
         """Print the best trials, and write the table and the page; return the exit status."""
         trials, (columns, rows) = ranked(self.study), trial_table(self.study)
         best = trials[0]
-        command = f"lightning-tfm fit {shlex.join(self.file.arguments(best.user_attrs['settings']))}"
+        words = ["lightning-tfm", "fit", *self.file.arguments(best.user_attrs["settings"]), *self.trusted]
+        command = " ".join(map(shell_quote, words))
         text = StringIO()
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         with FileLock(self.folder / LOCK):

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from lightning_tfm.runs.lock import INTERVAL
 from lightning_tfm.system.files import make_folder
-
-INTERVAL = 0.2
-"""Seconds between two checks whether child processes are running."""
 
 
 class ChildRun:

@@ -14,7 +14,7 @@ RETRY_SECONDS = 1.0
 """Seconds for which `lock_file` retries, since `is_locked` holds the lock for a moment."""
 
 INTERVAL = 0.2
-"""Seconds between two checks of `wait_until_unlocked`."""
+"""Seconds between two checks whether another process has ended."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of locking a file on a file system without locks."""

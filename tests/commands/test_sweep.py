@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,7 +84,7 @@ class PretendedRun:
         type(self).num_started += 1
         self.process = SimpleNamespace(returncode=None, wait=lambda: self.process.returncode)
         if "--dry-run" in arguments:
-            self.process.returncode = 0
+            self.process.returncode = -signal.SIGKILL if EVENTS.random() < self.kills else 0
             return
         values = dict(word.removeprefix("--").split("=", 1) for word in arguments if "=" in word)
         self.settings = {name: float(values[name]) for name in (LR, WIDTH)}
@@ -212,12 +213,32 @@ def test_trials_are_ranked_by_value_and_failures_are_last(pretend, tmp_path):
 
 
 def test_a_run_that_is_killed_again_and_again_fails(pretend, tmp_path, monkeypatch):
+    arguments = [str(write_file(tmp_path, run_cap=1)), "--output", str(tmp_path / "new")]
+    worker = Worker(make_parser().parse_args(arguments))
     monkeypatch.setattr(PretendedRun, "kills", 1.0)
     monkeypatch.setattr(PretendedRun, "num_started", 0)
-    worker = pretend(write_file(tmp_path, run_cap=1), tmp_path / "new")
+    worker.work()
     (trial,) = worker.study.trials
     assert trial.user_attrs["error"].startswith(f"it was killed {MAX_KILLS} times")
-    assert PretendedRun.num_started == 1 + MAX_KILLS  # with the dry run
+    assert PretendedRun.num_started == MAX_KILLS
+
+
+def test_an_experiment_whose_dry_run_is_killed_again_and_again_is_refused(pretend, tmp_path, monkeypatch):
+    monkeypatch.setattr(PretendedRun, "kills", 1.0)
+    monkeypatch.setattr(PretendedRun, "num_started", 0)
+    with pytest.raises(UserError, match=f"cannot run: it was killed {MAX_KILLS} times"):
+        pretend(write_file(tmp_path), tmp_path / "new")
+    assert PretendedRun.num_started == MAX_KILLS
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_printed_command_trusts_the_packages_of_the_sweep(pretend, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lightning-tfm", "sweep", "--trust-package", "numpy"])
+    worker = pretend(write_file(tmp_path, run_cap=1), tmp_path / "new", "--trust-package", "numpy")
+    worker.show()
+    command = capsys.readouterr().out.strip().splitlines()[-1]
+    assert command.startswith("  lightning-tfm fit --config copy_gpt --model.optimizer.lr=")
+    assert command.endswith(" --trust-package numpy")
 
 
 def test_more_trials_continue_a_sweep(pretend, tmp_path):
@@ -297,6 +318,10 @@ def test_mistakes_in_a_specification_are_refused(changes, message, tmp_path):
     [
         ({"parameters": {"model.optimizer.learning_rate": {"value": 1}}}, "learning_rate"),
         ({"parameters": {"data.batch_sizes": {"value": 15}}}, "batch_sizes"),
+        (
+            {"command": [*FILE["command"][:-1], "--trainer.logger=false", "${args}"]},
+            "trainer.logger must not be false in a sweep",
+        ),
         ({"parameters": {"data.batch_size": {"values": [15, "many"]}}}, "batch_size.* many"),
         ({"command": ["lightning-tfm", "fit", "--config", "no_such_file", "${args}"]}, "'no_such_file' must be"),
         (
@@ -340,6 +365,12 @@ def test_an_unknown_database_is_refused(pretend, tmp_path, monkeypatch, capsys):
         in_process(monkeypatch, "sweep", write_file(tmp_path), "--storage", "sqlite:////no/such/folder/study.db") == 2
     )
     assert "--storage must be a database that answers, but 'sqlite:////no/such" in capsys.readouterr().err
+    url = "sqlite://user:secret@word@host/study"
+    assert in_process(monkeypatch, "sweep", write_file(tmp_path), "--storage", url) == 2
+    printed = capsys.readouterr().err
+    assert "'sqlite://user:***@host/study' does not: " in printed
+    assert "secret" not in printed
+    assert "word" not in printed
 
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
