@@ -12,8 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.settings import settings_of_weights, without_seed
 from lightning_tfm.errors import Interrupted, UserError, escape_controls, handle_signals, interrupt, shell_quote
@@ -23,6 +21,7 @@ from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import relative
 from lightning_tfm.system.progress import progress_bar
 from lightning_tfm.system.terminal import format_value
+from lightning_tfm.system.versions import usable_cores
 
 MAX_SEEDS = 1000
 
@@ -73,12 +72,15 @@ class SeededRuns:
 
     def newest(self) -> dict[int, Run]:
         """Return the newest run of each seed."""
-        configs = sorted(self.folder.glob(f"version_*/{Run.CONFIG}"), key=lambda config: config.stat().st_mtime)
-        runs = {self._seed(config.parent): Run(config.parent) for config in configs}
+        modified: dict[Path, int] = {}
+        for config in self.folder.glob(f"version_*/{Run.CONFIG}"):
+            with suppress(FileNotFoundError):  # a run without results deletes its folder
+                modified[config.parent] = config.stat().st_mtime_ns
+        runs = {self._seed(folder, modified[folder]): Run(folder) for folder in sorted(modified, key=modified.get)}
         return {seed: run for seed, run in runs.items() if seed is not None}
 
-    def _read_seed(self, folder: Path) -> int | None:
-        """Return the seed of a run; None if its other settings differ."""
+    def _read_seed(self, folder: Path, modified: int) -> int | None:
+        """Return the seed of a run, whose settings were written at a time; None if its other settings differ."""
         run = Run(folder)
         with suppress(UserError):  # edited by the user
             if run.settings == self._settings:
@@ -115,7 +117,7 @@ class SeededRuns:
             else:
                 can_resume = run is not None and run.checkpoints()
                 resumed[seed] = ["--ckpt_path", str(before.pop(seed).folder)] if can_resume else []
-        threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, torch.get_num_threads() // jobs)
+        threads = None if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, usable_cores() // jobs)
 
         def start(seed: int) -> ChildRun:
             arguments = [*self._arguments, "--seed_everything", str(seed), *resumed[seed]]
@@ -188,7 +190,7 @@ def parse_seeds(text: str) -> list[int]:
     Raises:
         UserError: if the text is not a list of different seeds.
     """
-    ranges = [re.fullmatch(r"(\d{1,10})(?:\.\.(\d{1,10}))?", part) for part in text.split(",")]
+    ranges = [re.fullmatch(r" *(\d{1,10})(?:\.\.(\d{1,10}))? *", part) for part in text.split(",")]
     seeds = [
         seed for part in ranges if part for seed in range(int(part[1]), int(part[2] or part[1]) + 1)[: MAX_SEEDS + 1]
     ]
@@ -219,6 +221,5 @@ def _check(options: Namespace, settings: list[str]) -> None:
 def _describe(run: Run) -> str:
     """Describe a finished run."""
     summary = run.summary
-    assert summary is not None
     headline = f"{summary.headline[0]} {format_value(summary.headline[1])}, " if summary.headline else ""
     return f"{headline}{summary.train_seconds:.0f} s, {relative(run.folder)}"

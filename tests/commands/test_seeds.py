@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -142,12 +143,21 @@ def test_the_newest_run_of_each_seed_is_found(monkeypatch, tmp_path):
         path.write_text(yaml.safe_dump(cli.settings()))
     Path(f"{FOLDER}/version_9").mkdir()
     Path(f"{FOLDER}/version_9/config.yaml").write_text("{")
-    assert runs.newest() == {1: Run(Path(FOLDER, "version_2")), 2: Run(Path(FOLDER, "version_1"))}
+    with monkeypatch.context() as patch:  # a run is deleted after it was listed
+        listed = [*runs.folder.glob("version_*/config.yaml"), runs.folder / "version_10/config.yaml"]
+        patch.setattr(Path, "glob", lambda self, pattern: listed)
+        assert runs.newest() == {1: Run(Path(FOLDER, "version_2")), 2: Run(Path(FOLDER, "version_1"))}
+    # The folder of a run without results is deleted, and its name is used again.
+    path = Path(f"{FOLDER}/version_2/config.yaml")
+    path.write_text(path.read_text().replace("seed_everything: 1", "seed_everything: 4"))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    expected = {seed: Run(Path(FOLDER, f"version_{number}")) for seed, number in ((1, 0), (2, 1), (4, 2))}
+    assert runs.newest() == expected
 
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("7", [7]), ("1..3", [1, 2, 3]), ("1,4,9", [1, 4, 9]), ("5..5,1..2", [5, 1, 2]), ("1..1000", [*range(1, 1001)])],
+    [("7", [7]), ("1..3", [1, 2, 3]), ("1, 4 ,9", [1, 4, 9]), ("5..5,1..2", [5, 1, 2]), ("1..1000", [*range(1, 1001)])],
 )
 def test_seeds_are_numbers_and_ranges(text, seeds):
     assert parse_seeds(text) == seeds
