@@ -17,8 +17,8 @@ class Compile(Callback):
         backend: backend of torch.compile. "inductor" requires a C++ compiler or a GPU, "aot_eager" requires neither.
 
     Note:
-        Compilation slows down the first steps, so it pays off only in long runs. Decoding, whose steps are small and
-        vary in length, is not compiled.
+        Compilation slows down the first steps, so it pays off only in long runs. Only `forward` is compiled, not
+        decoding, whose steps are small and vary in length, and not the validation of a network with an encoder.
     """
 
     def __init__(self, backend: str = "inductor") -> None:

@@ -79,7 +79,8 @@ class TransformerLayer(nn.Module):
         activation: activation of the feed-forward network.
         bias: whether linear layers and norms have a bias.
         cross_attention: how the layer attends to an encoder; None without an encoder.
-        keeps_weights: whether `step` also computes the weights of dot-product cross-attention, for its cache.
+        keeps_weights: whether the cache, which `forward` then returns too, has the weights of dot-product
+            cross-attention.
     """
 
     COLUMNS = ("self_attention.qkv_proj", "cross_attention.q_proj", "cross_attention.kv_proj", "feed_forward.0")
@@ -122,8 +123,8 @@ class TransformerLayer(nn.Module):
         freqs_cis: FreqsCis | None = None,
         memory: KVCache | None = None,
         memory_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Return the output (B, T, D) for a whole sequence.
+    ) -> Tensor | tuple[Tensor, LayerCache]:
+        """Return the output (B, T, D) for a whole sequence, and the cache if `keeps_weights`.
 
         Args:
             x: the input (B, T, D).
@@ -134,7 +135,8 @@ class TransformerLayer(nn.Module):
                 encoder.
             memory_mask: the mask of the cross-attention, see `CrossAttention.forward`.
         """
-        return self._compute(x, None, mask, is_causal, freqs_cis, memory, memory_mask)[0]
+        output, cache = self._compute(x, None, mask, is_causal, freqs_cis, memory, memory_mask)
+        return (output, cache) if self.keeps_weights else output
 
     def step(
         self,

@@ -150,6 +150,11 @@ class TextNetwork(Network):
 class Seq2SeqNetwork(Network):
     """Base class of networks that map a source sequence to a target sequence."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls) and "logits" not in vars(cls):
+            cls.logits = Seq2SeqNetwork.logits  # type: ignore[method-assign]  # a parent's belongs to its own forward
+
     def max_source_length(self, target_length: int) -> int | None:
         """Return the maximum length of a source with a target of target_length tokens; None if unlimited."""
         return getattr(self, "max_length", None)

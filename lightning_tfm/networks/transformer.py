@@ -152,11 +152,14 @@ class Transformer(Seq2SeqNetwork):
         x, extended = embedded, []
         layers = cast(Iterable[TransformerLayer], self.decoder)
         for layer, memory, cache in zip(layers, memories, caches or [None] * len(memories), strict=True):
-            if caches is None and not layer.keeps_weights:
-                x = layer(x, mask, mask is None, rotations, memory, memory_mask)
-            else:
+            if caches is not None:
                 x, cache = layer.step(x, cache, mask, rotations, memory, memory_mask)
                 extended.append(cache)
+            elif layer.keeps_weights:
+                x, cache = layer(x, mask, mask is None, rotations, memory, memory_mask)
+                extended.append(cache)
+            else:
+                x = layer(x, mask, mask is None, rotations, memory, memory_mask)
         x = self.decoder_norm(x)
         logits = self.head(x)
         if self.pointer is not None:

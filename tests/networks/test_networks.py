@@ -112,6 +112,27 @@ def test_logits_of_an_encoded_source_equal_forward(network, batch):
     assert network.logits(source, target_in, network.encode(source)).equal(network(source, target_in))
 
 
+@pytest.mark.parametrize("base", [Transformer, AttentionLSTM])
+def test_a_subclass_with_another_forward_is_evaluated_by_it(base):
+    class Scaled(base):
+        def forward(self, source, target_in):
+            return 2 * super().forward(source, target_in)
+
+    network = Scaled(VOCAB_SIZE, d_model=16, **({"max_length": 8} if base is Transformer else {})).eval()
+    source, target_in = torch.tensor([[4, EOS]]), torch.tensor([[BOS, 4]])
+    assert network.logits(source, target_in, network.encode(source)).equal(network(source, target_in))
+
+
+def test_training_calls_each_layer_of_a_pointer_generator_as_a_module():
+    """Activation checkpointing and FSDP rely on it."""
+    network = Transformer(VOCAB_SIZE, d_model=16, max_length=8, pointer_generator=True)
+    called = []
+    for layer in network.decoder:
+        layer.register_forward_hook(lambda layer, *_: called.append(layer))
+    network(torch.tensor([[4, EOS]]), torch.tensor([[BOS, 4]]))
+    assert called == [*network.decoder]
+
+
 def test_rows_of_a_state_can_be_selected_at_any_step(network, batch):
     """Beam search relies on this: selected rows continue as if they had always been one batch."""
     source, target_in = batch
