@@ -6,12 +6,13 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch.loggers
 from lightning import Trainer
@@ -23,11 +24,17 @@ from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
 
+REACH_TIMEOUT = 4.0
+"""Timeout in seconds for the W&B server to respond, including the resolution of its name."""
+
 START_TIMEOUT = 20.0
 """Timeout in seconds for the login, and for a reachable W&B server to start a run."""
 
 FOLDER_SETTINGS = {"entity", "mode", "project"}
 """Settings that W&B may read from the current folder, where its commands write them."""
+
+
+T = TypeVar("T")
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
@@ -70,16 +77,16 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         self.log_best = log_best
         self.failed = False
         self._wandb_init.pop("anonymous")  # W&B warns about this argument, even if it is None
-        self._wandb_init["mode"] = "offline"  # unless `_choose_mode` succeeds
-        self._connection: Thread | None = None
+        self._wandb_init["mode"] = "offline"  # until `_start`
+        self._mode: Future[str] | None = None
 
     @rank_zero_only
     def connect(self) -> None:
         """Choose the mode of the run in a background thread, which `experiment` awaits."""
-        self._connection = Thread(target=self._choose_mode, daemon=True)
-        self._connection.start()
+        self._mode = _in_background(self._choose_mode)
 
-    def _choose_mode(self) -> None:
+    def _choose_mode(self) -> str:
+        """Return "online", "offline" or a mode set by WANDB_MODE."""
         import wandb
 
         try:
@@ -87,14 +94,15 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             mode = "offline" if self._offline else settings.mode  # set by WANDB_MODE
             if mode == "online":
                 _check_folder_settings()
-                is_reachable = _is_reachable(settings.base_url)
+                is_reachable = _result(_in_background(partial(_is_reachable, settings.base_url)), REACH_TIMEOUT)
                 if not is_reachable:
                     rank_zero_print(f"W&B cannot be reached at {settings.base_url}, so the run is offline")
                 if not (is_reachable and wandb.login(prompt=False, verify=False)):
                     mode = "offline"
-            self._wandb_init["mode"] = mode
+            return mode
         except Exception as error:  # W&B can raise any exception
             rank_zero_print(f"W&B failed to start: {error}")
+            return "offline"
 
     @property
     def experiment(self) -> Any:
@@ -107,10 +115,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     def _start(self) -> None:
         import wandb
 
-        if self._connection is None:
+        if self._mode is None:
             self.connect()
-        cast(Thread, self._connection).join(START_TIMEOUT)
-        for mode in dict.fromkeys((self._wandb_init["mode"], "offline", "disabled")):
+        chosen = _result(cast(Future[str], self._mode), START_TIMEOUT) or "offline"
+        for mode in dict.fromkeys((chosen, "offline", "disabled")):
             # W&B would import its launch package, in a second, to apply what only that package can have staged.
             sys.modules.setdefault("wandb.sdk.launch", cast(ModuleType, None))
             try:
@@ -182,11 +190,14 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
     @property
     def offline_pattern(self) -> str | None:
-        """Return a shell pattern for the folders of an offline run, for `wandb sync`; None for any other run."""
-        if self.run_id is None or self._wandb_init["mode"] not in ("offline", "dryrun"):
+        """Return a shell pattern for the folders of an offline run, also of one that has failed, for `wandb sync`.
+
+        None for any other run.
+        """
+        if self._experiment is None or self._wandb_init["mode"] not in ("offline", "dryrun"):
             return None
         folder = Path(self._experiment.settings.sync_dir).parent
-        return f"{shlex.quote(relative(folder))}/offline-run-*-{self.run_id}"
+        return f"{shlex.quote(relative(folder))}/offline-run-*-{self._experiment.id}"
 
 
 def _check_folder_settings() -> None:
@@ -201,8 +212,26 @@ def _check_folder_settings() -> None:
         )
 
 
+def _in_background(function: Callable[[], T]) -> Future[T]:
+    """Call a function, which must not raise an exception, in a thread that does not keep the process alive."""
+    future: Future[T] = Future()
+    Thread(target=lambda: future.set_result(function()), daemon=True).start()
+    return future
+
+
+def _result(future: Future[T], timeout: float) -> T | None:
+    """Return the result of a background thread; None if it takes longer than a timeout in seconds."""
+    with suppress(TimeoutError):
+        return future.result(timeout)
+    return None
+
+
 def _is_reachable(address: str) -> bool:
-    """Return whether a server responds in time with JSON, unlike the login page of a public network."""
+    """Return whether a server responds in time, and with JSON or an error, unlike the login page of a public network.
+
+    Note:
+        The timeout does not include the resolution of the server's name.
+    """
     import requests
 
     try:
@@ -212,7 +241,8 @@ def _is_reachable(address: str) -> bool:
             timeout=2.0,
             auth=lambda request: request,  # otherwise, requests sends a password of .netrc
         )
-        response.json()
+        if response.ok:
+            response.json()
         return response.status_code < 500
     except requests.RequestException:
         return False

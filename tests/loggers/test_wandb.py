@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,6 +206,38 @@ def test_a_run_is_offline_if_the_service_fails_to_start(monkeypatch, tmp_path, c
     assert "failed to start: no service" in capsys.readouterr().err
 
 
+def test_a_run_is_offline_if_the_name_of_the_server_is_not_resolved_in_time(monkeypatch, tmp_path, capsys, new_wandb):
+    resolved = threading.Event()
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "REACH_TIMEOUT", 0.01)
+    monkeypatch.setattr(loggers, "_is_reachable", lambda address: resolved.wait())
+    modes = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: modes.append(settings["mode"]))
+    _ = loggers.WandbLogger(project="tests", save_dir=tmp_path).experiment
+    resolved.set()
+    assert modes[0] == "offline"
+    assert "W&B cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "is_reachable"),
+    [(200, b"{}", True), (200, b"<html>", False), (401, b"<html>", True), (503, b"{}", False)],
+)
+def test_a_server_responds_with_json_or_refuses_without_an_account(status, content, is_reachable, monkeypatch):
+    response = requests.Response()
+    response.status_code, response._content = status, content
+    monkeypatch.setattr(requests, "post", lambda *_, **__: response)
+    assert loggers._is_reachable("https://wandb.invalid") == is_reachable
+
+
+def test_an_offline_run_that_failed_can_be_uploaded(tmp_path):
+    logger = loggers.WandbLogger(save_dir=tmp_path, offline=True)
+    logger._experiment = SimpleNamespace(settings=SimpleNamespace(sync_dir=tmp_path / "offline-run-1-x"), id="x")
+    logger.failed = True
+    assert logger.offline_pattern == f"{tmp_path}/offline-run-*-x"
+    assert logger.run_id is None
+
+
 def test_settings_in_the_current_folder_cannot_redirect_a_run(monkeypatch, tmp_path, capsys, new_wandb):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -267,7 +300,7 @@ def test_only_rank_0_connects(monkeypatch):
     monkeypatch.setattr(wandb, "setup", lambda: pytest.fail("the service is started"))
     logger = loggers.WandbLogger()
     logger.connect()
-    assert logger._connection is None
+    assert logger._mode is None
 
 
 def test_fit_connects_before_it_sets_up_the_data(monkeypatch, tmp_path):
