@@ -102,18 +102,20 @@ def meet_processes(trainer: Trainer) -> TCPStore | None:
     # torchrun holds the port itself, and so does an earlier run of this process.
     if environment is None or isinstance(environment, TorchElasticEnvironment) or is_initialized():
         return None
-    others = trainer.num_nodes * (trainer.num_devices if environment.creates_processes_externally else 1) - 1
+    per_node = trainer.num_devices if environment.creates_processes_externally else 1
+    names = [f"process {rank} of node {node}" for node in range(trainer.num_nodes) for rank in range(per_node)]
     limit = time.monotonic() + TIMEOUT.total_seconds()
     try:
         if environment.node_rank() == environment.local_rank() == 0:
             store = _start_store(environment)
         else:
             store = _connect_store(environment, limit)
-            store.add("processes", 1)
-        while (missing := others - store.add("processes", 0)) > 0:
+        store.set(f"process {environment.local_rank()} of node {environment.node_rank()}", "")
+        while not store.check(names):
             if time.monotonic() > limit:
+                missing = ", ".join(name for name in names if not store.check([name]))
                 raise UserError(
-                    f"all processes of a run must start within {TIMEOUT}, but {missing} of {others + 1} have not; "
+                    f"all {len(names)} processes of a run must start within {TIMEOUT}, but {missing} did not; "
                     "start the command on each machine"
                 )
             time.sleep(0.1)

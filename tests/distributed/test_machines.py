@@ -14,12 +14,15 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
 from lightning_tfm.callbacks import Heartbeat
+from lightning_tfm.distributed import launch
 from lightning_tfm.errors import UserError
 from support.equality import assert_same_run
 from support.experiments import fit, folder, new_folders, tiny, wait_for_step
@@ -304,6 +307,34 @@ def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
         "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
         in capsys.readouterr().err
     )
+
+
+def test_a_process_that_does_not_come_is_named_even_if_another_has_come_twice(monkeypatch):
+    port = free_port()
+    monkeypatch.setattr(launch, "TIMEOUT", timedelta(seconds=3))
+
+    def meet(rank):
+        environment = SimpleNamespace(
+            creates_processes_externally=True,
+            node_rank=lambda: 0,
+            local_rank=lambda: rank,
+            main_address="127.0.0.1",
+            main_port=port,
+        )
+        strategy = SimpleNamespace(cluster_environment=environment)
+        launch.meet_processes(SimpleNamespace(strategy=strategy, num_nodes=1, num_devices=3))
+
+    def come():
+        with suppress(UserError):
+            meet(1)
+
+    restarted = [threading.Thread(target=come) for _ in range(2)]
+    for thread in restarted:
+        thread.start()
+    with pytest.raises(UserError, match=r"all 3 processes .* but process 2 of node 0 did not"):
+        meet(0)
+    for thread in restarted:
+        thread.join()
 
 
 def test_a_short_limit_is_refused():
