@@ -13,16 +13,16 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from lightning_tfm.checkpoint import read, read_index, write
+from lightning_tfm.checkpoint import read, write
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.errors import UserError
 from lightning_tfm.inference import Predictor, ctranslate
-from lightning_tfm.inference.loading import load
+from lightning_tfm.inference.loading import load, restore
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import BOS, EOS, PAD
 
@@ -44,8 +44,11 @@ Inputs = dict[str, Tensor]
 def export(arguments: list[str]) -> int:
     """Write a folder with the network in the chosen format, and its tokenizer and hyper-parameters in config.json."""
     options = make_parser().parse_args(arguments)
-    predictor = load(options.checkpoint, options.trust_package)
     path = Path(options.checkpoint)
+    checkpoint = read(path)
+    predictor = restore(checkpoint, path, options.trust_package)
+    settings = {k: v for k, v in checkpoint["hyper_parameters"].items() if k not in ("optimizer", "lr_schedule")}
+    settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
     output = options.output or path.with_name(f"{path.stem}_{options.format}")
     if output.exists():
         raise UserError(f"--output must be a new folder, but {str(output)!r} exists; choose another")
@@ -55,17 +58,15 @@ def export(arguments: list[str]) -> int:
             path = Path(folder) / "export" / FILES[options.format]
             path.parent.mkdir()
             if options.format == "single":
-                difference = _single(predictor, Path(options.checkpoint), path, options.trust_package)
+                difference = _single(predictor, checkpoint, path, options.trust_package)
             else:
+                checkpoint.clear()  # the training state is not needed
                 difference = WRITERS[options.format](predictor, path)
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"the exported network must give the outputs of the checkpoint within {TOLERANCE:g}, but differs "
                     f"by {difference:g}; nothing was written; try another --format"
                 )
-            saved = read_index(options.checkpoint)["hyper_parameters"]
-            settings = {k: v for k, v in saved.items() if k not in ("optimizer", "lr_schedule")}
-            settings |= {"pad": PAD, "bos": BOS, "eos": EOS}
             config = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
             (path.parent / "config.json").write_text(config, encoding="utf-8")
             shutil.move(path.parent, output)
@@ -119,9 +120,9 @@ def difference(predictor: Predictor, other: Callable[..., Tensor]) -> float:
     return torch.stack(differences).max().item()  # NaN if any difference is
 
 
-def _single(predictor: Predictor, checkpoint: Path, path: Path, trust_packages: Sequence[str]) -> float:
+def _single(predictor: Predictor, checkpoint: dict[str, Any], path: Path, trust_packages: Sequence[str]) -> float:
     """Write a checkpoint, which may be sharded, as a single file with its training state."""
-    write(read(checkpoint), path)
+    write(checkpoint, path)
     return difference(predictor, load(path, trust_packages).network)
 
 

@@ -34,7 +34,20 @@ def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
             neither to lightning_tfm nor to a trusted package.
     """
-    checkpoint = read(path)
+    return restore(read(path), path, trust_packages)
+
+
+def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
+    """Return the trained model of a checkpoint whose content was read, see `load`.
+
+    Args:
+        checkpoint: the content, see `read`.
+        path: the path of the checkpoint, for error messages.
+        trust_packages: see `load`.
+
+    Raises:
+        UserError: see `load`.
+    """
     saved = dict(checkpoint["hyper_parameters"])
     network_class = _import_class(saved["network"].get("class_path"), networks, Network, path, trust_packages)
     module_name, predictor_name = saved.pop("class_path", None), saved.pop("predictor", None)

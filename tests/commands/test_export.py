@@ -50,6 +50,16 @@ def test_a_checkpoint_is_loaded_and_used_in_python(checkpoint):
         _ = lightning_tfm.lead
 
 
+def test_an_exported_checkpoint_is_read_once(monkeypatch, tmp_path, tmp_path_factory):
+    checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
+    read, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda path, **settings: read.append(path) or load(path, **settings))
+    for format in ("single", "safetensors"):
+        assert in_process(monkeypatch, "export", checkpoint, "--format", format, "--output", tmp_path / format) == 0
+        assert read.count(checkpoint) == 1
+        read.clear()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_network_computes_the_same_logits(format, checkpoint, monkeypatch, tmp_path, capsys):
     if format == "onnx":
