@@ -121,8 +121,9 @@ def _chart(id: str, x: str, metric: str, points: list[Json], is_log: bool = Fals
     field, linear = ("x:Q", altair.Scale(zero=False)) if is_number else ("x:N", altair.Scale())
     scale = altair.Scale(type="log", nice=False) if is_log else linear
     legend, states = altair.Legend(orient="top"), list(STATES)
+    axis = altair.Axis(tickMinStep=1) if all(type(point["x"]) is int for point in points) else altair.Axis()
     base = altair.Chart(altair.Data(values=points)).encode(
-        x=altair.X(field, title=x, scale=scale),
+        x=altair.X(field, title=x, scale=scale, axis=axis),
         y=altair.Y("y:Q", title=metric, scale=altair.Scale(zero=False)),
         color=altair.Color("state:N", title=None, scale=altair.Scale(domain=states, range=PALETTE[:3]), legend=legend),
         detail="trial:N",
