@@ -161,9 +161,9 @@ class TaskModule(Predictor, EvaluationModule):
             # The data module divides batches among processes, so Lightning must not do it again.
             self.trainer._accelerator_connector.use_distributed_sampler = False
         if stage == "fit":
-            settings = {"step to resume": self.resumed_step} | self.step_settings(self.trainer)
-            arguments = dict(self.hparams) | {"tokenizer": self.tokenizer.fingerprint}
-            check_ranks(settings | shared_settings(self.trainer, arguments))
+            settings = {"step to resume": self.resumed_step, "tokenizer": self.tokenizer.fingerprint}
+            arguments = {name: value for name, value in self.hparams.items() if name != "tokenizer"}
+            check_ranks(settings | self.step_settings(self.trainer) | shared_settings(self.trainer, arguments))
         super().setup(stage)
 
     def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
@@ -332,7 +332,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.is_restored = True
 
     def teardown(self, stage: str) -> None:
-        self.is_checked = False
+        self.is_checked, self.resumed_step = False, None
 
     def on_train_end(self) -> None:
         self.check_finite()

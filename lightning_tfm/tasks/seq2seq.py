@@ -105,9 +105,8 @@ class Seq2SeqModule(TaskModule, Seq2SeqPredictor):
 
     def evaluate(self, batch: Batch, dataset: PairDataset, metrics: Mapping[str, Metric]) -> list[Prediction]:
         pairs = [dataset.pairs[row] for row in batch.rows.tolist()]
-        scores_alignment = (
-            dataset.pairs.are_aligned and not self.trainer.testing
-        )  # of the whole split, for all processes
+        # Of the whole split, so that all processes agree.
+        scores_alignment = dataset.pairs.are_aligned and not self.trainer.testing
         state = self.network.encode(batch.source)
         with attention_maps(self.network) if scores_alignment else nullcontext() as maps:
             logits = self.network.logits(batch.source, batch.target_in, state)
