@@ -51,10 +51,11 @@ class TableReader:
         columns: the number, from 1, or the name of each column, by the setting that selects it; None for the further
             column with a name in KNOWN, or else the next one.
         encoding: the encoding of the tables, by Python's name.
-        header: whether the first line names the columns; None if it does so if a column is selected by name, an earlier
-            table has the same first line as its header, or `names_columns` is true.
+        header: whether the first line names the columns; None to infer it: it does if a column is selected by name, if
+            an earlier table has the same header, or if `names_columns` is true.
         hint: what to do if there are more columns and neither settings nor names select them, for the error message;
             None to ignore further columns.
+        inferred: the headers of earlier tables that were inferred.
     """
 
     columns: Mapping[str, int | str | None]
