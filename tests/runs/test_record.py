@@ -61,7 +61,7 @@ def test_the_documentation_names_every_file(reference):
 
 NAMES = (
     r"config\.yaml|summary\.json|provenance\.json|metrics\.csv|predictions\.jsonl|examples\.json|(best|last)\.ckpt|"
-    r"step_\{.*|\.lock|uncommitted_\S*"
+    r"step_\{.*|\.lock|uncommitted_\S*|(example_)?\{\S*\.png"
 )
 
 

@@ -49,12 +49,12 @@ def test_the_command_checks_a_fit_once(calls, monkeypatch, tmp_path):
     assert {name: calls[name] for name in (*ONCE, "check_checkpoint")} == dict.fromkeys((*ONCE, "check_checkpoint"), 1)
 
 
-def fit_in_python(folder, max_steps=2, ckpt_path=None):
+def fit_in_python(folder, ckpt_path=None):
     """Train in Python, and return the module."""
     data = Copy(**SIZES)
     module = Seq2SeqModule.from_data(data, GPT.from_data(data, d_model=8, num_heads=2, num_layers=1))
     intervals = {"val_check_interval": 1, "check_val_every_n_epoch": None}
-    trainer = lightning.Trainer(default_root_dir=folder, accelerator="cpu", max_steps=max_steps, **intervals)
+    trainer = lightning.Trainer(default_root_dir=folder, accelerator="cpu", max_steps=2, **intervals)
     trainer.fit(module, data, ckpt_path=ckpt_path)
     return module
 
@@ -69,7 +69,7 @@ def test_a_resumed_fit_leaves_no_step_to_a_later_one(monkeypatch, tmp_path):
     monkeypatch.setattr(base, "check_ranks", compared.update)
     path = tmp_path / "last.ckpt"
     fit_in_python(tmp_path).trainer.save_checkpoint(path)
-    assert fit_in_python(tmp_path, 3, path).resumed_step is None
+    assert fit_in_python(tmp_path, path).resumed_step is None
     assert [name for name in compared if "tokenizer" in name] == ["tokenizer"], "the others are settings"
 
 
