@@ -66,12 +66,13 @@ class AttentionLogger(Callback):
         run.write_examples([example.content for example in examples])
         for row, title, content in track(trainer, examples, "drawing the attention of example"):
             for layer in (layer.cropped() for layer in module.attention(content)):
-                path = run.attention_folder / f"example_{row:04}_{short_name(layer.layer)}.png"
+                path = run.attention_folder / Run.EXAMPLE_PICTURE.format(row, short_name(layer.layer))
                 _save(draw_attention(layer, f"example {row}: {title}"), path)
                 pictures.append(path)
         for name, layer in module.network.named_modules():
             if isinstance(layer, Positions) and (encodings := layer.table()) is not None:
-                _save(draw_positions(encodings, name.replace("_", " ")), path := run.attention_folder / f"{name}.png")
+                path = run.attention_folder / Run.PICTURE.format(name)
+                _save(draw_positions(encodings, name.replace("_", " ")), path)
                 pictures.append(path)
         return pictures
 

@@ -140,9 +140,8 @@ class Predictions(Callback):
         from lightning_tfm.plots.pictures import missing_glyphs_named  # slow to import
 
         for name, figure in figures.items():
-            with missing_glyphs_named(), atomic_write(folder / f"{name}.png") as file:
+            path = folder / Run.PICTURE.format(name)
+            with missing_glyphs_named(), atomic_write(path) as file:
                 figure.savefig(file, dpi=100)
             for logger in media_loggers(trainer):
-                logger.log_image(
-                    f"{evaluated_prefix(trainer)}/{name}", [str(folder / f"{name}.png")], trainer.global_step
-                )
+                logger.log_image(f"{evaluated_prefix(trainer)}/{name}", [str(path)], trainer.global_step)

@@ -190,6 +190,8 @@ class Run:
     METRICS: ClassVar = "metrics.csv"
     PREDICTIONS: ClassVar = "predictions.jsonl"
     EXAMPLES: ClassVar = "examples.json"
+    PICTURE: ClassVar = "{}.png"
+    EXAMPLE_PICTURE: ClassVar = "example_{:04}_{}.png"
     BEST: ClassVar = "best.ckpt"
     LAST: ClassVar = "last.ckpt"
     STEP: ClassVar = "step_{}.ckpt"
