@@ -10,6 +10,7 @@ import random
 import resource
 import subprocess
 import sys
+import tracemalloc
 import unicodedata
 from collections import Counter
 from datetime import UTC, date, datetime
@@ -21,6 +22,7 @@ from faker import Faker
 from datamodules import Copy, Date, DateWorld, ToyTranslation, date_world, toy_translation
 from datamodules.date import FORMATS
 from lightning_tfm.data import BatchDivision, EvaluationSampler, LengthGroupedSampler, Pair, Pairs, stable_hash
+from lightning_tfm.data.pairs import LEAST_BYTES
 from lightning_tfm.data.rows import TextRows, TokenRows
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
@@ -866,6 +868,15 @@ def test_the_test_set_has_combinations_that_training_lacks(sentences):
 def test_a_split_that_exceeds_the_memory_is_refused():
     with pytest.raises(UserError, match="train_size must fit into memory, but is 1,000,000,000,000; try"):
         Copy(train_size=10**12)
+
+
+def test_a_pair_takes_about_the_memory_by_which_its_split_is_refused():
+    data = Copy(train_size=5000)
+    tracemalloc.start()
+    pairs = data.pairs("train")
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert LEAST_BYTES <= taken / len(pairs) <= 1.5 * LEAST_BYTES
 
 
 def test_a_split_has_at_most_all_distinct_sources():
