@@ -76,7 +76,8 @@ class SeededRuns:
         for config in self.folder.glob(f"version_*/{Run.CONFIG}"):
             with suppress(FileNotFoundError):  # a run without results deletes its folder
                 modified[config.parent] = config.stat().st_mtime_ns
-        runs = {self._seed(folder, modified[folder]): Run(folder) for folder in sorted(modified, key=modified.get)}
+        folders = sorted(modified, key=lambda folder: modified[folder])
+        runs = {self._seed(folder, modified[folder]): Run(folder) for folder in folders}
         return {seed: run for seed, run in runs.items() if seed is not None}
 
     def _read_seed(self, folder: Path, modified: int) -> int | None:
