@@ -70,11 +70,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def with_shards(checkpoint: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """Read the tensors of the shards, if any, into the content of `read_index`, and return it.
-
-    Raises:
-        UserError: if the checkpoint does not fit its shards.
-    """
+    """Read the tensors of the shards, if any, into the content of `read_index`, and return it."""
     if is_sharded(checkpoint):
         try:
             gather_shards(checkpoint, Path(path))
@@ -121,13 +117,9 @@ def read_index(path: str | Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path) -> None:
-    """Check that a file was written by `write` and has not changed since.
-
-    Raises:
-        DamagedError: if it was not, or has.
-    """
+    """Raise DamagedError unless a file was written by `write` and has not changed since."""
     if path.is_dir():
-        inside = next(iter(sorted([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")])), None)
+        inside = min([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")], default=None)
         hint = (
             f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
         )
@@ -146,11 +138,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """Check that a file is an archive as `torch.save` writes it, which does not grow when it is read.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Raise ValueError unless a file is an archive as `torch.save` writes it, which does not grow when it is read."""
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\3\4"  # otherwise, torch reads its format before 2020
     entries = ZipFile(path).infolist()
@@ -198,8 +186,12 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
 
 def _unexpected_classes(hyper_parameters: dict[str, Any]) -> list[Any]:
     """Return the class paths in hyper-parameters, except for those of the module, the network and the optimizer."""
-    arguments = hyper_parameters["network"]["init_args"]
-    others = {**hyper_parameters, "network": arguments, "optimizer": None, "class_path": None}
+    others = {
+        **hyper_parameters,
+        "network": hyper_parameters["network"]["init_args"],
+        "optimizer": None,
+        "class_path": None,
+    }
     return [path for path in _class_paths(others) if path is not None]
 
 
@@ -219,12 +211,8 @@ def latest_valid(
 ) -> tuple[Path | None, list[Path]]:
     """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
 
-    Args:
-        paths: the paths of the checkpoints.
-        read: a function that reads a checkpoint as `read_index` does.
-
     Raises:
-        UserError: if `read_index` rejects a file that is not damaged.
+        UserError: if `read`, which reads a checkpoint as `read_index` does, rejects a file that is not damaged.
     """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):

@@ -86,13 +86,9 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
 
 
 def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any], no_dist: bool = False) -> None:
-    """Read tensors from the shards of a checkpoint, in place; called by all processes.
+    """Read tensors from the shards of a checkpoint by key, in place; called by all processes unless `no_dist` is set.
 
-    Args:
-        tensors: the tensors by key; distributed tensors may have any layout.
-        path: the path of the checkpoint file.
-        index: the value of INDEX in the checkpoint.
-        no_dist: whether a single process reads.
+    Distributed tensors may have any layout. The index is the value of INDEX in the checkpoint.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # slow to import
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -155,16 +151,12 @@ def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
 
 def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
     """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
-    if parts == 1:
-        return rows
-    return rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
+    return rows if parts == 1 else rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
     """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
-    if parts == 1:
-        return rows
-    return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
+    return rows if parts == 1 else rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _checksum(path: Path) -> str:
