@@ -29,14 +29,10 @@ RULES = {
 
 
 def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
-    """Format an error in the parsing of a configuration as a message of one line.
+    """Format an error in the parsing of a configuration, given the names of the command's options, in one line.
 
     If the error or one of its causes is a UserError, its message is returned. Otherwise, the nested error of the parser
     is reduced to the setting, the rule of the innermost setting, and its value, with the closest name.
-
-    Args:
-        error: the error.
-        options: the names of the options of the command.
     """
     cause: BaseException | None = error
     while cause is not None:
