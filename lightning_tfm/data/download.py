@@ -28,10 +28,8 @@ class Download(NamedTuple):
 def download(name: str, file: Download) -> Path:
     """Return the path of a file in a local mirror or in the cache, downloading it if necessary.
 
-    Args:
-        name: the path of the file relative to the cache and the mirror, such as multi30k/train.de.gz; a mirror folder
-            may also contain it without the leading folder, such as train.de.gz.
-        file: the URL and the SHA-256 of the file.
+    The name is the path of the file relative to the cache and the mirror, such as multi30k/train.de.gz. A mirror folder
+    may also contain the file without the leading folder, as train.de.gz.
 
     Raises:
         UserError: if the file cannot be obtained, or its SHA-256 differs.
@@ -88,7 +86,6 @@ def download(name: str, file: Download) -> Path:
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:
-    """Return whether a file has the given SHA-256."""
     import pooch
 
     return pooch.file_hash(str(path)) == sha256

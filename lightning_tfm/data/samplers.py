@@ -91,15 +91,10 @@ class TrainingSampler(Sampler[Tensor], ABC):
 
 
 class LengthGroupedSampler(TrainingSampler):
-    """Sampler of batches with a fixed number of rows.
+    """Sampler of batches with a fixed number of rows, over all processes.
 
     Rows of similar length are grouped into batches to reduce padding: the shuffled rows are sorted by length in pools
     of 16 batches and split into batches, which are shuffled. Rows that do not fill a batch are dropped from the epoch.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_size: number of rows in a batch, over all processes.
-        seed, division: see TrainingSampler.
     """
 
     POOL = 16
@@ -129,12 +124,7 @@ class MaxTokensSampler(TrainingSampler):
     """Sampler of batches with a maximum number of tokens, including padding: many short rows or few long rows.
 
     The rows are sorted by length, with rows of equal length in random order, and split into full batches, which are
-    shuffled. A row longer than `batch_tokens` is its own batch.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_tokens: maximum number of tokens in a batch, including padding, over all processes.
-        seed, division: see TrainingSampler.
+    shuffled. `batch_tokens` is the maximum over all processes. A row longer than that is its own batch.
     """
 
     def __init__(
@@ -178,12 +168,6 @@ class WindowSampler(TrainingSampler):
     """Sampler of batches of windows of a text, given by the positions of their first tokens.
 
     The windows of an epoch are adjacent and start at a random offset.
-
-    Args:
-        num_tokens: number of tokens in the text.
-        max_length: number of tokens in a window.
-        batch_size: number of windows in a batch, over all processes.
-        seed, division: see TrainingSampler.
     """
 
     def __init__(
@@ -211,14 +195,9 @@ class WindowSampler(TrainingSampler):
 class EvaluationSampler(Sampler[Tensor]):
     """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
 
-    Each batch is divided into micro-batches, which do not depend on the number of processes. None of them is empty,
-    since processes wait for each other after each one. The order of the batches is random but fixed, so the first few
-    are representative.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_size: maximum number of rows in a micro-batch; with 1, it may have 2 rows.
-        division: the micro-batches of this process.
+    Each batch is divided into micro-batches of at most `batch_size` rows (2 if it is 1), which do not depend on the
+    number of processes. None of them is empty, since processes wait for each other after each one. The order of the
+    batches is random but fixed, so the first few are representative.
     """
 
     def __init__(self, lengths: Tensor, batch_size: int, division: BatchDivision) -> None:

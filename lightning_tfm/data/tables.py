@@ -106,19 +106,14 @@ class TableReader:
         """Return the number of each column, from 1."""
         numbers: dict[str, int] = {}
         for setting, column in self.columns.items():
+            number, rule = column, f"from 1 to {len(names)}"
             if isinstance(column, str):
-                if not header or column not in names:
-                    available = f"has {', '.join(names)}" if header else "has no header"
-                    raise UserError(
-                        f"{setting} must be a column of {str(path)!r}, which {available}, but is {column!r}"
-                    )
-                column = names.index(column) + 1
-            if column is not None:
-                if not 1 <= column <= len(names):
-                    raise UserError(
-                        f"{setting} must be a column of {str(path)!r}, from 1 to {len(names)}, but is {column}"
-                    )
-                numbers[setting] = column
+                number = names.index(column) + 1 if header and column in names else 0
+                rule = f"which has {', '.join(names) if header else 'no header'}"
+            if isinstance(number, int):
+                if not 1 <= number <= len(names):
+                    raise UserError(f"{setting} must be a column of {str(path)!r}, {rule}, but is {column!r}")
+                numbers[setting] = number
         free = [number for number in range(1, len(names) + 1) if number not in numbers.values()]
         for setting in self.columns if header else ():
             named = [number for number in free if names[number - 1].lower() in KNOWN.get(setting, ())]
@@ -165,12 +160,9 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 def strip_columns(
     rows: Iterable[Row], columns: Sequence[int], empty: Callable[[int, int], UserError]
 ) -> Iterator[list[list[str]]]:
-    """Yield the texts of each of the given columns, without white space around them, a part at a time.
+    """Yield the texts of each of the given columns (from 0), without white space around them, a part at a time.
 
-    Args:
-        rows: the rows.
-        columns: the numbers of the columns, from 0.
-        empty: function that returns the error for an empty text, given its place in `columns` and its line number.
+    The function `empty` returns the error for an empty text, given its place in `columns` and its line number.
     """
     for part in in_parts(rows):
         lines, rows_of_fields = zip(*part, strict=True)
@@ -183,12 +175,9 @@ def strip_columns(
 
 
 def skip_blank(rows: Iterable[Row], noun: str, kept: Callable[[Iterable[str]], bool] = any) -> Iterator[Row]:
-    """Yield rows except those without a text, whose number is printed.
+    """Yield rows except those without a text, or those with an empty one if `kept` is `all`, and print their number.
 
-    Args:
-        rows: the rows.
-        noun: what is skipped, for the message.
-        kept: `any` to keep the rows with at least one text, `all` to keep only those without an empty one.
+    The noun names what is skipped.
     """
     skipped = []
     for row in rows:

@@ -31,11 +31,7 @@ def expand_path(name: str) -> Path:
 
 
 def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
-    """Return the path of a user's file, in the current folder or the mirror, or of one of the downloadable files.
-
-    Raises:
-        UserError: if the file does not exist or cannot be downloaded.
-    """
+    """Return the path of a user's file, in the current folder or the mirror, or of one of the downloadable files."""
     path = expand_path(name)
     if path.is_file():
         return path
@@ -72,7 +68,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     """Decode and normalize the content of the file with a name, see `read_text`."""
     try:
         codec = codecs.lookup(encoding).name
-        other = next((encoding_of_mark for mark, encoding_of_mark in BOMS.items() if data.startswith(mark)), None)
+        other = next((name for mark, name in BOMS.items() if data.startswith(mark)), None)
         if other and not codec.startswith(other):
             raise UserError(
                 f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
