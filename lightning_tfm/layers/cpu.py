@@ -36,10 +36,8 @@ class Linear(nn.Linear):
     SPLITS_MATRICES = _reads_in_one_thread()
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = (
-            not self.SPLITS_MATRICES or x.numel() != self.in_features or self.weight.numel() < self.CACHED or x.is_cuda
-        )
-        if plain or self.out_features % 4 or torch.compiler.is_exporting():
+        is_fast = self.SPLITS_MATRICES and x.numel() == self.in_features and self.weight.numel() >= self.CACHED
+        if not is_fast or x.is_cuda or self.out_features % 4 or torch.compiler.is_exporting():
             return F.linear(x, self.weight, self.bias)
         column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)
@@ -82,10 +80,7 @@ class Int8Linear(nn.Module):
 def quantize(network: nn.Module) -> None:
     """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
-    The network must be in float32 on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: if the network has no such layers.
+    The network must be in float32 on the CPU and in evaluation mode, and have such a layer.
     """
     layers = [
         (parent, name, child)

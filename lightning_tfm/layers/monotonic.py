@@ -92,10 +92,6 @@ class MonotonicAttention(Attention):
 
     Its queries must not depend on its results, so that it attends from all of them in one call.
     `HardMonotonicAttention` may also skip keys.
-
-    Args:
-        d_query: width D of the queries.
-        d_memory: width E of the memory.
     """
 
     def __init__(self, d_query: int, d_memory: int) -> None:
@@ -129,13 +125,7 @@ class MonotonicAttention(Attention):
 
 
 class MonotonicCrossAttention(Attention):
-    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`.
-
-    Args:
-        d_model: width D.
-        num_heads: number of heads H; must divide d_model.
-        bias: whether the projections have a bias.
-    """
+    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`."""
 
     UNDIVIDED = "cross_attention monotonic, whose heads are not divided"  # by tensor parallelism
 
@@ -169,13 +159,10 @@ class MonotonicCrossAttention(Attention):
             mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
             previous: the weights (B, H, S) of the query before the first; None if there is none.
         """
-        weights = self._weights(x, memory, mask, previous)
+        weights = self.weights(x, memory, mask, previous)
         return self.out_proj((weights.to(memory[1].dtype) @ memory[1]).transpose(1, 2).flatten(2)), weights
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
-        return self._weights(x, memory, mask, previous)
-
-    def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
         query = self.q_proj(x).transpose(1, 2)  # (B, H, T)
@@ -188,9 +175,6 @@ class HardMonotonicAttention(AdditiveScores):
     Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
     of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
     not depend on the attended key.
-
-    Args:
-        d_query, d_memory, d_attention: see AdditiveScores.
     """
 
     NEVER = -1e4
