@@ -123,10 +123,8 @@ class AttentionLSTM(Seq2SeqNetwork):
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
         """Return the next state of the cell, (Bahdanau et al., A.2.2) for a GRU.
 
-        Args:
-            token_gates: the contribution of the previous token to the gates (B, 4D), of a GRU (B, 3D).
-            context: the context (B, 2D); of width 0 for hard monotonic attention.
-            recurrent: the state of the cell.
+        The previous token contributes token_gates (B, 4D), of a GRU (B, 3D), to the gates. The context (B, 2D) has
+        width 0 for hard monotonic attention.
         """
         # Unlike in nn.LSTMCell, token_gates is computed once for all steps. The four gates of an LSTM are one product.
         hidden = recurrent[0]

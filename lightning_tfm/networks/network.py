@@ -82,12 +82,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def from_data(cls, data: DataProperties, **settings: Any) -> Self:
-        """Construct a network that fits a data module.
-
-        Args:
-            data: the data module.
-            settings: arguments of the constructor; `data_settings` replaces those that are missing or None.
-        """
+        """Construct a network that fits a data module, with `data_settings` for settings that are missing or None."""
         return cls(**complete(settings, cls.data_settings(data)))
 
     @abstractmethod

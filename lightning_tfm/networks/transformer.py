@@ -78,11 +78,9 @@ class Transformer(Seq2SeqNetwork):
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.source_positions = position_scheme(positions, self.max_length, d_model, num_heads)
-        self.target_positions = (
-            position_scheme(positions, self.max_length, d_model, num_heads)
-            if positions == "learned"
-            else self.source_positions
-        )
+        self.target_positions = self.source_positions
+        if positions == "learned":
+            self.target_positions = position_scheme(positions, self.max_length, d_model, num_heads)
         self.dropout = Dropout(dropout)
         self.encoder, self.encoder_norm = nn.ModuleList(layer(None) for _ in range(num_layers)), last_norm()
         needed = [pointer_generator and index == num_layers - 1 for index in range(num_layers)]
@@ -135,13 +133,8 @@ class Transformer(Seq2SeqNetwork):
     ) -> tuple[Tensor, tuple[LayerCache, ...]]:
         """Return the logits (B, T, V) after each token of target (B, T), and the caches of all layers.
 
-        Args:
-            target: the tokens (B, T).
-            positions: the positions of the cached tokens and of these tokens.
-            source: the source (B, S).
-            source_positions: the positions of the source.
-            memories: the keys and values of the source for each layer.
-            caches: the caches of all layers; None for whole sequences, without caches.
+        The positions are those of the cached tokens and of these tokens. The memories are the keys and values of the
+        source (B, S) for each layer. Whole sequences have no caches.
         """
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         embedded = scheme.embed(self.target_embedding(target) * self.scale, own)
