@@ -144,13 +144,7 @@ Span = tuple[str, int, int, bool]
 
 
 class Pattern:
-    """Date format in a locale.
-
-    Args:
-        pattern: the pattern, as parsed by babel.
-        locale: the locale for the names of months and weekdays.
-        category: the category of the pairs, by which metrics are grouped.
-    """
+    """Date format in a locale, as parsed by babel, and the category of its pairs, by which metrics are grouped."""
 
     def __init__(self, pattern: DateTimePattern, locale: Locale, category: str) -> None:
         # Literal text and fields alternate: text, field, text, ..., text.

@@ -120,10 +120,7 @@ class ParallelText(PairDataModule):
 def read_pairs(names: list[str], table: TableReader, split: str) -> Iterator[list[list[str]]]:
     """Yield the sources and the targets of two line-aligned files or of a table, a part at a time.
 
-    Args:
-        names: the names of the two files, or of the table (.tsv or .csv).
-        table: the reader of tables, which also names the encoding.
-        split: the split that is read.
+    The reader of tables also names the encoding.
 
     Raises:
         UserError: if the numbers of lines or columns are wrong, or a line lacks a source or a target, except in files

@@ -156,11 +156,7 @@ class Sentiment(LabeledDataModule):
 def split_by_hash(
     texts: list[Pair], drawn: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
-    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`.
-
-    Raises:
-        UserError: if a split would be empty.
-    """
+    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`; none may be empty."""
     splits: dict[str, list[Pair]] = {split: [] for split in ("train", *drawn)}
     for text in texts:
         u = stable_hash(f"test {text.source}") / 2**64
@@ -176,12 +172,9 @@ def split_by_hash(
 
 
 def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict[str, list[Pair]]:
-    """Return the labeled texts of an archive, a folder, a table or files, by split.
+    """Return the labeled texts of an archive, a folder, a table or files: all splits for "train", else only one.
 
-    Args:
-        names: the names of the data.
-        table: the reader of tables, which also names the encoding.
-        split: "train" for all splits in the data, otherwise the only split to return.
+    The reader of tables also names the encoding.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -212,10 +205,8 @@ def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict
 def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
     """Return the texts of each split, labeled by folder, and log the number of excluded files by reason.
 
-    Args:
-        files: functions that read the files, by path; None for links that are not followed.
-        name: the name of the data, for messages.
-        split: "train" for all splits in the data, otherwise the only split to return.
+    The files are given by functions that read them; None for links, which are not followed. For `split`, see
+    `read_labeled`.
 
     Raises:
         UserError: if the folders are not named by labels, or the split is missing.
@@ -253,10 +244,7 @@ def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, sp
 def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
     """Return the split of each label folder: SPLIT for SPLIT/LABEL, or `split` if the data have no such folders.
 
-    Args:
-        folders: the folders that contain files; a folder that contains other folders of the set is not a label.
-        name: the name of the data, for messages.
-        split: the split that is read.
+    Of the folders that contain files, one that contains another is not a label.
 
     Raises:
         UserError: if there are no label folders, or they are not all in the same place.

@@ -20,13 +20,7 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequen
 
 
 class Seq2SeqPredictor(Predictor):
-    """Predictor of a target from its source.
-
-    Args:
-        network: the network.
-        tokenizer: the tokenizer of the data.
-        max_target_length: maximum number of tokens in an output, including EOS.
-    """
+    """Predictor of a target, of at most max_target_length tokens, including EOS, from its source."""
 
     network: Seq2SeqNetwork
     predictor_arguments = ("max_target_length",)

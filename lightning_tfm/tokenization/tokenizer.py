@@ -114,11 +114,7 @@ class Tokenizer(ABC):
         return [self.encode_target(text) for text in texts]
 
     def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
-        """Encode several texts to one tensor, for tokenizers with one id per token.
-
-        Args:
-            texts: N texts.
-            are_targets: whether the texts are targets instead of sources.
+        """Encode N texts, sources or targets, to one tensor, for tokenizers with one id per token.
 
         Returns:
             The ids of all texts, one text after the other, as int32, and the number of tokens of each text (N).
