@@ -173,7 +173,8 @@ class Pattern:
         return text, tuple(spans)
 
 
-@cache  # there are few distinct results, and one copy per pair would take more memory than the texts
+# There are few distinct results, and one copy per pair would take more memory than the texts.
+@cache
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     """Return the alignment of a text with its target, as (source index, target index).
 

@@ -295,7 +295,8 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
                 for member in tar
                 if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }
-            tar.fileobj.seek(tar.offset)  # tarfile mistakes a damaged header for the end of the archive
+            # tarfile mistakes a damaged header for the end of the archive.
+            tar.fileobj.seek(tar.offset)
             while rest := tar.fileobj.read(1 << 20):
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("it is damaged")

@@ -34,6 +34,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
                     f"all checkpoints must have the same {part}, but {str(paths[0])!r} and {str(path)!r} differ"
                 )
         for name, weight in other["state_dict"].items():
-            total[name] = total[name] + weight.double()  # not in place: tied float64 weights share their memory
+            # This is not in place, since tied float64 weights share their memory.
+            total[name] = total[name] + weight.double()
     weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
     return {name: first[name] for name in KEPT if name in first} | {"state_dict": weights, "callbacks": {}}

@@ -55,7 +55,8 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
 
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     written, addresses = {}, set()
-    for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
+    # The format does not allow that tied weights share their memory.
+    for key, tensor in tensors.items():
         address = cast("DTensor", tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in addresses else tensor
         addresses.add(address)

@@ -159,7 +159,8 @@ class TaskDataModule(LightningDataModule, ABC):
             "persistent_workers": self.num_workers > 0,
             "worker_init_fn": _ignore_signals,
             "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            "generator": torch.Generator(),  # otherwise, each iterator would draw from the generator of dropout
+            # Otherwise, each iterator would draw from the generator of dropout.
+            "generator": torch.Generator(),
         }
 
     @property

@@ -57,7 +57,8 @@ def download(name: str, file: Download) -> Path:
     retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_continue_download, part))
     kept = 0  # bytes of an earlier, interrupted download
     try:
-        if path.is_file() and _has_sha256(path, sha256):  # before anything is written, since the cache may be read-only
+        # This is checked before anything is written, since the cache may be read-only.
+        if path.is_file() and _has_sha256(path, sha256):
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):  # only one process of a run downloads the file

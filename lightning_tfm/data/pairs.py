@@ -228,7 +228,8 @@ class PairDataModule(TaskDataModule, ABC):
             raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
         rank_zero_print(f"{left_out} of {len(examples)} training pairs are too long and were dropped")
         pairs = examples.pairs.subset(fits)
-        del examples  # before the kept pairs are encoded, since both together may not fit into memory
+        # The examples and the kept pairs may not fit into memory together.
+        del examples
         return PairDataset(pairs, self.tokenizer)
 
 

@@ -28,7 +28,7 @@ TARGET_NAMES = (
 OTHER_NAMES = ("features", "feature", "msd", "tags", "id", "index")
 """Column names by which the first line of a table is recognized as a header."""
 
-KNOWN = {"source": SOURCE_NAMES, "text": SOURCE_NAMES, "target": TARGET_NAMES, "label": TARGET_NAMES}
+NAMES_BY_SETTING = {"source": SOURCE_NAMES, "text": SOURCE_NAMES, "target": TARGET_NAMES, "label": TARGET_NAMES}
 """Column names by which a header selects the column of a setting that is null."""
 
 WORD, NUMBER = re.compile(r"[A-Za-z][\w-]*", re.ASCII), re.compile(r"[-+]?\d+([.,]\d+)?")
@@ -49,7 +49,7 @@ class TableReader:
 
     Args:
         columns: the number, from 1, or the name of each column, by the setting that selects it; None for the further
-            column with a name in KNOWN, or else the next one.
+            column with a name in NAMES_BY_SETTING, or else the next one.
         encoding: the encoding of the tables, by Python's name.
         header: whether the first line names the columns; None if it does so if a column is selected by name, an earlier
             table has the same first line as its header, or `names_columns` is true.
@@ -116,7 +116,7 @@ class TableReader:
                 numbers[setting] = number
         free = [number for number in range(1, len(names) + 1) if number not in numbers.values()]
         for setting in self.columns if header else ():
-            named = [number for number in free if names[number - 1].lower() in KNOWN.get(setting, ())]
+            named = [number for number in free if names[number - 1].lower() in NAMES_BY_SETTING.get(setting, ())]
             if setting not in numbers and len(named) == 1:
                 numbers[setting] = named[0]
                 free.remove(named[0])
@@ -193,7 +193,8 @@ def _read_rows(path: Path, encoding: str) -> Iterator[Row]:
     """Yield the rows of a table, including its header, see `TableReader`."""
     text = read_text(path, encoding)
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        text = text.replace("\r", "\n")  # rows may end with it although quoted fields contain line feeds
+        # Rows may end with a carriage return although quoted fields contain line feeds.
+        text = text.replace("\r", "\n")
         separator = _csv_separator(text)
         rows = _parse_csv(path, text, separator)
     else:

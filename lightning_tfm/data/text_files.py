@@ -89,7 +89,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if "\n" not in text:
-        text = text.replace("\r", "\n")  # the line end of the classic Mac OS, and of Excel's CSV for it
+        text = text.replace("\r", "\n")  # of the classic Mac OS
     if not text or text.isspace():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text

@@ -143,7 +143,8 @@ class DecodingOptions:
     def check_used(self, used: Sequence[str], task: str) -> None:
         """Raise UserError if an option is set that a task does not use."""
         supported = f"supports only {', '.join(used)}" if used else "has no decoding options"
-        for field in reversed(fields(self)):  # n_best before beam_size, whose default in generate is n_best
+        # n_best is checked before beam_size, whose default in generate it is.
+        for field in reversed(fields(self)):
             value = getattr(self, field.name)
             if field.name not in (*used, "seed") and value != field.default:
                 raise UserError(
@@ -234,7 +235,8 @@ def beam_search(
     prefixes = torch.full((batch, K, 1), BOS, device=device)
     # Lightning changes the default dtype in half precision.
     scores = torch.full((batch, K), -math.inf, dtype=torch.float32, device=device)
-    scores[:, 0] = 0  # all beams of a row are the same at first, so only one may be extended
+    # The beams of a row are the same at first, so only one may be extended.
+    scores[:, 0] = 0
 
     for length in range(1, max_length + 1):
         logits, state = step(prefixes[:, :, -1].flatten(), state)

@@ -60,7 +60,8 @@ class Seq2SeqPredictor(Predictor):
         else:
             outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
             exist = torch.ones(outputs.shape[:2], dtype=torch.bool)
-        rows: list[dict[str, Output]] = [{} for _ in sources]  # by text, since tokens can spell a text in several ways
+        # The outputs are stored by text, since tokens can spell a text in several ways.
+        rows: list[dict[str, Output]] = [{} for _ in sources]
         log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
         for row, place in exist.nonzero().tolist():
             value = None if log_probabilities is None else log_probabilities[row][place]

@@ -39,7 +39,8 @@ class Linear(nn.Linear):
         is_fast = self.SPLITS_MATRICES and x.numel() == self.in_features and self.weight.numel() >= self.CACHED
         if not is_fast or x.is_cuda or self.out_features % 4 or torch.compiler.is_exporting():
             return F.linear(x, self.weight, self.bias)
-        column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path
+        # The strides of view(-1, 1) would select the slow path of BLAS.
+        column = x.reshape(1, -1).t().expand(4, -1, 1)
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 

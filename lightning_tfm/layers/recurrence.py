@@ -170,8 +170,10 @@ def _gradients(
     d_weights = weights.new_zeros(T, B, S) if d_weights is None else d_weights.transpose(0, 1).contiguous()
     d_gates, d_scores, d_queries = torch.empty_like(gates), torch.empty_like(weights), weights.new_empty(T, B, 1, A)
     d_keys = torch.zeros_like(sigmoids[0])
-    vector = (4 * energy_weight).expand(B, S, A)  # of the scores 2v sigmoid(2z), whose derivative is 4v s (1 - s)
-    by_width = memory.mT.contiguous()  # (B, E, S), with which a product by a row is several times as fast
+    # The derivative of the scores 2v sigmoid(2z) is 4v s (1 - s).
+    vector = (4 * energy_weight).expand(B, S, A)
+    # The product of a row with a contiguous matrix is several times as fast.
+    by_width = memory.mT.contiguous()  # (B, E, S)
     loop = zip(
         _steps(slopes, gate_slopes.view(T, B, 4, D), gates[..., :D]),
         _steps(d_gates, d_gates.view(T, B, 4, D)),

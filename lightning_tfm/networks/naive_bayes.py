@@ -47,13 +47,13 @@ class NaiveBayes(nn.Module):
         """Return the sorted ids (B, N) of the features of texts, see `forward`, and where each occurs first."""
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
         words, beginnings = text[..., 0], text[..., 1:2].flatten(1)  # (B, S) and (B, S or 0)
-        known = (words != PAD) & (words != UNKNOWN_ID)
+        is_known = (words != PAD) & (words != UNKNOWN_ID)
         # Keep S columns: with S - 1, torch.export would specialize on texts of two tokens, whose only column is
         # broadcast.
-        following, is_bigram = F.pad(words, (0, 1))[:, 1:], known & F.pad(known, (0, 1))[:, 1:]
+        following, is_bigram = F.pad(words, (0, 1))[:, 1:], is_known & F.pad(is_known, (0, 1))[:, 1:]
         pairs = (words * FIRST + following * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
         pairs = torch.where(is_bigram, pairs, PAD)
-        features = torch.cat((torch.where(known, words, PAD), beginnings, pairs), dim=1).sort(dim=1).values
+        features = torch.cat((torch.where(is_known, words, PAD), beginnings, pairs), dim=1).sort(dim=1).values
         is_first = F.pad(features[:, 1:] != features[:, :-1], (1, 0), value=True)
         return features, is_first & (features != PAD)
 
