@@ -123,20 +123,17 @@ class DecodingOptions:
     alignments: bool = False
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise UserError(f"beam_size must be at least 1, but is {self.beam_size}; try 4")
-        if not 1 <= self.n_best <= self.beam_size:
-            raise UserError(f"n_best must be from 1 to beam_size ({self.beam_size}), but is {self.n_best}")
-        if self.temperature and not 0.01 <= self.temperature <= 100:
-            raise UserError(f"temperature must be 0 or from 0.01 to 100, but is {self.temperature}; try 0.8")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"max_tokens must be at least 1, but is {self.max_tokens}; try 500")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, but is {self.top_k}; try 10")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, but is {self.top_p}; try 0.9")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}; try 1")
+        for name, is_valid, rule, example in (
+            ("beam_size", self.beam_size >= 1, "at least 1", 4),
+            ("n_best", 1 <= self.n_best <= self.beam_size, f"from 1 to beam_size ({self.beam_size})", self.beam_size),
+            ("temperature", not self.temperature or 0.01 <= self.temperature <= 100, "0 or from 0.01 to 100", 0.8),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1", 500),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1", 10),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1", 0.9),
+            ("seed", 0 <= self.seed < 2**32, f"from 0 to {2**32 - 1}", 1),
+        ):
+            if not is_valid:
+                raise UserError(f"{name} must be {rule}, but is {getattr(self, name)}; try {example}")
         if self.beam_size > 1 and self.temperature:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
