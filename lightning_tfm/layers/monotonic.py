@@ -159,10 +159,13 @@ class MonotonicCrossAttention(Attention):
             mask: the mask (B, 1, 1, S), True at memory positions that are not padding.
             previous: the weights (B, H, S) of the query before the first; None if there is none.
         """
-        weights = self.weights(x, memory, mask, previous)
+        weights = self._weights(x, memory, mask, previous)
         return self.out_proj((weights.to(memory[1].dtype) @ memory[1]).transpose(1, 2).flatten(2)), weights
 
     def weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None = None) -> Tensor:
+        return self._weights(x, memory, mask, previous)
+
+    def _weights(self, x: Tensor, memory: KVCache, mask: Tensor, previous: Tensor | None) -> Tensor:
         key = memory[0].squeeze(-1)  # (B, H, S)
         attended = torch.zeros_like(key) if previous is None else previous
         query = self.q_proj(x).transpose(1, 2)  # (B, H, T)
