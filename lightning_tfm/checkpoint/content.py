@@ -70,7 +70,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def with_shards(checkpoint: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """Read the tensors of the shards, if any, into the content of `read_index`, and return it."""
+    """Read the tensors of the shards, if any, into the content of `read_index`; raise UserError if they do not fit."""
     if is_sharded(checkpoint):
         try:
             gather_shards(checkpoint, Path(path))

@@ -63,7 +63,7 @@ def default_folder() -> Path:
 
 
 def find_experiment(name: str) -> Path:
-    """Return the path of a YAML file or of an experiment in `experiments/` of the current folder or of the project."""
+    """Return the path of a YAML file, or of an experiment of the current folder or the project, or raise UserError."""
     folders = (Path("experiments"), packaged_folder())
     is_path = name.endswith((".yaml", ".yml"))
     for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]:

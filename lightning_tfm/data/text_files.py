@@ -31,7 +31,7 @@ def expand_path(name: str) -> Path:
 
 
 def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
-    """Return the path of a user's file, in the current folder or the mirror, or of one of the downloadable files."""
+    """Return the path of a user's file, here or in the mirror, or of a downloadable file; raise UserError if none."""
     path = expand_path(name)
     if path.is_file():
         return path

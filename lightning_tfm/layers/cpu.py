@@ -81,7 +81,7 @@ class Int8Linear(nn.Module):
 def quantize(network: nn.Module) -> None:
     """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
-    The network must be in float32 on the CPU and in evaluation mode, and have such a layer.
+    The network must be in float32 on the CPU and in evaluation mode. Raise UserError if it has no such layers.
     """
     layers = [
         (parent, name, child)

@@ -28,7 +28,7 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
-    """Train a tokenizer of lower-case words, with the most frequent words and num_ngrams additional ids for n-grams."""
+    """Train a tokenizer of the most frequent lower-case words, and num_ngrams ids for n-grams, see `build_vocab`."""
     split = WordTokenizer(()).split
     counts = Counter(word for text in texts for word in split(text))
     return WordTokenizer(build_vocab(counts, vocab_size), num_ngrams)
