@@ -186,12 +186,8 @@ def _check_content(checkpoint: dict[str, Any], path: Path) -> None:
 
 def _unexpected_classes(hyper_parameters: dict[str, Any]) -> list[Any]:
     """Return the class paths in hyper-parameters, except for those of the module, the network and the optimizer."""
-    others = {
-        **hyper_parameters,
-        "network": hyper_parameters["network"]["init_args"],
-        "optimizer": None,
-        "class_path": None,
-    }
+    arguments = hyper_parameters["network"]["init_args"]
+    others = {**hyper_parameters, "network": arguments, "optimizer": None, "class_path": None}
     return [path for path in _class_paths(others) if path is not None]
 
 

@@ -68,7 +68,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     """Decode and normalize the content of the file with a name, see `read_text`."""
     try:
         codec = codecs.lookup(encoding).name
-        other = next((name for mark, name in BOMS.items() if data.startswith(mark)), None)
+        other = next((utf for mark, utf in BOMS.items() if data.startswith(mark)), None)
         if other and not codec.startswith(other):
             raise UserError(
                 f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
