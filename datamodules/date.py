@@ -112,7 +112,7 @@ class Date(GeneratedDataModule):
 
     def _ambiguous(self) -> set[str]:
         """Return the texts that stand for several dates, such as 3/4/79, which is March 4 or April 3 by locale."""
-        if self.locales == ("en",):  # no text is ambiguous, as a test verifies; saves seconds
+        if self.locales == ("en",):  # no text is ambiguous; saves seconds
             return set()
         first_reading: dict[str, date] = {}
         ambiguous = set()

@@ -212,7 +212,7 @@ def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, sp
         UserError: if the folders are not named by labels, or the split is missing.
     """
     left_out: dict[str, list[PurePosixPath]] = defaultdict(list)
-    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a split, such as train/
+    own_name = os.path.basename(os.path.abspath(name))  # a split's folder, such as train/
     texts = {}
     for path, read in files.items():
         if read is None:
@@ -222,7 +222,7 @@ def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, sp
         else:
             texts[path] = read
     split_of = label_folders({path.parent for path in texts}, name, split)
-    if split not in split_of.values():  # such as val data whose only split is named train/
+    if split not in split_of.values():  # such as val data in train/
         split_of = {folder: split if other == "train" else other for folder, other in split_of.items()}
     if split not in split_of.values():
         present = ", ".join(sorted({*split_of.values()}))

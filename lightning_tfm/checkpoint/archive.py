@@ -38,7 +38,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
             writer.close()
     except BaseException as error:
         failure = writer.failure if writer and writer.failure else error  # torch hides the error of the file
-        failure = interruption(failure) or failure  # torch cannot close a file that is half written
+        failure = interruption(failure) or failure  # torch cannot close an unfinished file
         if not isinstance(failure, OSError):
             raise failure from None
         raise UserError(

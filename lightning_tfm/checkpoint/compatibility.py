@@ -45,7 +45,7 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
         nonlocal left
         left -= 0 if weight is None else weight.numel()
         if left < 0:
-            raise excess  # before the weight is initialized, which would allocate its memory
+            raise excess  # before memory is allocated
 
     handle = register_module_parameter_registration_hook(register)
     try:
@@ -88,7 +88,7 @@ def check_fits(
                 f"the vocabulary of the data must match the checkpoint {str(path)!r} ({sizes[0]} ids), but differs "
                 f"({sizes[1]} ids); use the data it was trained on"
             )
-        if resuming:  # compared last, since differences in the model or the data are more relevant
+        if resuming:  # last, since it matters less
             _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in step_settings}, step_settings)
         if {name: weight.shape for name, weight in checkpoint["state_dict"].items()} == shapes:
             return

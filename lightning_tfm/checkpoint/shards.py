@@ -36,7 +36,7 @@ def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
 def new_folder(path: Path, step: int) -> Path:
     """Return the path of a new folder for the shards of a checkpoint after a step; called by all processes."""
     names = [f"{path.stem}_step_{step}.shards"]
-    while path.with_name(names[-1]).exists():  # of the checkpoint that is replaced, or of a killed process
+    while path.with_name(names[-1]).exists():  # of a replaced or unfinished checkpoint
         names.append(f"{path.stem}_step_{step}_{len(names)}.shards")
     chosen = [names[-1]]
     torch.distributed.broadcast_object_list(chosen)

@@ -84,7 +84,7 @@ def list_experiments(folder: Path) -> list[Experiment]:
 
 def read_experiment(path: Path) -> Experiment:
     """Read an experiment, and its claims in `claims.yaml` beside it; raise UserError if a YAML file is invalid."""
-    read_yaml(path, "NAME")  # an invalid file would otherwise fail only when its run starts
+    read_yaml(path, "NAME")  # report mistakes before its run starts
     return _experiment(path, _read_claims(path.parent))
 
 

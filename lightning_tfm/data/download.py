@@ -34,7 +34,7 @@ def download(name: str, file: Download) -> Path:
     Raises:
         UserError: if the file cannot be obtained, or its SHA-256 differs.
     """
-    import pooch  # slow to import, and most runs do not need it
+    import pooch  # slow to import
     import requests
     from filelock import FileLock
 
@@ -61,14 +61,14 @@ def download(name: str, file: Download) -> Path:
         if path.is_file() and _has_sha256(path, sha256):
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{part}.lock"):  # only one process of a run downloads the file
+        with FileLock(f"{part}.lock"):  # one process of a run downloads
             kept = part.stat().st_size if part.exists() else 0
             try:
                 return Path(retrieve())
             except ValueError:
                 if not kept:
                     raise
-                return Path(retrieve())  # restart, since the kept bytes may be of a different file
+                return Path(retrieve())  # the kept bytes may be wrong
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "the server does not respond"
         if part.exists() and part.stat().st_size > kept:

@@ -132,13 +132,13 @@ class MaxTokensSampler(TrainingSampler):
     ) -> None:
         super().__init__(seed, division)
         self.lengths, self.batch_tokens = lengths, batch_tokens
-        self.cuts, begin = [], 0  # the same in each epoch, since the sorted lengths are
+        self.cuts, begin = [], 0  # the same in each epoch
         ordered = lengths.sort(descending=True).values.tolist()
         for index in range(1, len(ordered)):
             if (index + 1 - begin) * ordered[begin] > batch_tokens:
                 self.cuts.append(index)
                 begin = index
-        if self.cuts:  # balance the last two batches, since the last may be small
+        if self.cuts:  # balance the last two batches
             begin = self.cuts[-2] if len(self.cuts) > 1 else 0
             self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
         ends = [*self.cuts, len(lengths)]

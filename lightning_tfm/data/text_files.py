@@ -16,7 +16,7 @@ from lightning_tfm.tokenization import normalize_text
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, whose mark starts with the same bytes
+    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, which starts alike
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Encodings by the byte order mark at the start of a file."""
@@ -81,7 +81,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         raise UserError(
             f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; set its encoding"
         ) from None
-    except LookupError:  # also for codecs from bytes to bytes, such as "zip"
+    except LookupError:  # also for codecs such as "zip"
         raise UserError(
             f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None

@@ -89,7 +89,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
         with eager:
             yield maps
         for name, steps in calls.items():
-            keys = max(step.size(-1) for step in steps)  # the KV cache of a decoder grows with every step
+            keys = max(step.size(-1) for step in steps)  # a KV cache grows every step
             maps[name] = torch.cat([F.pad(step, (0, keys - step.size(-1))) for step in steps], dim=2)
     finally:
         for handle in handles:

@@ -47,7 +47,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
     """
 
-    is_traceable = False  # the decoder, or its monotonic attention, is a Python loop over the tokens
+    is_traceable = False  # it loops over the tokens
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AttentionLSTM(Seq2SeqNetwork):
             start = self.attention.start(mask)
             previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
         else:
-            previous = torch.zeros_like(memory[..., 0])  # the weights of the step before the first (B, S)
+            previous = torch.zeros_like(memory[..., 0])  # (B, S), before the first step
         return recurrent, previous, Memory((keys, memory, source))
 
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:

@@ -107,7 +107,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def recording(network: Network, *arguments: Any, **settings: Any) -> None:
-        if "hyper_parameters" not in vars(network):  # otherwise, the constructor of a subclass calls this one
+        if "hyper_parameters" not in vars(network):  # not called by a subclass
             bound = signature.bind(network, *arguments, **settings)
             bound.apply_defaults()
             _, *recorded = bound.arguments.items()  # without self

@@ -139,7 +139,7 @@ class Transformer(Seq2SeqNetwork):
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         embedded = scheme.embed(self.target_embedding(target) * self.scale, own)
         embedded, rotations = self.dropout(embedded), scheme.rotations(own)  # (B, T, D)
-        mask = scheme.mask(own, positions, None)  # causal, so it hides padding, which is on the right
+        mask = scheme.mask(own, positions, None)  # causal, which hides padding
         real = (source != PAD)[:, None, None]
         memory_mask = real if self.is_monotonic else scheme.mask(own, source_positions, real)
         x, extended = embedded, []
@@ -169,7 +169,7 @@ class Transformer(Seq2SeqNetwork):
         memories = self._encode(source, torch.arange(source.size(1), device=source.device))
         empty = memories[0][1][:, :, :0]  # (B, H, 0, D/H)
         cache: LayerCache = (empty, empty)
-        if self.is_monotonic or self.pointer is not None:  # before the first token, no token is attended to
+        if self.is_monotonic or self.pointer is not None:  # no token is attended to yet
             cache = *cache, torch.zeros_like(memories[0][1][..., :1]).mT  # (B, H, 1, S)
         return (cache,) * len(memories), Memory((memories, source))
 

@@ -34,7 +34,7 @@ class SubwordTokenizer(Tokenizer):
 
         _check_growth(model)
         self.model = Model.from_str(model)
-        self.model.no_truncation()  # of a model for which it was configured
+        self.model.no_truncation()  # set for a specific model
         self.model.no_padding()
         self.vocab_size = NUM_SPECIAL + 1 + max(self.model.get_vocab().values(), default=-1)  # there may be gaps
 
