@@ -88,11 +88,7 @@ def _comment(total: hashlib._Hash) -> bytes:
 
 
 def verify_checksum(path: str | Path) -> bool:
-    """Return whether a file is a checkpoint written by `write` and has not changed since.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
+    """Return whether a file was written by `write` and has not changed since; raise OSError if it cannot be read."""
     length = len(_comment(hashlib.sha256()))
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END) - length

@@ -61,11 +61,7 @@ class CheckpointReader:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint, which may only contain plain values and tensors, on the CPU, with the tensors of its shards.
-
-    Raises:
-        UserError: see `read_index`.
-    """
+    """Load a checkpoint of plain values and tensors, on the CPU, with the tensors of its shards; see `read_index`."""
     return with_shards(read_index(path), path)
 
 

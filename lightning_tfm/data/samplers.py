@@ -49,14 +49,7 @@ class TrainingSampler(Sampler[Tensor], ABC):
 
     The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
     micro-batches, among which its rows are divided. An iteration yields the rows of the micro-batches of this process
-    one after another.
-
-    Args:
-        seed: the seed of the order.
-        division: the micro-batches of this process.
-
-    Attributes:
-        start: the index in the stream of the first batch of the next iteration.
+    one after another, from the batch with the index `start` in the stream on.
     """
 
     def __init__(self, seed: int, division: BatchDivision = BatchDivision()) -> None:

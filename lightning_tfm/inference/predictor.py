@@ -120,11 +120,7 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        """Return the ids of a line of input, and a warning about the line, which may be empty.
-
-        Raises:
-            UserError: if no output can be generated for the line.
-        """
+        """Return the ids of a line of input and a warning, which may be empty; raise UserError if it has no output."""
 
     @abstractmethod
     def predict_ids(

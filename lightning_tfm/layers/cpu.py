@@ -46,13 +46,10 @@ class Linear(nn.Linear):
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization.
+    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization of a layer in float32.
 
     Weights and inputs are quantized by the affine scheme of Jacob et al. (2018, 2.1). The weights of each output have a
     scale of their own. The scale of the inputs is computed in each call.
-
-    Args:
-        layer: the layer whose weights are quantized, in float32 on the CPU.
 
     Note:
         All inputs of a call have one scale, so a result depends slightly on the other rows, on padding and, in a
@@ -130,9 +127,6 @@ class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) with a fast path for CPUs.
 
     In training, values are zeroed with probability p, and the others are scaled by 1 / (1 - p).
-
-    Args:
-        p: the dropout probability, at least 0 and below 1.
 
     Note:
         On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the

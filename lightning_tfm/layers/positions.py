@@ -79,13 +79,9 @@ class Positions(nn.Module):
     def mask(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the mask of an attention layer, with biases of the scores if the scheme has them.
 
-        Args:
-            queries: the positions of the queries (T) or (B, T).
-            keys: the positions of the keys (S) or (B, S).
-            mask: the boolean mask, broadcastable to (B, H, T, S); None for a causal mask.
-
-        Returns:
-            `mask` itself, or a mask (B, H, T, S) with the biases, and -inf where a query may not attend.
+        The positions of queries are (T) or (B, T), and those of keys (S) or (B, S). The boolean mask is broadcastable
+        to (B, H, T, S); None for a causal mask. The result is `mask` itself, or a mask (B, H, T, S) with the biases,
+        and -inf where a query may not attend.
         """
         return mask
 

@@ -122,11 +122,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class TextNetwork(Network):
-    """Base class of networks for a single text, with a position for each token.
-
-    Attributes:
-        max_length: maximum length of a text in tokens.
-    """
+    """Base class of networks for a single text, with a position for each of at most max_length tokens."""
 
     max_length: int
 
@@ -189,8 +185,7 @@ class Seq2SeqNetwork(Network):
 class CausalNetwork(Seq2SeqNetwork):
     """Base class of networks that read source and target as one sequence, and can model a text without a source.
 
-    Attributes:
-        max_length: maximum length of a sequence in tokens, source and target together.
+    The maximum length is that of source and target together, in tokens.
     """
 
     max_length: int

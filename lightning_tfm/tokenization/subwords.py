@@ -21,10 +21,7 @@ MAX_GROWTH = 100_000
 class SubwordTokenizer(Tokenizer):
     """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), for any text.
 
-    The ids are the ids of the Hugging Face tokenizer plus NUM_SPECIAL.
-
-    Args:
-        model: a Hugging Face tokenizer as JSON, the content of a `tokenizer.json`.
+    The ids are those of a Hugging Face tokenizer, given as the content of a `tokenizer.json`, plus NUM_SPECIAL.
     """
 
     unknown_id, is_word_based = None, True
