@@ -112,7 +112,7 @@ class Date(GeneratedDataModule):
 
     def _ambiguous(self) -> set[str]:
         """Return the texts that stand for several dates, such as 3/4/79, which is March 4 or April 3 by locale."""
-        if self.locales == ("en",):  # no text is ambiguous, as a test verifies; saves seconds
+        if self.locales == ("en",):  # no text is ambiguous; saves seconds
             return set()
         first_reading: dict[str, date] = {}
         ambiguous = set()
@@ -144,13 +144,7 @@ Span = tuple[str, int, int, bool]
 
 
 class Pattern:
-    """Date format in a locale.
-
-    Args:
-        pattern: the pattern, as parsed by babel.
-        locale: the locale for the names of months and weekdays.
-        category: the category of the pairs, by which metrics are grouped.
-    """
+    """Date format in a locale, as parsed by babel, and the category of its pairs, by which metrics are grouped."""
 
     def __init__(self, pattern: DateTimePattern, locale: Locale, category: str) -> None:
         # Literal text and fields alternate: text, field, text, ..., text.
@@ -179,7 +173,8 @@ class Pattern:
         return text, tuple(spans)
 
 
-@cache  # there are few distinct results, and one copy per pair would take more memory than the texts
+# There are few distinct results, and one copy per pair would take more memory than the texts.
+@cache
 def links(spans: tuple[Span, ...]) -> tuple[tuple[int, int], ...]:
     """Return the alignment of a text with its target, as (source index, target index).
 

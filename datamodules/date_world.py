@@ -328,6 +328,7 @@ def _normalize(character: str) -> str:
     return "" if character.isspace() else str(int(character)) if character.isdecimal() else character.lower()
 
 
-@cache  # one object per link: those of all pairs would take more memory than the texts
+# One object per link takes less memory than one for each pair.
+@cache
 def _link(i: int, j: int) -> tuple[int, int]:
     return i, j

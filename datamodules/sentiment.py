@@ -156,11 +156,7 @@ class Sentiment(LabeledDataModule):
 def split_by_hash(
     texts: list[Pair], drawn: Set[str], val_fraction: float, test_fraction: float
 ) -> dict[str, list[Pair]]:
-    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`.
-
-    Raises:
-        UserError: if a split would be empty.
-    """
+    """Split texts by hash into "train" and the drawn ones of "val" and "test", see `Sentiment`; none may be empty."""
     splits: dict[str, list[Pair]] = {split: [] for split in ("train", *drawn)}
     for text in texts:
         u = stable_hash(f"test {text.source}") / 2**64
@@ -176,12 +172,9 @@ def split_by_hash(
 
 
 def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict[str, list[Pair]]:
-    """Return the labeled texts of an archive, a folder, a table or files, by split.
+    """Return the labeled texts of an archive, a folder, a table or files: all splits for "train", else only one.
 
-    Args:
-        names: the names of the data.
-        table: the reader of tables, which also names the encoding.
-        split: "train" for all splits in the data, otherwise the only split to return.
+    The reader of tables also names the encoding.
 
     Raises:
         UserError: if the data cannot be read, or have no labels.
@@ -212,16 +205,14 @@ def read_labeled(names: list[str] | str, table: TableReader, split: str) -> dict
 def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, split: str) -> dict[str, list[Pair]]:
     """Return the texts of each split, labeled by folder, and log the number of excluded files by reason.
 
-    Args:
-        files: functions that read the files, by path; None for links that are not followed.
-        name: the name of the data, for messages.
-        split: "train" for all splits in the data, otherwise the only split to return.
+    The files are given by functions that read them; None for links, which are not followed. For `split`, see
+    `read_labeled`.
 
     Raises:
         UserError: if the folders are not named by labels, or the split is missing.
     """
     left_out: dict[str, list[PurePosixPath]] = defaultdict(list)
-    own_name = os.path.basename(os.path.abspath(name))  # the data may be the folder of a split, such as train/
+    own_name = os.path.basename(os.path.abspath(name))  # a split's folder, such as train/
     texts = {}
     for path, read in files.items():
         if read is None:
@@ -231,7 +222,7 @@ def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, sp
         else:
             texts[path] = read
     split_of = label_folders({path.parent for path in texts}, name, split)
-    if split not in split_of.values():  # such as val data whose only split is named train/
+    if split not in split_of.values():  # such as val data in train/
         split_of = {folder: split if other == "train" else other for folder, other in split_of.items()}
     if split not in split_of.values():
         present = ", ".join(sorted({*split_of.values()}))
@@ -253,10 +244,7 @@ def by_split(files: dict[PurePosixPath, Callable[[], str] | None], name: str, sp
 def label_folders(folders: Set[PurePosixPath], name: str, split: str) -> dict[PurePosixPath, str]:
     """Return the split of each label folder: SPLIT for SPLIT/LABEL, or `split` if the data have no such folders.
 
-    Args:
-        folders: the folders that contain files; a folder that contains other folders of the set is not a label.
-        name: the name of the data, for messages.
-        split: the split that is read.
+    Of the folders that contain files, one that contains another is not a label.
 
     Raises:
         UserError: if there are no label folders, or they are not all in the same place.
@@ -307,7 +295,8 @@ def _of_archive(archive: Path, encoding: str) -> dict[PurePosixPath, Callable[[]
                 for member in tar
                 if (member.isreg() or member.issym() or member.islnk()) and not is_hidden(PurePosixPath(member.name))
             }
-            tar.fileobj.seek(tar.offset)  # tarfile mistakes a damaged header for the end of the archive
+            # tarfile mistakes a damaged header for the end of the archive.
+            tar.fileobj.seek(tar.offset)
             while rest := tar.fileobj.read(1 << 20):
                 if rest.strip(b"\0"):
                     raise tarfile.ReadError("it is damaged")

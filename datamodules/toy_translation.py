@@ -242,15 +242,10 @@ def held_out(adjective: str, noun: Noun) -> bool:
 def _noun_phrase(
     draw: random.Random, kinds: tuple[str, ...], case: str, meanings: str, determiner: str, with_kept_back: bool
 ) -> tuple[Words, Words, bool]:
-    """Draw a noun with its article and an optional adjective.
+    """Draw a noun of some kinds with its article and an optional adjective, in a case, "nominative" or "accusative".
 
-    Args:
-        draw: the random number generator.
-        kinds: the kinds of noun to draw from.
-        case: "nominative" or "accusative".
-        meanings: the letters for the meanings of determiner, adjective and noun.
-        determiner: "der", "ein", "mein" or "kein", uninflected.
-        with_kept_back: whether combinations held out for the test sets may occur.
+    The meanings are the letters of determiner, adjective and noun. The determiner, "der", "ein", "mein" or "kein", is
+    not inflected. Combinations held out for the test sets may occur only if `with_kept_back` is set.
 
     Returns:
         The German words, the English words, and whether the noun is plural.

@@ -67,7 +67,7 @@ def escape_controls(text: str) -> str:
 
     Otherwise, a text from data or the name of a file could move the cursor of a terminal, or change its settings.
     """
-    return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def shell_quote(text: str) -> str:
@@ -89,9 +89,6 @@ def shell_quote(text: str) -> str:
 
 def handle_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
     """Install a handler for SIGNALS, except those inherited as ignored, for example under `nohup`.
-
-    Args:
-        handler: the handler.
 
     Returns:
         The previous handlers, by signal.

@@ -192,15 +192,10 @@ class Muon(Optimizer):
             self.parts.append(AdamW(others, lr, betas, weight_decay))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
         for part in self.parts:
-            part.state = self.state  # one state for all parts, as in other optimizers
+            part.state = self.state  # one state, as in other optimizers
         # These are set last, since the base class would add them to each group.
-        self.defaults = {
-            "lr": lr,
-            "muon_lr": muon_lr,
-            "momentum": momentum,
-            "betas": betas,
-            "weight_decay": weight_decay,
-        }
+        self.defaults = {"lr": lr, "muon_lr": muon_lr, "momentum": momentum}
+        self.defaults |= {"betas": betas, "weight_decay": weight_decay}
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]  # two overloads
         loss = None if closure is None else closure()

@@ -26,10 +26,6 @@ def write(content: dict[str, Any], path: str | Path) -> None:
 
     After a crash, `path` is either unchanged or complete. The content is streamed, without a copy in memory.
 
-    Args:
-        content: the content of the checkpoint.
-        path: the path of the file.
-
     Raises:
         UserError: if the checkpoint cannot be written.
     """
@@ -42,7 +38,7 @@ def write(content: dict[str, Any], path: str | Path) -> None:
             writer.close()
     except BaseException as error:
         failure = writer.failure if writer and writer.failure else error  # torch hides the error of the file
-        failure = interruption(failure) or failure  # torch cannot close a file that is half written
+        failure = interruption(failure) or failure  # torch cannot close an unfinished file
         if not isinstance(failure, OSError):
             raise failure from None
         raise UserError(
@@ -62,23 +58,20 @@ class _ChecksumWriter:
         self.failure: BaseException | None = None
 
     def write(self, data: bytes) -> int:
-        rest = memoryview(data)
-        end = self.kept + bytes(rest[-COMMENT_LENGTH:])  # most of the data is written without a copy
+        end = self.kept + bytes(data[-COMMENT_LENGTH:])
+        # Most of the data is written without a copy.
+        parts = (
+            (self.kept, memoryview(data)[:-COMMENT_LENGTH]) if len(data) > COMMENT_LENGTH else (end[:-COMMENT_LENGTH],)
+        )
         try:
-            if len(rest) > COMMENT_LENGTH:
-                self._write(self.kept)
-                self._write(rest[:-COMMENT_LENGTH])
-            else:
-                self._write(end[:-COMMENT_LENGTH])
+            for part in parts:
+                self.sum.update(part)
+                self.file.write(part)
         except BaseException as error:
             self.failure = error
             raise
         self.kept = end[-COMMENT_LENGTH:]
         return len(data)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self.sum.update(data)
-        self.file.write(data)
 
     def flush(self) -> None:
         """Do nothing; torch.save requires this method."""
@@ -95,11 +88,7 @@ def _comment(total: hashlib._Hash) -> bytes:
 
 
 def verify_checksum(path: str | Path) -> bool:
-    """Return whether a file is a checkpoint written by `write` and has not changed since.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
+    """Return whether a file was written by `write` and has not changed since; raise OSError if it cannot be read."""
     length = len(_comment(hashlib.sha256()))
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END) - length

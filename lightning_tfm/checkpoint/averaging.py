@@ -9,12 +9,17 @@ from typing import Any
 from lightning_tfm.checkpoint.content import read
 from lightning_tfm.errors import UserError
 
+KEPT = (
+    *("format_version", "pytorch-lightning_version", "epoch", "global_step", "loops", "experiment"),
+    *("hyper_parameters", "hparams_name", "longest_source", "alignment_head"),
+)
+"""Entries of the first checkpoint that an average has."""
+
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Return the content of a checkpoint with the mean weights of several checkpoints, without training state.
 
-    Args:
-        paths: the paths of the checkpoints; hyper-parameters and step are taken from the first.
+    The other entries are those of the first checkpoint.
 
     Raises:
         UserError: if `read` fails, or the checkpoints differ in class, network, vocabulary or labels.
@@ -29,18 +34,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
                     f"all checkpoints must have the same {part}, but {str(paths[0])!r} and {str(path)!r} differ"
                 )
         for name, weight in other["state_dict"].items():
-            total[name] = total[name] + weight.double()  # not in place: tied float64 weights share their memory
+            # This is not in place, since tied float64 weights share their memory.
+            total[name] = total[name] + weight.double()
     weights = {name: (total[name] / len(paths)).to(weight.dtype) for name, weight in first["state_dict"].items()}
-    kept = (
-        "format_version",
-        "epoch",
-        "global_step",
-        "pytorch-lightning_version",
-        "hyper_parameters",
-        "hparams_name",
-        "loops",
-        "experiment",
-        "longest_source",
-        "alignment_head",
-    )
-    return {name: first[name] for name in kept if name in first} | {"state_dict": weights, "callbacks": {}}
+    return {name: first[name] for name in KEPT if name in first} | {"state_dict": weights, "callbacks": {}}

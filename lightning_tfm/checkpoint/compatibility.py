@@ -17,7 +17,6 @@ from lightning_tfm.errors import UserError
 TRAINING = ("global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 """Keys of a checkpoint that are required to resume training, in addition to weights and hyper-parameters."""
 
-
 MAX_TABLE = 10_000_000
 """Maximum elements of a table of positions that a small checkpoint may request."""
 
@@ -27,11 +26,7 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
     """Stop the construction of a network in this context once its weights exceed those of a checkpoint.
 
     Without this limit, a small file could name a network that fills the memory or takes hours to construct. Tables of
-    positions are not parameters, so their size is checked before.
-
-    Args:
-        weights: the weights of the checkpoint by name.
-        settings: the arguments of the network's constructor.
+    positions are not parameters, so their size is checked before, from the arguments of the constructor.
 
     Raises:
         UserError: if the weights exceed the limit, which allows for weights that are replaced when tied.
@@ -50,7 +45,7 @@ def bounded_by(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> It
         nonlocal left
         left -= 0 if weight is None else weight.numel()
         if left < 0:
-            raise excess  # before the weight is initialized, which would allocate its memory
+            raise excess  # before memory is allocated
 
     handle = register_module_parameter_registration_hook(register)
     try:
@@ -68,16 +63,10 @@ def check_fits(
     averages: bool,
     step_settings: dict[str, Any],
 ) -> None:
-    """Check that a checkpoint fits the model and the run.
+    """Check that a checkpoint fits the hyper-parameters of the model, the shapes of its weights by name, and the run.
 
-    Args:
-        checkpoint: the content of the checkpoint.
-        path: the path of the checkpoint, for error messages.
-        hyper_parameters: the hyper-parameters of the model.
-        shapes: the shapes of the model's weights, by name.
-        resuming: whether training is resumed, which also requires the same optimizer and learning rate schedule.
-        averages: whether the run averages its weights; must match the checkpoint if `resuming`.
-        step_settings: the settings of `TaskModule.step_settings`; must match the checkpoint if `resuming`.
+    To resume training, the optimizer, the learning rate schedule, weight averaging and `TaskModule.step_settings` must
+    also match.
 
     Raises:
         UserError: if they do not fit; the message names the first difference.
@@ -99,7 +88,7 @@ def check_fits(
                 f"the vocabulary of the data must match the checkpoint {str(path)!r} ({sizes[0]} ids), but differs "
                 f"({sizes[1]} ids); use the data it was trained on"
             )
-        if resuming:  # compared last, since differences in the model or the data are more relevant
+        if resuming:  # last, since it matters less
             _check_equal(path, {name: checkpoint["step_settings"].get(name) for name in step_settings}, step_settings)
         if {name: weight.shape for name, weight in checkpoint["state_dict"].items()} == shapes:
             return
@@ -141,12 +130,7 @@ def _check_equal(path: str | Path, saved: dict[str, Any], current: dict[str, Any
 
 
 def _check_training_state(checkpoint: dict[str, Any], path: str | Path, averages: bool) -> None:
-    """Check that a checkpoint has all that a run needs to be resumed.
-
-    Raises:
-        KeyError: if it lacks one of TRAINING.
-        UserError: if it holds only weights, or averaged weights and the run does not average, or the reverse.
-    """
+    """Check that a checkpoint has all that a run needs to be resumed; raise KeyError if it lacks one of TRAINING."""
     if not has_training_state(checkpoint):
         raise UserError(
             f"{str(path)!r} must hold the optimizer's state to resume its run, but holds only weights, as "

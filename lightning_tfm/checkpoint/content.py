@@ -57,20 +57,12 @@ class CheckpointReader:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint, which may only contain plain values and tensors, on the CPU, with the tensors of its shards.
-
-    Raises:
-        UserError: see `read_index`.
-    """
+    """Load a checkpoint of plain values and tensors, on the CPU, with the tensors of its shards; see `read_index`."""
     return with_shards(read_index(path), path)
 
 
 def with_shards(checkpoint: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """Read the tensors of the shards, if any, into the content of `read_index`, and return it.
-
-    Raises:
-        UserError: if the checkpoint does not fit its shards.
-    """
+    """Read the tensors of the shards, if any, into the content of `read_index`; raise UserError if they do not fit."""
     if is_sharded(checkpoint):
         try:
             gather_shards(checkpoint, Path(path))
@@ -117,13 +109,9 @@ def read_index(path: str | Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path) -> None:
-    """Check that a file was written by `write` and has not changed since.
-
-    Raises:
-        DamagedError: if it was not, or has.
-    """
+    """Raise DamagedError unless a file was written by `write` and has not changed since."""
     if path.is_dir():
-        inside = next(iter(sorted([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")])), None)
+        inside = min([*path.glob("*.ckpt"), *path.glob("*/*.ckpt")], default=None)
         hint = (
             f"try {str(inside)!r}" if inside else "name a file that fit has written, such as .../checkpoints/best.ckpt"
         )
@@ -142,16 +130,12 @@ def _check_file(path: Path) -> None:
 
 
 def _check_archive(path: Path) -> None:
-    """Check that a file is an archive as `torch.save` writes it, which does not grow when it is read.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Raise ValueError unless a file is an archive as `torch.save` writes it, which does not grow when it is read."""
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\3\4"  # otherwise, torch reads its format before 2020
     entries = ZipFile(path).infolist()
     stored = sum(entry.file_size for entry in entries)
-    start = min(entry.header_offset for entry in entries)  # 0 if ZipFile and torch read the same directory
+    start = min(entry.header_offset for entry in entries)  # 0 if torch reads the same directory
     if not is_archive or start or stored > path.stat().st_size or any(entry.compress_type for entry in entries):
         raise ValueError("not an archive of torch.save")
 
@@ -215,12 +199,8 @@ def latest_valid(
 ) -> tuple[Path | None, list[Path]]:
     """Return the newest undamaged checkpoint with training state, and the newer damaged or unreadable ones.
 
-    Args:
-        paths: the paths of the checkpoints.
-        read: a function that reads a checkpoint as `read_index` does.
-
     Raises:
-        UserError: if `read_index` rejects a file that is not damaged.
+        UserError: if `read`, which reads a checkpoint as `read_index` does, rejects a file that is not damaged.
     """
     damaged: list[Path] = []
     for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.as_posix()), reverse=True):

@@ -36,7 +36,7 @@ def is_sharded(checkpoint: Mapping[str, Any]) -> bool:
 def new_folder(path: Path, step: int) -> Path:
     """Return the path of a new folder for the shards of a checkpoint after a step; called by all processes."""
     names = [f"{path.stem}_step_{step}.shards"]
-    while path.with_name(names[-1]).exists():  # of the checkpoint that is replaced, or of a killed process
+    while path.with_name(names[-1]).exists():  # of a replaced or unfinished checkpoint
         names.append(f"{path.stem}_step_{step}_{len(names)}.shards")
     chosen = [names[-1]]
     torch.distributed.broadcast_object_list(chosen)
@@ -55,7 +55,8 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
 
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     written, addresses = {}, set()
-    for key, tensor in tensors.items():  # tied weights share their memory, which the format does not allow
+    # The format does not allow that tied weights share their memory.
+    for key, tensor in tensors.items():
         address = cast("DTensor", tensor).to_local().data_ptr()
         written[key] = tensor.clone() if address in addresses else tensor
         addresses.add(address)
@@ -86,13 +87,9 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
 
 
 def read_shards(tensors: dict[str, Tensor], path: Path, index: Mapping[str, Any], no_dist: bool = False) -> None:
-    """Read tensors from the shards of a checkpoint, in place; called by all processes.
+    """Read tensors from the shards of a checkpoint by key, in place; called by all processes unless `no_dist` is set.
 
-    Args:
-        tensors: the tensors by key; distributed tensors may have any layout.
-        path: the path of the checkpoint file.
-        index: the value of INDEX in the checkpoint.
-        no_dist: whether a single process reads.
+    Distributed tensors may have any layout. The index is the value of INDEX in the checkpoint.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # slow to import
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -155,16 +152,12 @@ def copy_shards(path: Path, index: Mapping[str, Any], target: Path) -> None:
 
 def rank_major(rows: Tensor, parts: int, size: int) -> Tensor:
     """Return the rows of a fused projection such that each process has its heads of all parts in consecutive rows."""
-    if parts == 1:
-        return rows
-    return rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
+    return rows if parts == 1 else rows.unflatten(0, (parts, size, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def part_major(rows: Tensor, parts: int, size: int) -> Tensor:
     """Return the rows of a fused projection in the order of one process: all queries, then all keys, all values."""
-    if parts == 1:
-        return rows
-    return rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
+    return rows if parts == 1 else rows.unflatten(0, (size, parts, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _checksum(path: Path) -> str:

@@ -63,11 +63,7 @@ def default_folder() -> Path:
 
 
 def find_experiment(name: str) -> Path:
-    """Return the path of a YAML file or of an experiment in `experiments/` of the current folder or of the project.
-
-    Raises:
-        UserError: if there is no such file or experiment.
-    """
+    """Return the path of a YAML file, or of an experiment of the current folder or the project, or raise UserError."""
     folders = (Path("experiments"), packaged_folder())
     is_path = name.endswith((".yaml", ".yml"))
     for path in [Path(name)] if is_path else [folder / f"{name}.yaml" for folder in folders]:
@@ -87,12 +83,8 @@ def list_experiments(folder: Path) -> list[Experiment]:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read an experiment, and its claims in `claims.yaml` beside it.
-
-    Raises:
-        UserError: if a YAML file is invalid.
-    """
-    read_yaml(path, "NAME")  # an invalid file would otherwise fail only when its run starts
+    """Read an experiment, and its claims in `claims.yaml` beside it; raise UserError if a YAML file is invalid."""
+    read_yaml(path, "NAME")  # report mistakes before its run starts
     return _experiment(path, _read_claims(path.parent))
 
 

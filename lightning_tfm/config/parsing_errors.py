@@ -29,14 +29,10 @@ RULES = {
 
 
 def format_error(error: BaseException, options: Iterable[str] = ()) -> str:
-    """Format an error in the parsing of a configuration as a message of one line.
+    """Format an error in the parsing of a configuration, given the names of the command's options, in one line.
 
     If the error or one of its causes is a UserError, its message is returned. Otherwise, the nested error of the parser
     is reduced to the setting, the rule of the innermost setting, and its value, with the closest name.
-
-    Args:
-        error: the error.
-        options: the names of the options of the command.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -108,8 +104,8 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
     pattern = re.compile(
         r"(?:(?:Got|Given) value:|path string:|load config) (?:NestedArg\(.*?, val=(.*)\)$|(.*))", re.M
     )
-    found = pattern.search(block) or pattern.search(text)
-    value: Any = (found[1] or found[2]) if found else ""
+    match = pattern.search(block) or pattern.search(text)
+    value: Any = (match[1] or match[2]) if match else ""
     with suppress(KeyError, SyntaxError, TypeError, ValueError):
         value = ast.literal_eval(value)
         for name in names:
@@ -119,9 +115,9 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
 
 def out_of_memory(message: str) -> str | None:
     """Return the message for a failed memory allocation in torch; None for any other error."""
-    found = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
-    return found and (
-        f"the model and its batches must fit into memory, but {found[1]} for one tensor do not; lower the sizes of "
+    size = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
+    return size and (
+        f"the model and its batches must fit into memory, but {size[1]} for one tensor do not; lower the sizes of "
         "model.network, such as d_model, or data.batch_size"
     )
 

@@ -20,7 +20,6 @@ IGNORED = (
 SEEDS = ("seed_everything", "data.init_args.seed")
 """Settings that are the seed of a run."""
 
-
 MAX_NODES, MAX_DEPTH, MAX_INTEGER = 10_000, 100, 2**63 - 1
 """Limits of a YAML document: its values, with aliases replaced, the levels of nesting, and the size of an integer."""
 
@@ -42,9 +41,8 @@ class BoundedLoader:
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a tag, such as !!int
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
-            raise yaml.MarkedYAMLError(
-                problem=f"an integer must be at most {MAX_INTEGER}", problem_mark=node.start_mark
-            )
+            problem = f"an integer must be at most {MAX_INTEGER}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return value
 
 
@@ -55,10 +53,8 @@ class _Loader(BoundedLoader, yaml.SafeLoader):
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"duplicate key {key.value!r} (first in line {lines[key.value]}); keep one of them",
-                    problem_mark=key.start_mark,
-                )
+                problem = f"duplicate key {key.value!r} (first in line {lines[key.value]}); keep one of them"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -68,11 +64,7 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 
 
 def read_yaml(path: Path, setting: str) -> dict[str, Any]:
-    """Read a YAML file that contains a mapping.
-
-    Args:
-        path: the path of the file.
-        setting: the setting that names the file, for error messages.
+    """Read a YAML file that contains a mapping; error messages name the setting that names the file.
 
     Raises:
         UserError: if the file cannot be read, is not UTF-8 or valid YAML, or does not contain a mapping.
@@ -109,17 +101,13 @@ def parse_yaml(text: str, path: Path, setting: str) -> dict[str, Any]:
             f"{setting} must name a valid YAML file, but line {line} of {str(path)!r} is not: {problem}"
         ) from None
     if not isinstance(values, dict):
-        held = "is empty" if values is None else f"holds {values!r:.50}"
-        raise UserError(f"{setting} must name a YAML file of settings, NAME: VALUE, but {str(path)!r} {held}")
+        content = "is empty" if values is None else f"holds {values!r:.50}"
+        raise UserError(f"{setting} must name a YAML file of settings, NAME: VALUE, but {str(path)!r} {content}")
     return values
 
 
 def read_json(path: Path, **types: type) -> dict[str, Any]:
-    """Read a JSON object, with values of some types by name, from a file written by a command.
-
-    Raises:
-        UserError: if the file is damaged.
-    """
+    """Read a JSON object, with values of some types by name; raise UserError if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -128,8 +116,9 @@ def read_json(path: Path, **types: type) -> dict[str, Any]:
             if not isinstance(content.get(name), kind):
                 raise ValueError(f"{name} is {content.get(name)!r:.50}")
     except (ValueError, RecursionError) as error:
-        problem = f"must be a JSON file written by lightning-tfm, but is damaged: {error}"
-        raise UserError(f"{str(path)!r} {problem}") from None
+        raise UserError(
+            f"{str(path)!r} must be a JSON file written by lightning-tfm, but is damaged: {error}"
+        ) from None
     return content
 
 

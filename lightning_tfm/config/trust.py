@@ -73,11 +73,9 @@ def trusted() -> dict[str, type]:
 
 
 def untrusted(path: str, owner: str) -> str:
-    """Return the message for a class or function that is not trusted.
+    """Return the message for the dotted name of a class or function that is not trusted.
 
-    Args:
-        path: the dotted name.
-        owner: the setting or the checkpoint that contains the name; empty if it is not known.
+    The owner is the setting or the checkpoint that contains the name; empty if it is not known.
     """
     module, _, name = path.rpartition(".")
     owner = owner or "a configuration"
@@ -108,13 +106,8 @@ def check_classes(settings: Any, trust_packages: Sequence[str], key: str = "", c
     """Check that a parsed configuration only names classes that are allowed at their place, and local files.
 
     The parser rejects untrusted classes that it would import. This function also checks values that the parser does
-    not, such as arguments of any type, and rejects a network or a task as the value of a setting that takes a function.
-
-    Args:
-        settings: the configuration, or a part of it.
-        trust_packages: the packages in `--trust-package`.
-        key: the name of the part.
-        callables: whether the classes of the part may be callable, such as networks and tasks.
+    not, such as arguments of any type, and rejects a network or a task as the value of a setting that takes a function,
+    unless `callables` is set.
 
     Raises:
         UserError: if a class is not allowed, a text is an address, or an integer is beyond 64 bits.
@@ -150,12 +143,7 @@ def is_trusted(path: str, trust_packages: Sequence[str]) -> bool:
 
 
 def import_trusted(path: str, trust_packages: Sequence[str], owner: str) -> Any:
-    """Import the object with a dotted path, from installed packages or the current folder.
-
-    Args:
-        path: the dotted path.
-        trust_packages: the packages in `--trust-package`.
-        owner: the setting or the checkpoint that contains the path, for error messages.
+    """Import the object with a dotted path, which the owner contains, from installed packages or the current folder.
 
     Raises:
         UserError: if the object is not in a trusted package, or cannot be imported.

@@ -59,12 +59,9 @@ class TaskDataModule(LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("eval_batch_size", eval_batch_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value < least:
+        sizes = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "num_workers": num_workers}
+        for name, value in sizes.items():
+            if value < (least := 0 if name == "num_workers" else 1):
                 raise UserError(f"{name} must be at least {least}, but is {value}")
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
@@ -94,8 +91,8 @@ class TaskDataModule(LightningDataModule, ABC):
         # The training sources, which may be many, are read once and not kept.
         repeated = set(chain.from_iterable(others.values())).intersection(map(normalize, self.sources("train")))
         for split, sources in others.items():
-            if known := sum(source in repeated for source in sources):
-                rank_zero_print(f"{known:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
+            if count := sum(source in repeated for source in sources):
+                rank_zero_print(f"{count:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
     def check_micro_batches(self, num_micro_batches: int) -> None:
         """Raise UserError if a training batch has fewer rows than there are micro-batches, or processes without any."""
@@ -147,11 +144,7 @@ class TaskDataModule(LightningDataModule, ABC):
                 )
 
     def training_batches(self, division: BatchDivision) -> TrainingSampler:
-        """Return the sampler of training batches for one process.
-
-        Raises:
-            UserError: if there are fewer training examples than rows in a batch.
-        """
+        """Return the sampler of training batches; raise UserError if there are too few examples for a batch."""
         examples = self.datasets["train"]
         if self.batch_size > len(examples):
             raise UserError(
@@ -166,7 +159,8 @@ class TaskDataModule(LightningDataModule, ABC):
             "persistent_workers": self.num_workers > 0,
             "worker_init_fn": _ignore_signals,
             "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            "generator": torch.Generator(),  # otherwise, each iterator would draw from the generator of dropout
+            # Otherwise, each iterator would draw from the generator of dropout.
+            "generator": torch.Generator(),
         }
 
     @property

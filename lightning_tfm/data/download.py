@@ -28,15 +28,13 @@ class Download(NamedTuple):
 def download(name: str, file: Download) -> Path:
     """Return the path of a file in a local mirror or in the cache, downloading it if necessary.
 
-    Args:
-        name: the path of the file relative to the cache and the mirror, such as multi30k/train.de.gz; a mirror folder
-            may also contain it without the leading folder, such as train.de.gz.
-        file: the URL and the SHA-256 of the file.
+    The name is the path of the file relative to the cache and the mirror, such as multi30k/train.de.gz. A mirror folder
+    may also contain the file without the leading folder, as train.de.gz.
 
     Raises:
         UserError: if the file cannot be obtained, or its SHA-256 differs.
     """
-    import pooch  # slow to import, and most runs do not need it
+    import pooch  # slow to import
     import requests
     from filelock import FileLock
 
@@ -59,17 +57,18 @@ def download(name: str, file: Download) -> Path:
     retrieve = partial(pooch.retrieve, source, sha256, name, cache, downloader=partial(_continue_download, part))
     kept = 0  # bytes of an earlier, interrupted download
     try:
-        if path.is_file() and _has_sha256(path, sha256):  # before anything is written, since the cache may be read-only
+        # This is checked before anything is written, since the cache may be read-only.
+        if path.is_file() and _has_sha256(path, sha256):
             return path
         part.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{part}.lock"):  # only one process of a run downloads the file
+        with FileLock(f"{part}.lock"):  # one process of a run downloads
             kept = part.stat().st_size if part.exists() else 0
             try:
                 return Path(retrieve())
             except ValueError:
                 if not kept:
                     raise
-                return Path(retrieve())  # restart, since the kept bytes may be of a different file
+                return Path(retrieve())  # the kept bytes may be wrong
     except requests.RequestException as error:
         reason = error.response.reason if error.response is not None else "the server does not respond"
         if part.exists() and part.stat().st_size > kept:
@@ -88,7 +87,6 @@ def download(name: str, file: Download) -> Path:
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:
-    """Return whether a file has the given SHA-256."""
     import pooch
 
     return pooch.file_hash(str(path)) == sha256

@@ -48,11 +48,7 @@ class LabeledBatch(NamedTuple):
 class LabeledDataset(Dataset[LabeledBatch]):
     """Dataset of encoded texts: `dataset[rows]` is a LabeledBatch.
 
-    Args:
-        pairs: the texts and their labels.
-        tokenizer: the tokenizer of the texts.
-        labels: the names of the classes.
-        max_length: maximum length of a text in tokens; longer texts are truncated to their last tokens.
+    Texts of more than `max_length` tokens are truncated to their last tokens.
 
     Raises:
         UserError: if a text has no tokens.
@@ -62,10 +58,8 @@ class LabeledDataset(Dataset[LabeledBatch]):
         self.pairs = pairs
         ids = tokenizer.encode_all([pair.source for pair in pairs])
         if not all(ids):
-            empty = pairs[ids.index([])]
-            raise UserError(
-                f"each text must have a token, but {empty.source[:40]!r} ({empty.target}) does not; delete it"
-            )
+            text, label, *_ = pairs[ids.index([])]
+            raise UserError(f"each text must have a token, but {text[:40]!r} ({label}) does not; delete it")
         self.longest = max(map(len, ids))
         self.cut = sum(len(row) > max_length for row in ids)  # number of truncated texts
         read = [row[-max_length:] for row in ids]

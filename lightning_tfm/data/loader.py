@@ -14,16 +14,10 @@ from lightning_tfm.errors import UserError
 
 
 class ResumableDataLoader(DataLoader[Any]):
-    """Data loader of the training batches of a run, resumable at any batch.
+    """Data loader of the training batches of a run, resumable at any batch, with at most `num_batches` in an iteration.
 
     Its state, which Lightning saves in checkpoints, is the same on every process. It counts the batches that were
     yielded, not those that workers have prefetched. A process with several micro-batches gets all of them at once.
-
-    Args:
-        examples: the encoded data.
-        stream: the sampler of the batches.
-        num_batches: maximum number of batches per iteration.
-        settings: further arguments of DataLoader.
 
     Note:
         In Lightning, the whole run is a single epoch, since epochs over the data may differ in length, and resuming is
@@ -63,11 +57,7 @@ class ResumableDataLoader(DataLoader[Any]):
         return {"position": self.position, **self.sampler.settings, **data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position in the stream.
-
-        Raises:
-            UserError: if the state belongs to a stream with different data or settings.
-        """
+        """Restore the position in the stream; raise UserError if the state is that of other data or settings."""
         for name, value in self.state_dict().items():
             if name != "position" and value != state.get(name):
                 raise UserError(

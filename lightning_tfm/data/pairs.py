@@ -53,13 +53,7 @@ Annotation = tuple[tuple[tuple[int, int], ...] | None, str | None]
 class Pairs(Sequence[Pair]):
     """Pairs whose texts are stored as TextRows, so that ten million of them fit into memory.
 
-    Args:
-        parts: sources and their targets, a part at a time.
-        annotations: the alignment and the category of each pair; None if no pair has one.
-
-    Attributes:
-        sources: the sources.
-        targets: the targets.
+    The sources and their targets are given a part at a time, and the annotations of all pairs, if any has one, at once.
     """
 
     def __init__(
@@ -234,7 +228,8 @@ class PairDataModule(TaskDataModule, ABC):
             raise UserError(f"all {left_out} training pairs are too long; raise max_source_length or max_target_length")
         rank_zero_print(f"{left_out} of {len(examples)} training pairs are too long and were dropped")
         pairs = examples.pairs.subset(fits)
-        del examples  # before the kept pairs are encoded, since both together may not fit into memory
+        # The examples and the kept pairs may not fit into memory together.
+        del examples
         return PairDataset(pairs, self.tokenizer)
 
 
@@ -316,8 +311,8 @@ class GeneratedDataModule(PairDataModule):
         size, pairs = self.sizes[split], list[Pair]()
         seen: set[str] = set()
         misses = 0
-        shown = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
-        with progress_bar(f"generating {split}, pair", shown, total=size, leave=False) as bar:
+        is_visible = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
+        with progress_bar(f"generating {split}, pair", is_visible, total=size, leave=False) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
                 misses += 1
                 if self.belongs(pair, split) and (split == "train" or pair.source not in seen):

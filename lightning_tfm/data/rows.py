@@ -66,10 +66,7 @@ def id_type(vocab_size: int) -> torch.dtype:
 class TokenRows:
     """Rows of token ids, stored one after the other without padding: `rows[indices]` is a padded batch.
 
-    Args:
-        parts: the ids of all rows, one row after the other, in one or several tensors.
-        lengths: the number of ids of each row (N).
-        vocab_size: the number of different ids, which determines the type in which they are stored.
+    The parts hold the ids of all rows, one row after the other, and `lengths` (N) the number of ids of each row.
     """
 
     def __init__(self, parts: Iterable[Tensor], lengths: Tensor, vocab_size: int) -> None:

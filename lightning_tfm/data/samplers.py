@@ -49,14 +49,7 @@ class TrainingSampler(Sampler[Tensor], ABC):
 
     The stream consists of epochs, each in a different order. The global batch of a step is the same for any number of
     micro-batches, among which its rows are divided. An iteration yields the rows of the micro-batches of this process
-    one after another.
-
-    Args:
-        seed: the seed of the order.
-        division: the micro-batches of this process.
-
-    Attributes:
-        start: the index in the stream of the first batch of the next iteration.
+    one after another, from the batch with the index `start` in the stream on.
     """
 
     def __init__(self, seed: int, division: BatchDivision = BatchDivision()) -> None:
@@ -91,15 +84,10 @@ class TrainingSampler(Sampler[Tensor], ABC):
 
 
 class LengthGroupedSampler(TrainingSampler):
-    """Sampler of batches with a fixed number of rows.
+    """Sampler of batches with a fixed number of rows, over all processes.
 
     Rows of similar length are grouped into batches to reduce padding: the shuffled rows are sorted by length in pools
     of 16 batches and split into batches, which are shuffled. Rows that do not fill a batch are dropped from the epoch.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_size: number of rows in a batch, over all processes.
-        seed, division: see TrainingSampler.
     """
 
     POOL = 16
@@ -129,12 +117,7 @@ class MaxTokensSampler(TrainingSampler):
     """Sampler of batches with a maximum number of tokens, including padding: many short rows or few long rows.
 
     The rows are sorted by length, with rows of equal length in random order, and split into full batches, which are
-    shuffled. A row longer than `batch_tokens` is its own batch.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_tokens: maximum number of tokens in a batch, including padding, over all processes.
-        seed, division: see TrainingSampler.
+    shuffled. `batch_tokens` is the maximum over all processes. A row longer than that is its own batch.
     """
 
     def __init__(
@@ -142,13 +125,13 @@ class MaxTokensSampler(TrainingSampler):
     ) -> None:
         super().__init__(seed, division)
         self.lengths, self.batch_tokens = lengths, batch_tokens
-        self.cuts, begin = [], 0  # the same in each epoch, since the sorted lengths are
+        self.cuts, begin = [], 0  # the same in each epoch
         ordered = lengths.sort(descending=True).values.tolist()
         for index in range(1, len(ordered)):
             if (index + 1 - begin) * ordered[begin] > batch_tokens:
                 self.cuts.append(index)
                 begin = index
-        if self.cuts:  # balance the last two batches, since the last may be small
+        if self.cuts:  # balance the last two batches
             begin = self.cuts[-2] if len(self.cuts) > 1 else 0
             self.cuts[-1] = min(self.cuts[-1], (begin + len(lengths) + 1) // 2)
         ends = [*self.cuts, len(lengths)]
@@ -178,12 +161,6 @@ class WindowSampler(TrainingSampler):
     """Sampler of batches of windows of a text, given by the positions of their first tokens.
 
     The windows of an epoch are adjacent and start at a random offset.
-
-    Args:
-        num_tokens: number of tokens in the text.
-        max_length: number of tokens in a window.
-        batch_size: number of windows in a batch, over all processes.
-        seed, division: see TrainingSampler.
     """
 
     def __init__(
@@ -211,14 +188,9 @@ class WindowSampler(TrainingSampler):
 class EvaluationSampler(Sampler[Tensor]):
     """Sampler of evaluation batches, which contain every row once over all processes, grouped by length.
 
-    Each batch is divided into micro-batches, which do not depend on the number of processes. None of them is empty,
-    since processes wait for each other after each one. The order of the batches is random but fixed, so the first few
-    are representative.
-
-    Args:
-        lengths: the length of each row in tokens (N).
-        batch_size: maximum number of rows in a micro-batch; with 1, it may have 2 rows.
-        division: the micro-batches of this process.
+    Each batch is divided into micro-batches of at most `batch_size` rows (2 if it is 1), which do not depend on the
+    number of processes. None of them is empty, since processes wait for each other after each one. The order of the
+    batches is random but fixed, so the first few are representative.
     """
 
     def __init__(self, lengths: Tensor, batch_size: int, division: BatchDivision) -> None:

@@ -28,7 +28,7 @@ TARGET_NAMES = (
 OTHER_NAMES = ("features", "feature", "msd", "tags", "id", "index")
 """Column names by which the first line of a table is recognized as a header."""
 
-KNOWN = {"source": SOURCE_NAMES, "text": SOURCE_NAMES, "target": TARGET_NAMES, "label": TARGET_NAMES}
+NAMES_BY_SETTING = {"source": SOURCE_NAMES, "text": SOURCE_NAMES, "target": TARGET_NAMES, "label": TARGET_NAMES}
 """Column names by which a header selects the column of a setting that is null."""
 
 WORD, NUMBER = re.compile(r"[A-Za-z][\w-]*", re.ASCII), re.compile(r"[-+]?\d+([.,]\d+)?")
@@ -49,7 +49,7 @@ class TableReader:
 
     Args:
         columns: the number, from 1, or the name of each column, by the setting that selects it; None for the further
-            column with a name in KNOWN, or else the next one.
+            column with a name in NAMES_BY_SETTING, or else the next one.
         encoding: the encoding of the tables, by Python's name.
         header: whether the first line names the columns; None to infer it: it does if a column is selected by name, if
             an earlier table has the same header, or if `names_columns` is true.
@@ -107,22 +107,17 @@ class TableReader:
         """Return the number of each column, from 1."""
         numbers: dict[str, int] = {}
         for setting, column in self.columns.items():
+            number, rule = column, f"from 1 to {len(names)}"
             if isinstance(column, str):
-                if not header or column not in names:
-                    available = f"has {', '.join(names)}" if header else "has no header"
-                    raise UserError(
-                        f"{setting} must be a column of {str(path)!r}, which {available}, but is {column!r}"
-                    )
-                column = names.index(column) + 1
-            if column is not None:
-                if not 1 <= column <= len(names):
-                    raise UserError(
-                        f"{setting} must be a column of {str(path)!r}, from 1 to {len(names)}, but is {column}"
-                    )
-                numbers[setting] = column
+                number = names.index(column) + 1 if header and column in names else 0
+                rule = f"which has {', '.join(names) if header else 'no header'}"
+            if isinstance(number, int):
+                if not 1 <= number <= len(names):
+                    raise UserError(f"{setting} must be a column of {str(path)!r}, {rule}, but is {column!r}")
+                numbers[setting] = number
         free = [number for number in range(1, len(names) + 1) if number not in numbers.values()]
         for setting in self.columns if header else ():
-            named = [number for number in free if names[number - 1].lower() in KNOWN.get(setting, ())]
+            named = [number for number in free if names[number - 1].lower() in NAMES_BY_SETTING.get(setting, ())]
             if setting not in numbers and len(named) == 1:
                 numbers[setting] = named[0]
                 free.remove(named[0])
@@ -166,12 +161,9 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 def strip_columns(
     rows: Iterable[Row], columns: Sequence[int], empty: Callable[[int, int], UserError]
 ) -> Iterator[list[list[str]]]:
-    """Yield the texts of each of the given columns, without white space around them, a part at a time.
+    """Yield the texts of each of the given columns (from 0), without white space around them, a part at a time.
 
-    Args:
-        rows: the rows.
-        columns: the numbers of the columns, from 0.
-        empty: function that returns the error for an empty text, given its place in `columns` and its line number.
+    The function `empty` returns the error for an empty text, given its place in `columns` and its line number.
     """
     for part in in_parts(rows):
         lines, rows_of_fields = zip(*part, strict=True)
@@ -184,12 +176,9 @@ def strip_columns(
 
 
 def skip_blank(rows: Iterable[Row], noun: str, kept: Callable[[Iterable[str]], bool] = any) -> Iterator[Row]:
-    """Yield rows except those without a text, whose number is printed.
+    """Yield rows except those without a text, or those with an empty one if `kept` is `all`, and print their number.
 
-    Args:
-        rows: the rows.
-        noun: what is skipped, for the message.
-        kept: `any` to keep the rows with at least one text, `all` to keep only those without an empty one.
+    The noun names what is skipped.
     """
     skipped = []
     for row in rows:
@@ -205,7 +194,8 @@ def _read_rows(path: Path, encoding: str) -> Iterator[Row]:
     """Yield the rows of a table, including its header, see `TableReader`."""
     text = read_text(path, encoding)
     if path.name.lower().removesuffix(".gz").endswith(".csv"):
-        text = text.replace("\r", "\n")  # rows may end with it although quoted fields contain line feeds
+        # Rows may end with a carriage return although quoted fields contain line feeds.
+        text = text.replace("\r", "\n")
         separator = _csv_separator(text)
         rows = _parse_csv(path, text, separator)
     else:

@@ -23,13 +23,8 @@ SHORT_LINE = 30
 class TextDataset(Dataset[Batch]):
     """Dataset of windows of a text: `dataset[rows]` is a Batch without sources, whose targets are the next tokens.
 
-    Args:
-        text: the text.
-        tokenizer: the tokenizer of the text.
-        max_length: number of tokens in a window.
-        stride: number of tokens between the starts of consecutive rows: 1 for windows at any position, `max_length` for
-            adjacent windows, which score every token once.
-        split: the name of the split, for error messages.
+    A window has `max_length` tokens. The stride between the starts of consecutive rows is 1 for windows at any
+    position, or `max_length` for adjacent windows, which score every token once.
 
     Raises:
         UserError: if the text has fewer than 2 * max_length + 1 tokens, or max_length + 1 if stride is max_length.

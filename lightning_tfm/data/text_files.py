@@ -16,7 +16,7 @@ from lightning_tfm.tokenization import normalize_text
 BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, whose mark starts with the same bytes
+    codecs.BOM_UTF16_LE: "utf-16",  # after UTF-32, which starts alike
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Encodings by the byte order mark at the start of a file."""
@@ -31,11 +31,7 @@ def expand_path(name: str) -> Path:
 
 
 def resolve_path(name: str, downloads: dict[str, Download]) -> Path:
-    """Return the path of a user's file, in the current folder or the mirror, or of one of the downloadable files.
-
-    Raises:
-        UserError: if the file does not exist or cannot be downloaded.
-    """
+    """Return the path of a user's file, here or in the mirror, or of a downloadable file; raise UserError if none."""
     path = expand_path(name)
     if path.is_file():
         return path
@@ -72,7 +68,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
     """Decode and normalize the content of the file with a name, see `read_text`."""
     try:
         codec = codecs.lookup(encoding).name
-        other = next((encoding_of_mark for mark, encoding_of_mark in BOMS.items() if data.startswith(mark)), None)
+        other = next((utf for mark, utf in BOMS.items() if data.startswith(mark)), None)
         if other and not codec.startswith(other):
             raise UserError(
                 f"the file {name!r} must be in encoding {encoding}, but starts with the byte order mark of {other}; "
@@ -85,7 +81,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         raise UserError(
             f"the file {name!r} must be in encoding {encoding}, but its line {line} is not; set its encoding"
         ) from None
-    except LookupError:  # also for codecs from bytes to bytes, such as "zip"
+    except LookupError:  # also for codecs such as "zip"
         raise UserError(
             f"encoding must be a text encoding known to Python, but is {encoding!r}; try utf-8 or latin-1"
         ) from None
@@ -93,7 +89,7 @@ def decode_text(data: bytes, name: str, encoding: str) -> str:
         raise UserError(f"the file {name!r} must hold text, but is binary: it holds zero bytes")
     text = normalize_text(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     if "\n" not in text:
-        text = text.replace("\r", "\n")  # the line end of the classic Mac OS, and of Excel's CSV for it
+        text = text.replace("\r", "\n")  # of the classic Mac OS
     if not text or text.isspace():
         raise UserError(f"the file {name!r} must hold text, but is empty")
     return text

@@ -71,12 +71,10 @@ def text_attention(network: nn.Module, symbols: list[str], *inputs: Tensor) -> l
 def links(
     attention: AttentionMap, source_words: Sequence[int] | None = None, target_words: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """Link each target symbol to the source symbol with the largest weight, except EOS.
+    """Link each target symbol to the source symbol with the largest weight, except EOS, or the words of both.
 
-    Args:
-        attention: the attention of one head, whose last column is EOS, see `Predictor.align`.
-        source_words: the word index of each source symbol, to link words instead of symbols.
-        target_words: the word index of each target symbol, to link words instead of symbols.
+    Of the attention, the first head is read, whose last column is EOS, see `Predictor.align`. The words are given by
+    the index of the word of each symbol.
     """
     sources = attention.weights[0, :, :-1].argmax(-1).tolist()
     pairs = [

@@ -28,13 +28,9 @@ def tokens(ids: Tensor) -> list[str]:
 
 
 def convert(network: nn.Module, folder: Path) -> None:
-    """Write a network as a model of CTranslate2: a Transformer for `Translator`, a GPT for `Generator`.
+    """Write a network as a model of CTranslate2 in a new folder: a Transformer for `Translator`, a GPT for `Generator`.
 
     PAD and BOS have probability 0, as in decoding.
-
-    Args:
-        network: the network.
-        folder: the folder to write.
 
     Raises:
         UserError: if CTranslate2 cannot compute the network.
@@ -53,13 +49,9 @@ def convert(network: nn.Module, folder: Path) -> None:
 
 @torch.no_grad()
 def difference(network: Transformer | GPT, folder: Path, source: Tensor, target: Tensor) -> float:
-    """Return the maximum absolute difference of the log probabilities of targets, on a CPU in float32.
+    """Return the maximum absolute difference of the log probabilities of targets (B, T), given sources (B, S).
 
-    Args:
-        network: the network.
-        folder: the folder that `convert` has written.
-        source: the sources (B, S).
-        target: the targets (B, T).
+    Both the network and its conversion in a folder compute on a CPU in float32.
     """
     import ctranslate2
 

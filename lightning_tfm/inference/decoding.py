@@ -25,12 +25,9 @@ SampleFn = Callable[[Tensor], Tensor]
 
 
 def reorder_state(state: State, rows: Tensor, same_sources: bool = False) -> State:
-    """Select rows of every tensor of a state.
+    """Select rows of every tensor of a state by their indices, in their new order.
 
-    Args:
-        state: the state.
-        rows: the indices of the rows, in their new order.
-        same_sources: whether each row is replaced by a row with the same source, so that memories need not be copied.
+    With `same_sources`, each row is replaced by a row with the same source, so that memories need not be copied.
     """
     if isinstance(state, Tensor):
         return state.index_select(0, rows)
@@ -72,11 +69,10 @@ def sampler(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> SampleFn:
-    """Return a function that samples the next tokens from the distribution of the logits.
+    """Return a function that samples the next tokens from the distribution of the logits divided by the temperature.
 
     Args:
-        temperature: divisor of the logits, above 0. Values below 1 give a sharper, values above 1 a flatter
-            distribution.
+        temperature: a number above 0; below 1, the distribution is sharper, and above 1, flatter.
         top_k: sample only among the k most probable tokens.
         top_p: sample only among the smallest set of most probable tokens with a total probability of at least p
             (nucleus sampling, Holtzman et al. 2020).
@@ -127,27 +123,25 @@ class DecodingOptions:
     alignments: bool = False
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise UserError(f"beam_size must be at least 1, but is {self.beam_size}; try 4")
-        if not 1 <= self.n_best <= self.beam_size:
-            raise UserError(f"n_best must be from 1 to beam_size ({self.beam_size}), but is {self.n_best}")
-        if self.temperature and not 0.01 <= self.temperature <= 100:
-            raise UserError(f"temperature must be 0 or from 0.01 to 100, but is {self.temperature}; try 0.8")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"max_tokens must be at least 1, but is {self.max_tokens}; try 500")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, but is {self.top_k}; try 10")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, but is {self.top_p}; try 0.9")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}; try 1")
+        for name, is_valid, rule, example in (
+            ("beam_size", self.beam_size >= 1, "at least 1", 4),
+            ("n_best", 1 <= self.n_best <= self.beam_size, f"from 1 to beam_size ({self.beam_size})", self.beam_size),
+            ("temperature", not self.temperature or 0.01 <= self.temperature <= 100, "0 or from 0.01 to 100", 0.8),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1", 500),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1", 10),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1", 0.9),
+            ("seed", 0 <= self.seed < 2**32, f"from 0 to {2**32 - 1}", 1),
+        ):
+            if not is_valid:
+                raise UserError(f"{name} must be {rule}, but is {getattr(self, name)}; try {example}")
         if self.beam_size > 1 and self.temperature:
             raise UserError("beam_size and temperature are mutually exclusive: a beam search does not sample")
 
     def check_used(self, used: Sequence[str], task: str) -> None:
         """Raise UserError if an option is set that a task does not use."""
         supported = f"supports only {', '.join(used)}" if used else "has no decoding options"
-        for field in reversed(fields(self)):  # n_best before beam_size, whose default in generate is n_best
+        # n_best is checked before beam_size, whose default in generate it is.
+        for field in reversed(fields(self)):
             value = getattr(self, field.name)
             if field.name not in (*used, "seed") and value != field.default:
                 raise UserError(
@@ -166,12 +160,6 @@ class DecodingOptions:
 
 def decode(step: Step, state: State, max_length: int, sample_fn: SampleFn = greedy) -> Tensor:
     """Decode token by token until every row has ended with EOS.
-
-    Args:
-        step: the step function.
-        state: the initial state.
-        max_length: maximum number of tokens in an output.
-        sample_fn: function that selects the next tokens.
 
     Returns:
         The tokens (B, T) with T <= max_length; each row ends with EOS, followed by PAD, unless it is truncated at
@@ -199,18 +187,9 @@ def continue_text(
     max_length: int,
     sample_fn: SampleFn = greedy,
 ) -> Tensor:
-    """Generate the continuation of a text token by token.
+    """Generate the continuation (B, num_tokens) of a text (B, S), of at least one token and without padding.
 
-    Args:
-        encode: `encode` of the network, to which the text is passed as source.
-        step: `decode_step` of the network.
-        tokens: the text (B, S), at least one token, without padding.
-        num_tokens: number of tokens to generate.
-        max_length: number of positions of the network.
-        sample_fn: function that selects the next tokens.
-
-    Returns:
-        The generated tokens (B, num_tokens).
+    The functions `encode` and `step` are those of the network, to which the text is passed as source.
 
     Note:
         The network attends to at most the last max_length tokens. When its positions are used up, the last
@@ -234,24 +213,16 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Find sequences with high scores for each row by beam search.
 
-    A step extends the prefixes of a row, and keeps the beam_size most probable of those that do not end with EOS.
-    A prefix that ends with EOS is a finished sequence if fewer than beam_size of all extended prefixes are more
-    probable. The search of a row ends with PATIENCE x beam_size finished sequences, or at max_length, where open
-    prefixes compete with finished sequences. The score of a sequence of n tokens, including EOS, is
-    log p / n^length_penalty, where p is normalized over all tokens, including PAD and BOS, as in the loss.
-
-    Args:
-        step: the step function.
-        state: the initial state.
-        max_length: maximum number of tokens in an output.
-        beam_size: number of beams K per row.
-        length_penalty: exponent of the length: 0 favors the most probable sequence, 1 the highest mean log probability
-            per token.
-        n_best: number of sequences N per row, at most K.
+    A step extends the prefixes of a row, and keeps the K = beam_size most probable of those that do not end with EOS.
+    A prefix that ends with EOS is a finished sequence if fewer than K of all extended prefixes are more probable. The
+    search of a row ends with PATIENCE x K finished sequences, or at max_length, where open prefixes compete with
+    finished sequences. The score of a sequence of n tokens, including EOS, is log p / n^length_penalty, where p is
+    normalized over all tokens, including PAD and BOS, as in the loss. A length penalty of 0 favors the most probable
+    sequence, and 1 the highest mean log probability per token.
 
     Returns:
-        The tokens (B, N, T), each sequence as returned by `decode`, and their scores (B, N) in descending order; -inf
-        if fewer than N sequences were found.
+        The tokens (B, N, T) of N = n_best <= K sequences, each as returned by `decode`, and their scores (B, N) in
+        descending order; -inf if fewer than N sequences were found.
     """
     batch, device = batch_of(state)
     K, capacity = beam_size, PATIENCE * beam_size
@@ -261,7 +232,8 @@ def beam_search(
     prefixes = torch.full((batch, K, 1), BOS, device=device)
     # Lightning changes the default dtype in half precision.
     scores = torch.full((batch, K), -math.inf, dtype=torch.float32, device=device)
-    scores[:, 0] = 0  # all beams of a row are the same at first, so only one may be extended
+    # The beams of a row are the same at first, so only one may be extended.
+    scores[:, 0] = 0
 
     for length in range(1, max_length + 1):
         logits, state = step(prefixes[:, :, -1].flatten(), state)
@@ -291,10 +263,7 @@ def _select(x: Tensor, indices: Tensor) -> Tensor:
 def _extend(prefixes: Tensor, scores: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the most probable prefixes with one more token: C <= 2K for each row, since at most K of them end.
 
-    Args:
-        prefixes: K prefixes of each row (R, K, n).
-        scores: their log probabilities (R, K).
-        logits: the logits (R * K, V) of the next tokens.
+    The K prefixes of each row (R, K, n) have log probabilities (R, K) and logits (R * K, V) of the next tokens.
 
     Returns:
         The extended prefixes (R, C, n + 1), their log probabilities (R, C) in descending order, and the indices (R, C)
@@ -311,14 +280,7 @@ def _extend(prefixes: Tensor, scores: Tensor, logits: Tensor) -> tuple[Tensor, T
 
 
 class _Finished:
-    """Finished sequences of each row of a beam search.
-
-    Args:
-        batch: number of rows B.
-        capacity: maximum number of sequences C of a row.
-        max_length: maximum number of tokens T.
-        device: the device.
-    """
+    """Finished sequences of each of B rows of a beam search, at most `capacity` of them in a row."""
 
     def __init__(self, batch: int, capacity: int, max_length: int, device: torch.device) -> None:
         self.tokens = torch.full((batch, capacity, max_length), PAD, device=device)

@@ -19,12 +19,7 @@ from lightning_tfm.tokenization import Ids
 
 
 class LanguageModelPredictor(Predictor):
-    """Predictor of the continuation of a text.
-
-    Args:
-        network: the network.
-        tokenizer: the tokenizer of the data.
-    """
+    """Predictor of the continuation of a text."""
 
     network: CausalNetwork
     decoding_options = ("temperature", "top_k", "top_p", "max_tokens")
@@ -41,14 +36,12 @@ class LanguageModelPredictor(Predictor):
     ) -> list[list[Output]]:
         """Return each text with its continuation; texts are not batched, since they cannot be padded on the left."""
         sample_fn = options.sample_fn(generator, self.default_temperature)
-        texts = []
+        length, network, outputs = options.max_tokens or self.default_max_tokens, self.network, []
         for ids in sources:
             text = torch.tensor([ids], device=self.device)
-            length = options.max_tokens or self.default_max_tokens
-            network = self.network
-            more = continue_text(network.encode, network.decode_step, text, length, network.max_length, sample_fn)
-            texts.append(self.tokenizer.decode(torch.cat((text, more), dim=1)[0].tolist()))
-        return [[Output(text)] for text in texts]
+            added = continue_text(network.encode, network.decode_step, text, length, network.max_length, sample_fn)
+            outputs.append([Output(self.tokenizer.decode(torch.cat((text, added), dim=1)[0].tolist()))])
+        return outputs
 
     def encode_pair(self, line: str) -> tuple[Ids, Ids]:
         ids = self.tokenize(line)

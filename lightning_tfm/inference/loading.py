@@ -22,13 +22,8 @@ Class = TypeVar("Class")
 def load(path: str | Path, trust_packages: Sequence[str] = ()) -> Predictor:
     """Load the trained model of a checkpoint, in evaluation mode on the CPU.
 
-    Args:
-        path: the path of the checkpoint.
-        trust_packages: trusted packages, installed or in the current folder, from which the classes of the network and
-            the predictor may be imported.
-
-    Returns:
-        The predictor, see `TaskModule.predictor_class`.
+    The classes of the network and of the predictor, see `TaskModule.predictor_class`, may also be imported from trusted
+    packages, installed or in the current folder.
 
     Raises:
         UserError: if the file is damaged or not a checkpoint of lightning_tfm, or if a class of the model belongs
@@ -86,14 +81,7 @@ def restore(checkpoint: dict[str, Any], path: str | Path, trust_packages: Sequen
 def _import_class(
     name: Any, room: ModuleType, base: type[Class], path: str | Path, trust_packages: Sequence[str]
 ) -> type[Class]:
-    """Import a class named in a checkpoint.
-
-    Args:
-        name: the dotted path of the class.
-        room: the package whose exported classes are always trusted.
-        base: the required base class.
-        path: the path of the checkpoint, for error messages.
-        trust_packages: the trusted packages.
+    """Import a class of a dotted path in a checkpoint, from the exported classes of a room or from a trusted package.
 
     Raises:
         UserError: if the class is not trusted, abstract or not derived from `base`.

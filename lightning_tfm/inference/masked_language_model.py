@@ -26,12 +26,7 @@ MASK_SYMBOL = "[MASK]"
 
 
 class MaskedLanguageModelPredictor(Predictor):
-    """Predictor of the masked tokens of a text.
-
-    Args:
-        network: the network.
-        tokenizer: the tokenizer of the data.
-    """
+    """Predictor of the masked tokens of a text."""
 
     network: MaskedEncoder
 
@@ -59,7 +54,7 @@ class MaskedLanguageModelPredictor(Predictor):
         self, sources: list[Ids], options: DecodingOptions, generator: torch.Generator
     ) -> list[list[Output]]:
         """Return each text with the most probable tokens at its masks."""
-        texts = []
+        outputs = []
         without_space = torch.ones(self.tokenizer.vocab_size, dtype=torch.bool, device=self.device)
         without_space[[*self.tokenizer.spaced_ids]] = False
         for ids in sources:
@@ -68,8 +63,8 @@ class MaskedLanguageModelPredictor(Predictor):
             logits[..., :NUM_SPECIAL] = -torch.inf
             logits[(text == SPACED_MASK).unsqueeze(-1) & without_space] = -torch.inf
             filled = torch.where(text < NUM_SPECIAL, logits.argmax(-1), text)
-            texts.append(self.tokenizer.decode(filled[0].tolist()))
-        return [[Output(text)] for text in texts]
+            outputs.append([Output(self.tokenizer.decode(filled[0].tolist()))])
+        return outputs
 
     def example(self, line: str, output: str) -> dict[str, Any]:
         return super().example(line, output) | {"ids": self.tokenizer.encode(output)}

@@ -88,7 +88,7 @@ class AttentionExample(NamedTuple):
 
 
 def make_prediction(pair: Pair, prediction: str, nll: float) -> Prediction:
-    """Return a prediction for the source of a pair as a Prediction."""
+    """Return a prediction for the source of a pair, with its negative log-likelihood."""
     return {
         "source": pair.source,
         "target": pair.target,

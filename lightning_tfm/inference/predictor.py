@@ -28,10 +28,6 @@ Encoded = TypeVar("Encoded")
 Result = TypeVar("Result")
 
 
-def _no_progress(number: int) -> None:
-    """Ignore the progress."""
-
-
 class Predictor(nn.Module, ABC):
     """Base class of predictors, which compute outputs and log probabilities for lines of text with a trained network.
 
@@ -75,15 +71,12 @@ class Predictor(nn.Module, ABC):
         lines: Sequence[str],
         options: DecodingOptions = DecodingOptions(),
         generator: torch.Generator | None = None,
-        progress: Callable[[int], object] = _no_progress,
+        progress: Callable[[int], object] = lambda number: None,
     ) -> list[LinePrediction]:
         """Return the outputs for each line of input, computed in batches of lines of similar length.
 
-        Args:
-            lines: the lines of input.
-            options: the decoding options.
-            generator: the random number generator for sampling; by default, a new one with the seed of the options.
-            progress: a function called after each batch with the number of its lines.
+        Sampling draws from the generator, by default a new one with the seed of the options. The function `progress` is
+        called after each batch with the number of its lines.
 
         Raises:
             UserError: see `check_options`.
@@ -109,12 +102,11 @@ class Predictor(nn.Module, ABC):
         """Raise UserError if an option is set that the task does not use, or exceeds a limit of the model."""
         options.check_used(self.decoding_options, self.task_name())
 
-    def score(self, lines: Sequence[str], progress: Callable[[int], object] = _no_progress) -> list[Score]:
+    def score(self, lines: Sequence[str], progress: Callable[[int], object] = lambda number: None) -> list[Score]:
         """Return the log probability of each line: of a target given its source, or of a text.
 
-        Args:
-            lines: lines as in the training data: a source and its target separated by a tab, or a text.
-            progress: a function called after each batch with the number of its lines.
+        Lines are as in the training data: a source and its target separated by a tab, or a text. For `progress`, see
+        `predict`.
 
         Raises:
             UserError: if the task does not define a log probability of a line.
@@ -128,11 +120,7 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def encode_line(self, line: str) -> tuple[Ids, str]:
-        """Return the ids of a line of input, and a warning about the line, which may be empty.
-
-        Raises:
-            UserError: if no output can be generated for the line.
-        """
+        """Return the ids of a line of input and a warning, which may be empty; raise UserError if it has no output."""
 
     @abstractmethod
     def predict_ids(
@@ -149,11 +137,7 @@ class Predictor(nn.Module, ABC):
         raise NotImplementedError
 
     def align(self, source: str, target: str) -> AttentionMap:
-        """Return attention weights over the source and EOS, as a single head, which align a target with its source.
-
-        Raises:
-            UserError: if the task does not have pairs of a source and a target.
-        """
+        """Return attention weights over the source and EOS, as a single head, which align a target with its source."""
         raise UserError(f"the task of the model must align lines, but {self.task_name()} does not")
 
     def example_inputs(self, rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -168,12 +152,10 @@ class Predictor(nn.Module, ABC):
         return {"text": cast(TextNetwork, self.network).max_length}
 
     def attention(self, content: Mapping[str, Any]) -> list[AttentionMap]:
-        """Return the attention maps of all layers for an example; empty if there are none.
+        """Return the attention maps of all layers for the content of an AttentionExample or a Prediction, if any.
 
-        Args:
-            content: the content of an AttentionExample, or a Prediction. The weights are those of the prediction if
-                there is one, otherwise of the target. The gold alignment, which is that of the target, is kept if both
-                are equal.
+        The weights are those of the prediction if there is one, otherwise of the target. The gold alignment, which is
+        that of the target, is kept if both are equal.
 
         Raises:
             UserError: if a text cannot be encoded.

@@ -20,13 +20,7 @@ from lightning_tfm.tokenization import BOS, EOS, PAD, Ids, Tokenizer, pad_sequen
 
 
 class Seq2SeqPredictor(Predictor):
-    """Predictor of a target from its source.
-
-    Args:
-        network: the network.
-        tokenizer: the tokenizer of the data.
-        max_target_length: maximum number of tokens in an output, including EOS.
-    """
+    """Predictor of a target, of at most max_target_length tokens, including EOS, from its source."""
 
     network: Seq2SeqNetwork
     predictor_arguments = ("max_target_length",)
@@ -66,7 +60,8 @@ class Seq2SeqPredictor(Predictor):
         else:
             outputs = decode(self.network.decode_step, state, length, sample_fn).unsqueeze(1)
             exist = torch.ones(outputs.shape[:2], dtype=torch.bool)
-        rows: list[dict[str, Output]] = [{} for _ in sources]  # by text, since tokens can spell a text in several ways
+        # The outputs are stored by text, since tokens can spell a text in several ways.
+        rows: list[dict[str, Output]] = [{} for _ in sources]
         log_probabilities = self._log_probabilities(source, outputs) if options.scores else None
         for row, place in exist.nonzero().tolist():
             value = None if log_probabilities is None else log_probabilities[row][place]

@@ -15,13 +15,7 @@ from lightning_tfm.layers.cpu import Linear
 
 
 class AdditiveScores(Attention):
-    """Base class of attentions with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2).
-
-    Args:
-        d_query: width D of the query.
-        d_memory: width E of the memory.
-        d_attention: width A of the hidden layer.
-    """
+    """Base class of attentions with scores v^T tanh(W_q q + W_k k) (Bahdanau et al. 2015, A.1.2)."""
 
     def __init__(self, d_query: int, d_memory: int, d_attention: int) -> None:
         super().__init__()
@@ -37,11 +31,7 @@ class AdditiveScores(Attention):
 
 
 class AdditiveAttention(AdditiveScores):
-    """Additive attention (Bahdanau et al. 2015).
-
-    Args:
-        d_query, d_memory, d_attention: see AdditiveScores.
-    """
+    """Additive attention (Bahdanau et al. 2015)."""
 
     def _weights(self, query: Tensor, keys: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         hidden = self.q_proj(query).unsqueeze(1) + keys  # (B, S, A)
@@ -74,11 +64,6 @@ class LocationAwareAttention(AdditiveAttention):
 
     The scores are v^T tanh(W_q q + W_k k + U f), where f are the outputs of FILTERS convolutions of the previous
     weights with a kernel of width KERNEL.
-
-    Args:
-        d_query: width D of the query.
-        d_memory: width E of the memory.
-        d_attention: width A of the hidden layer.
     """
 
     FILTERS = 10

@@ -61,13 +61,10 @@ class Attention(nn.Module, ABC):
 
 @contextmanager
 def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the attention weights of every attention layer that runs within the context.
+    """Record the attention weights of every attention layer of a network that runs within the context.
 
     Forward hooks repeat each call with `Attention.weights`, which is slow but exact. The weights of repeated calls, one
     per decoding step, are concatenated along T.
-
-    Args:
-        network: the network that runs within the context.
 
     Yields:
         The weights (B, H, T, S) by layer name; the dictionary is filled on exit.
@@ -92,7 +89,7 @@ def attention_maps(network: nn.Module) -> Iterator[dict[str, Tensor]]:
         with eager:
             yield maps
         for name, steps in calls.items():
-            keys = max(step.size(-1) for step in steps)  # the KV cache of a decoder grows with every step
+            keys = max(step.size(-1) for step in steps)  # a KV cache grows every step
             maps[name] = torch.cat([F.pad(step, (0, keys - step.size(-1))) for step in steps], dim=2)
     finally:
         for handle in handles:
@@ -138,12 +135,7 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Return the contexts softmax(Q K^T / sqrt(D/H)) V (B, H, T, D/H) (Vaswani et al. 2017, equation 1).
 
-    Args:
-        query: the queries (B, H, T, D/H).
-        key: the keys (B, H, S, D/H).
-        value: the values (B, H, S, D/H).
-        mask: the mask, broadcastable to (B, H, T, S), or biases of the scores; None to attend to all keys.
-        is_causal: whether to use the causal mask instead of `mask`.
+    The other arguments are those of `scaled_dot_product_weights`.
 
     Note:
         The fused kernel stores no weights (B, H, T, S) for the backward pass, which dropout on them would need. In half
@@ -174,13 +166,7 @@ def split_heads(projected: Tensor, parts: int, num_heads: int) -> list[Tensor]:
 
 
 class SelfAttention(Attention):
-    """Multi-head self-attention (Vaswani et al. 2017, 3.2.2).
-
-    Args:
-        d_model: width D.
-        num_heads: number of heads H; must divide d_model.
-        bias: whether the projections have a bias.
-    """
+    """Multi-head self-attention (Vaswani et al. 2017, 3.2.2)."""
 
     over_memory = False
     FUSED = ("qkv_proj", 3)  # linear layer, and the number of its projections
@@ -238,13 +224,7 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Multi-head cross-attention of a decoder over the memory, the output of the encoder.
-
-    Args:
-        d_model: width D.
-        num_heads: number of heads H; must divide d_model.
-        bias: whether the projections have a bias.
-    """
+    """Multi-head cross-attention of a decoder over the memory, the output of the encoder."""
 
     FUSED = ("kv_proj", 2)
 

@@ -36,24 +36,20 @@ class Linear(nn.Linear):
     SPLITS_MATRICES = _reads_in_one_thread()
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = (
-            not self.SPLITS_MATRICES or x.numel() != self.in_features or self.weight.numel() < self.CACHED or x.is_cuda
-        )
-        if plain or self.out_features % 4 or torch.compiler.is_exporting():
+        is_fast = self.SPLITS_MATRICES and x.numel() == self.in_features and self.weight.numel() >= self.CACHED
+        if not is_fast or x.is_cuda or self.out_features % 4 or torch.compiler.is_exporting():
             return F.linear(x, self.weight, self.bias)
-        column = x.reshape(1, -1).t().expand(4, -1, 1)  # the strides of view(-1, 1) would select the slow BLAS path
+        # The strides of view(-1, 1) would select the slow path of BLAS.
+        column = x.reshape(1, -1).t().expand(4, -1, 1)
         y = torch.bmm(self.weight.unflatten(0, (4, -1)), column).view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
 
 class Int8Linear(nn.Module):
-    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization.
+    """Linear layer with 8-bit weights, for inference on a CPU, by dynamic quantization of a layer in float32.
 
     Weights and inputs are quantized by the affine scheme of Jacob et al. (2018, 2.1). The weights of each output have a
     scale of their own. The scale of the inputs is computed in each call.
-
-    Args:
-        layer: the layer whose weights are quantized, in float32 on the CPU.
 
     Note:
         All inputs of a call have one scale, so a result depends slightly on the other rows, on padding and, in a
@@ -82,10 +78,7 @@ class Int8Linear(nn.Module):
 def quantize(network: nn.Module) -> None:
     """Replace all layers of the class `Linear` by `Int8Linear`, in place; `torch.nn.Linear` stays as it is.
 
-    The network must be in float32 on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: if the network has no such layers.
+    The network must be in float32 on the CPU and in evaluation mode. Raise UserError if it has no such layers.
     """
     layers = [
         (parent, name, child)
@@ -134,9 +127,6 @@ class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) with a fast path for CPUs.
 
     In training, values are zeroed with probability p, and the others are scaled by 1 / (1 - p).
-
-    Args:
-        p: the dropout probability, at least 0 and below 1.
 
     Note:
         On a CPU, `torch.nn.Dropout` draws one random number per value sequentially, which takes longer than the

@@ -92,10 +92,6 @@ class MonotonicAttention(Attention):
 
     Its queries must not depend on its results, so that it attends from all of them in one call.
     `HardMonotonicAttention` may also skip keys.
-
-    Args:
-        d_query: width D of the queries.
-        d_memory: width E of the memory.
     """
 
     def __init__(self, d_query: int, d_memory: int) -> None:
@@ -129,13 +125,7 @@ class MonotonicAttention(Attention):
 
 
 class MonotonicCrossAttention(Attention):
-    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`.
-
-    Args:
-        d_model: width D.
-        num_heads: number of heads H; must divide d_model.
-        bias: whether the projections have a bias.
-    """
+    """Multi-head cross-attention, each head of which is a monotonic attention, see `monotonic_weights`."""
 
     UNDIVIDED = "cross_attention monotonic, whose heads are not divided"  # by tensor parallelism
 
@@ -188,9 +178,6 @@ class HardMonotonicAttention(AdditiveScores):
     Each query attends to one key, the key of the previous query or a later one. The probability of a key is the softmax
     of additive scores over these keys. This is the paper's model of order 0 with monotonic alignments: the scores do
     not depend on the attended key.
-
-    Args:
-        d_query, d_memory, d_attention: see AdditiveScores.
     """
 
     NEVER = -1e4

@@ -18,9 +18,6 @@ class PointerGenerator(nn.Module):
 
     Note:
         See et al. also copy words that are not in the vocabulary. Here, they are copied as the unknown token.
-
-    Args:
-        d_features: width F of the features.
     """
 
     UNDIVIDED = "pointer_generator, which reads the weights of all heads"  # by tensor parallelism

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.layers.precision import at_least_float32
 
 PositionScheme = Literal["sinusoidal", "learned", "rotary", "alibi", "none", "randomized", "coupled"]
 """Names of the position schemes, see `position_scheme`."""
@@ -31,15 +32,9 @@ class Positions(nn.Module):
     couples: ClassVar[bool] = False
 
     def number(self, indices: Tensor, rows: int, count: int) -> Tensor:
-        """Return the positions of tokens; some schemes draw them at random in training.
+        """Return the positions (T), or (B, T) if rows differ, of tokens; some schemes draw them at random in training.
 
-        Args:
-            indices: the indices (T) or (B, T) of the tokens.
-            rows: the number of rows B.
-            count: a number above all indices.
-
-        Returns:
-            The positions (T), or (B, T) if rows differ.
+        The tokens of B rows have indices (T) or (B, T), all of which are below `count`.
         """
         return indices
 
@@ -57,9 +52,7 @@ class Positions(nn.Module):
     def number_sequence(self, real: Tensor, target_length: int) -> Tensor:
         """Return the positions (S + T) or (B, S + T) of a source and a target that follows it, see `number`.
 
-        Args:
-            real: the mask (B, S) of the source, False at padding, which has no position.
-            target_length: the number of columns T of the target.
+        The mask (B, S) of the source is False at padding, which has no position.
         """
         B, S = real.shape
         indices = torch.arange(S + target_length, device=real.device)
@@ -86,13 +79,9 @@ class Positions(nn.Module):
     def mask(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the mask of an attention layer, with biases of the scores if the scheme has them.
 
-        Args:
-            queries: the positions of the queries (T) or (B, T).
-            keys: the positions of the keys (S) or (B, S).
-            mask: the boolean mask, broadcastable to (B, H, T, S); None for a causal mask.
-
-        Returns:
-            `mask` itself, or a mask (B, H, T, S) with the biases, and -inf where a query may not attend.
+        The positions of queries are (T) or (B, T), and those of keys (S) or (B, S). The boolean mask is broadcastable
+        to (B, H, T, S); None for a causal mask. The result is `mask` itself, or a mask (B, H, T, S) with the biases,
+        and -inf where a query may not attend.
         """
         return mask
 
@@ -105,10 +94,6 @@ class SinusoidalPositions(Positions):
     """Sinusoidal positional encodings (Vaswani et al. 2017, 3.5).
 
     PE(p, 2i) = sin(p / 10000^(2i/D)) and PE(p, 2i+1) = cos(p / 10000^(2i/D)).
-
-    Args:
-        max_length: number of positions.
-        d_model: width D.
     """
 
     encodings: Tensor
@@ -150,10 +135,6 @@ class RotaryPositions(Positions):
     Queries and keys are rotated, so their dot product depends on the distance between their positions. Elements 2i and
     2i + 1 of a head of width d form a complex number, rotated by the angle p / 10000^(2i/d) at position p.
 
-    Args:
-        max_length: number of positions.
-        d_head: width d of a head; must be even.
-
     Raises:
         UserError: if d_head is odd.
     """
@@ -172,9 +153,8 @@ class RotaryPositions(Positions):
     def rotations(self, positions: Tensor) -> FreqsCis | None:
         """Return the rotations (1, T, d/2) of positions (T), or (B, 1, T, d/2) of positions (B, T)."""
         cos, sin = (part[positions].unsqueeze(-3) for part in (self.cos, self.sin))  # broadcast over heads
-        wide = torch.promote_types(cos.dtype, torch.float32)  # half precision has no complex products
-        cos, sin = cos.to(wide), sin.to(wide)
-        return torch.complex(cos, sin)
+        # Half precision has no complex products.
+        return torch.complex(at_least_float32(cos), at_least_float32(sin))
 
     def table(self) -> Tensor | None:
         return torch.cat((self.cos, self.sin), dim=-1)
@@ -221,9 +201,6 @@ class AlibiPositions(Positions):
 
     The score of head h is lowered by the distance between query and key, times a slope. With a power of two of heads H,
     the slopes are 2^(-8 h / H) for h from 1 to H; other numbers of heads take every second slope of 2H heads as well.
-
-    Args:
-        num_heads: number of heads H.
     """
 
     UNDIVIDED = "positions alibi, whose biases are not divided"
@@ -250,8 +227,7 @@ def apply_rotary(x: Tensor, freqs_cis: FreqsCis | None) -> Tensor:
     if freqs_cis is None:
         return x
     # Use one complex product: real products of strided tensors took a sixth of the step of a small model on a CPU.
-    wide = torch.promote_types(x.dtype, torch.float32)
-    numbers = torch.view_as_complex(x.to(wide).unflatten(-1, (-1, 2)))  # (B, H, T, D/2H)
+    numbers = torch.view_as_complex(at_least_float32(x).unflatten(-1, (-1, 2)))  # (B, H, T, D/2H)
     return torch.view_as_real(numbers * freqs_cis).flatten(-2).type_as(x)
 
 
@@ -262,12 +238,9 @@ def position_scheme(name: PositionScheme, max_length: int, d_model: int, num_hea
             return SinusoidalPositions(max_length, d_model)
         case "learned":
             return LearnedPositions(max_length, d_model)
-        case "rotary":
-            return RotaryPositions(max_length, d_model // num_heads)
-        case "randomized":
-            return RandomizedPositions(max_length, d_model // num_heads)
-        case "coupled":
-            return CoupledPositions(max_length, d_model // num_heads)
+        case "rotary" | "randomized" | "coupled":
+            rotary = {"rotary": RotaryPositions, "randomized": RandomizedPositions, "coupled": CoupledPositions}
+            return rotary[name](max_length, d_model // num_heads)
         case "alibi":
             return AlibiPositions(num_heads)
         case "none":

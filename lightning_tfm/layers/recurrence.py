@@ -121,26 +121,10 @@ class _LSTMWithAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         with torch.autocast(saved[0].device.type, enabled=False):
-            return None, *_gradients(*saved, *gradients)
+            return None, *_gradients(saved, *gradients)
 
 
-def _gradients(
-    memory: Tensor,
-    query_weight: Tensor,
-    energy_weight: Tensor,
-    state_weight: Tensor,
-    sigmoids: Tensor,
-    weights: Tensor,
-    contexts: Tensor,
-    gates: Tensor,
-    hiddens: Tensor,
-    cells: Tensor,
-    tanhs: Tensor,
-    d_hiddens: Tensor | None,
-    d_contexts: Tensor | None,
-    d_weights: Tensor | None,
-    d_cell: Tensor | None,
-) -> tuple[Tensor, ...]:
+def _gradients(saved: tuple[Tensor, ...], *gradients: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients with respect to the tensors of `_LSTMWithAttention.forward`.
 
     The weights and the memory are those of `lstm_with_attention`, and `d_` are the gradients of its results, None if
@@ -148,6 +132,8 @@ def _gradients(
     attention weights (T, B, 1, S), the contexts (T, B, 1, E), the gates and the candidate (T, B, 4D), all after their
     activations, hidden and cell states including the initial ones (T + 1, B, D), and tanh of the cell states (T, B, D).
     """
+    memory, query_weight, energy_weight, state_weight, sigmoids, weights, contexts, gates, hiddens, cells, tanhs = saved
+    d_hiddens, d_contexts, d_weights, d_cell = gradients
     T, B, S, A = sigmoids.shape
     D, E = hiddens.size(2), contexts.size(3)
     _, input, output, candidate = gates.chunk(4, dim=-1)
@@ -170,8 +156,10 @@ def _gradients(
     d_weights = weights.new_zeros(T, B, S) if d_weights is None else d_weights.transpose(0, 1).contiguous()
     d_gates, d_scores, d_queries = torch.empty_like(gates), torch.empty_like(weights), weights.new_empty(T, B, 1, A)
     d_keys = torch.zeros_like(sigmoids[0])
-    vector = (4 * energy_weight).expand(B, S, A)  # of the scores 2v sigmoid(2z), whose derivative is 4v s (1 - s)
-    by_width = memory.mT.contiguous()  # (B, E, S), with which a product by a row is several times as fast
+    # The derivative of the scores 2v sigmoid(2z) is 4v s (1 - s).
+    vector = (4 * energy_weight).expand(B, S, A)
+    # The product of a row with a contiguous matrix is several times as fast.
+    by_width = memory.mT.contiguous()  # (B, E, S)
     loop = zip(
         _steps(slopes, gate_slopes.view(T, B, 4, D), gates[..., :D]),
         _steps(d_gates, d_gates.view(T, B, 4, D)),

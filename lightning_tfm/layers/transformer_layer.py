@@ -25,30 +25,17 @@ CrossAttentionKind = Literal["dot_product", "monotonic"]
 
 
 class FeedForward(nn.Sequential):
-    """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2).
-
-    Args:
-        d_model: width of input and output.
-        d_ff: width of the hidden layer.
-        activation: the activation f.
-        bias: whether the linear layers have a bias.
-    """
+    """Position-wise feed-forward network W_2 f(W_1 x + b_1) + b_2 (Vaswani et al. 2017, equation 2)."""
 
     def __init__(self, d_model: int, d_ff: int, activation: nn.Module, bias: bool = True) -> None:
         super().__init__(Linear(d_model, d_ff, bias=bias), activation, Linear(d_ff, d_model, bias=bias))
 
 
 class AddNorm(nn.Module):
-    """Residual connection and layer norm of a sub-layer.
+    """Residual connection and layer norm of a sub-layer, with dropout on its output.
 
     Post-norm is LayerNorm(x + Sublayer(x)), as in the paper (Vaswani et al. 2017, 3.1). Pre-norm is
     x + Sublayer(LayerNorm(x)) and trains without a long warm-up (Xiong et al. 2020).
-
-    Args:
-        d_model: width D.
-        norm: "pre" or "post".
-        dropout: dropout on the output of the sub-layer.
-        bias: whether the norm has a bias.
     """
 
     def __init__(self, d_model: int, norm: Literal["pre", "post"], dropout: float, bias: bool = True) -> None:
@@ -68,7 +55,7 @@ class AddNorm(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Transformer layer of self-attention, optional cross-attention and a feed-forward network.
+    """Transformer layer of self-attention, optional cross-attention to an encoder and a feed-forward network.
 
     Args:
         d_model: width D.
@@ -147,15 +134,10 @@ class TransformerLayer(nn.Module):
         memory: KVCache | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, LayerCache]:
-        """Return the output (B, T, D) for the next tokens of a sequence, and the cache for the next call.
+        """Return the output (B, T, D) for the next tokens (B, T, D) of a sequence, and the cache for the next call.
 
-        Args:
-            x: the input (B, T, D).
-            cache: the cache of earlier calls; None for the first tokens, which are masked causally without a `mask`.
-            mask: the mask of the self-attention, which includes the cached positions.
-            freqs_cis: see `forward`.
-            memory: see `forward`.
-            memory_mask: see `forward`.
+        The cache is None for the first tokens, which are masked causally without a `mask`. A mask includes the cached
+        positions. The other arguments are those of `forward`.
         """
         is_causal = mask is None and cache is None and bool(x.size(1) > 0)  # bool, for torch.export
         return self._compute(x, cache, mask, is_causal, freqs_cis, memory, memory_mask)

@@ -47,7 +47,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         pointer_generator: whether the decoder can copy tokens of the source (See et al. 2017).
     """
 
-    is_traceable = False  # the decoder, or its monotonic attention, is a Python loop over the tokens
+    is_traceable = False  # it loops over the tokens
 
     def __init__(
         self,
@@ -117,16 +117,14 @@ class AttentionLSTM(Seq2SeqNetwork):
             start = self.attention.start(mask)
             previous: State = (start, start.new_zeros(*source.shape, self.head.out_features))
         else:
-            previous = torch.zeros_like(memory[..., 0])  # the weights of the step before the first (B, S)
+            previous = torch.zeros_like(memory[..., 0])  # (B, S), before the first step
         return recurrent, previous, Memory((keys, memory, source))
 
     def _cell(self, token_gates: Tensor, context: Tensor, recurrent: Recurrent) -> Recurrent:
         """Return the next state of the cell, (Bahdanau et al., A.2.2) for a GRU.
 
-        Args:
-            token_gates: the contribution of the previous token to the gates (B, 4D), of a GRU (B, 3D).
-            context: the context (B, 2D); of width 0 for hard monotonic attention.
-            recurrent: the state of the cell.
+        The previous token contributes token_gates (B, 4D), of a GRU (B, 3D), to the gates. The context (B, 2D) has
+        width 0 for hard monotonic attention.
         """
         # Unlike in nn.LSTMCell, token_gates is computed once for all steps. The four gates of an LSTM are one product.
         hidden = recurrent[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,6 @@ from lightning_tfm.tokenization import PAD, UNKNOWN_ID
 
 NAIVE_BAYES_SHARE = 2 / 3
 """Share of the naive Bayes classifier in the mean of the log probabilities."""
-
-
-class LabeledData(DataProperties, Protocol):
-    """Properties of a data module that a classifier depends on.
-
-    Attributes:
-        num_classes: number of classes.
-    """
-
-    num_classes: int
 
 
 class EncoderClassifier(TextNetwork):
@@ -83,12 +73,13 @@ class EncoderClassifier(TextNetwork):
         )
 
     @classmethod
-    def data_settings(cls, data: LabeledData) -> dict[str, Any]:  # type: ignore[override]  # it needs classes
-        if not hasattr(data, "num_classes"):
+    def data_settings(cls, data: DataProperties) -> dict[str, Any]:
+        num_classes = getattr(data, "num_classes", None)
+        if num_classes is None:
             raise UserError(
                 f"EncoderClassifier needs texts with labels, but {type(data).__name__} has none; try Sentiment"
             )
-        return super().data_settings(data) | {"num_classes": data.num_classes}
+        return super().data_settings(data) | {"num_classes": num_classes}
 
     def forward(self, text: Tensor) -> Tensor:
         """Return the logits (B, C) of the classes.

@@ -118,7 +118,7 @@ class GPT(CausalNetwork):
         positions = self.positions.number_sequence(real, T)
         x, freqs_cis = self._embed(torch.cat((source, target_in), dim=1), positions, S)  # (B, S + T, D)
         mask = None
-        if S > 0:  # otherwise, padding is only on the right, so the causal mask of the kernel suffices
+        if S > 0:  # otherwise, a causal mask hides padding
             real = nn.functional.pad(real, (0, T), value=True)
             mask = causal_mask(S + T, S + T, source.device) & real[:, None, None]
         mask = self.positions.mask(positions, positions, mask)
@@ -132,13 +132,13 @@ class GPT(CausalNetwork):
         real = source != PAD
         positions = torch.arange(S, device=source.device)
         x, freqs_cis = self._embed(source, positions, S)
-        mask = self.positions.mask(positions, positions, None)  # causal, so it hides padding, which is on the right
+        mask = self.positions.mask(positions, positions, None)  # causal, which hides padding
         x, caches = self._step(x, [None] * len(self.layers), mask, freqs_cis)
         return caches, real, self.positions.target_start(real)
 
     def decode_step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         caches, real, position = state
-        if not self.positions.couples:  # whose number of target tokens is not known here
+        if not self.positions.couples:  # whose target length is unknown here
             self.check_lengths(real.size(1), 1)
         real = nn.functional.pad(real, (0, 1), value=True)  # (B, keys so far)
         x, freqs_cis = self._embed(token.unsqueeze(1), position.unsqueeze(1), 0)  # (B, 1, D)

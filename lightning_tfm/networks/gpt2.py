@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 def from_huggingface(model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
     """Return a GPT with the weights of a Hugging Face GPT-2 and the same distribution over its ids.
 
-    Args:
-        model: the GPT-2.
-        num_special: 0, or NUM_SPECIAL to insert PAD, BOS and EOS before the ids of the model; they have probability
-            0, since the model was not trained on them.
+    With `num_special` ids, PAD, BOS and EOS, before those of the model, these have probability 0, since the model was
+    not trained on them.
 
     Raises:
         UserError: if the model has an option that `GPT` does not implement.
@@ -78,11 +76,7 @@ def from_huggingface(model: GPT2LMHeadModel, num_special: int = 0) -> GPT:
 
 
 def load_gpt2(folder: str) -> GPT:
-    """Return the GPT-2 of a Hugging Face folder as a GPT whose ids begin with PAD, BOS and EOS.
-
-    Raises:
-        UserError: if transformers is not installed, or the folder does not hold the weights of a GPT-2.
-    """
+    """Return the GPT-2 of a Hugging Face folder as a GPT with PAD, BOS and EOS; raise UserError if there is none."""
     config = Path(folder, "config.json")
     if not config.is_file():
         raise UserError(f"pretrained must be a folder with a Hugging Face GPT-2, but there is no {folder}/config.json")
@@ -108,11 +102,7 @@ def load_gpt2(folder: str) -> GPT:
 
 
 def start_from_gpt2(network: CausalNetwork, folder: str) -> None:
-    """Copy the weights of the GPT-2 of a Hugging Face folder into a network.
-
-    Raises:
-        UserError: see `load_gpt2`; also if the network is not a GPT of the same settings.
-    """
+    """Copy the weights of a Hugging Face GPT-2 into a network; raise UserError unless it is a GPT of its settings."""
     if not isinstance(network, GPT):
         raise UserError(f"pretrained must not be set for {type(network).__name__}, which has no pretrained weights")
     gpt2 = load_gpt2(folder)

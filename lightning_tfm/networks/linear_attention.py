@@ -50,12 +50,9 @@ class LinearAttention(Attention):
         return query, key, value
 
     def forward(self, x: Tensor, real: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the context (B, T, D) of x (B, T, D), and the state after these tokens.
+        """Return the context (B, T, D) of x (B, T, D), and the state after these tokens, which follow those of `state`.
 
-        Args:
-            x: the input.
-            real: the mask (B, T), False at padding.
-            state: the state after earlier tokens.
+        The mask `real` (B, T) is False at padding.
         """
         query, key, value = self._project(x, real)
         if state is None:
@@ -139,13 +136,10 @@ class LinearTransformer(CausalNetwork):
                 nn.init.normal_(table.weight, std=0.02)
 
     def _run(self, tokens: Tensor, real: Tensor, start: Tensor, states: State | None) -> tuple[Tensor, State]:
-        """Return the features (B, T, D) of tokens (B, T), and the states of all layers.
+        """Return the features (B, T, D) of tokens (B, T), and the states of all layers after them.
 
-        Args:
-            tokens: the tokens.
-            real: the mask (B, T), False at padding, which has no position.
-            start: the number of earlier tokens without padding (B, 1).
-            states: the states after earlier tokens.
+        The mask `real` (B, T) is False at padding, which has no position. `start` (B, 1) is the number of earlier
+        tokens without padding, whose states are `states`.
         """
         positions = (start + real.cumsum(1) - 1).clamp(min=0)
         x = self.dropout(self.positions.embed(self.embedding(tokens), positions))

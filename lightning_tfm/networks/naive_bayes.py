@@ -30,11 +30,6 @@ class NaiveBayes(nn.Module):
 
     If tokens also have the ids of their n-grams, the first n-gram of each word is another feature. It is the beginning
     of the word, which an unknown word such as `watchable` shares with known words such as `watched`.
-
-    Args:
-        vocab_size: number of ids of words and n-grams.
-        num_bigram_buckets: number of ids to which bigrams are hashed.
-        num_classes: number of classes.
     """
 
     prior: Tensor
@@ -52,22 +47,18 @@ class NaiveBayes(nn.Module):
         """Return the sorted ids (B, N) of the features of texts, see `forward`, and where each occurs first."""
         text = text.view(*text.shape[:2], -1)  # (B, S, G)
         words, beginnings = text[..., 0], text[..., 1:2].flatten(1)  # (B, S) and (B, S or 0)
-        known = (words != PAD) & (words != UNKNOWN_ID)
+        is_known = (words != PAD) & (words != UNKNOWN_ID)
         # Keep S columns: with S - 1, torch.export would specialize on texts of two tokens, whose only column is
         # broadcast.
-        following, is_bigram = F.pad(words, (0, 1))[:, 1:], known & F.pad(known, (0, 1))[:, 1:]
+        following, is_bigram = F.pad(words, (0, 1))[:, 1:], is_known & F.pad(is_known, (0, 1))[:, 1:]
         pairs = (words * FIRST + following * SECOND) % PRIME % self.num_bigram_buckets + self.vocab_size
         pairs = torch.where(is_bigram, pairs, PAD)
-        features = torch.cat((torch.where(known, words, PAD), beginnings, pairs), dim=1).sort(dim=1).values
+        features = torch.cat((torch.where(is_known, words, PAD), beginnings, pairs), dim=1).sort(dim=1).values
         is_first = F.pad(features[:, 1:] != features[:, :-1], (1, 0), value=True)
         return features, is_first & (features != PAD)
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Count the features of labeled texts, and fit the weights.
-
-        Args:
-            batches: the ids of texts, see `forward`, and the classes (B).
-        """
+        """Count the features of labeled texts, given their ids, see `forward`, and classes (B), and fit the weights."""
         features, sizes, labels = [], [], []
         for text, label in batches:
             ids, counted = self._features(text.to(self.scores.device))
@@ -104,11 +95,7 @@ class NaiveBayes(nn.Module):
         self.scores.zero_()[ids] = (weights.detach() * evidence / UNIT).round().int()
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return the logits (B, C) of texts, in float32.
-
-        Args:
-            text: the ids (B, S), right-padded with PAD, or (B, S, G) with G ids per token.
-        """
+        """Return the logits (B, C) of texts, in float32, given their ids (B, S), or (B, S, G) with G ids per token."""
         features, counted = self._features(text)
         scores = self.scores[features] * counted.unsqueeze(-1)  # (B, N, C); 0 if the feature is in no training text
         return (self.prior + scores.sum(1)).float() * UNIT

@@ -82,12 +82,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def from_data(cls, data: DataProperties, **settings: Any) -> Self:
-        """Construct a network that fits a data module.
-
-        Args:
-            data: the data module.
-            settings: arguments of the constructor; `data_settings` replaces those that are missing or None.
-        """
+        """Construct a network that fits a data module, with `data_settings` for settings that are missing or None."""
         return cls(**complete(settings, cls.data_settings(data)))
 
     @abstractmethod
@@ -112,7 +107,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def recording(network: Network, *arguments: Any, **settings: Any) -> None:
-        if "hyper_parameters" not in vars(network):  # otherwise, the constructor of a subclass calls this one
+        if "hyper_parameters" not in vars(network):  # not called by a subclass
             bound = signature.bind(network, *arguments, **settings)
             bound.apply_defaults()
             _, *recorded = bound.arguments.items()  # without self
@@ -127,11 +122,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class TextNetwork(Network):
-    """Base class of networks for a single text, with a position for each token.
-
-    Attributes:
-        max_length: maximum length of a text in tokens.
-    """
+    """Base class of networks for a single text, with a position for each of at most max_length tokens."""
 
     max_length: int
 
@@ -199,8 +190,7 @@ class Seq2SeqNetwork(Network):
 class CausalNetwork(Seq2SeqNetwork):
     """Base class of networks that read source and target as one sequence, and can model a text without a source.
 
-    Attributes:
-        max_length: maximum length of a sequence in tokens, source and target together.
+    The maximum length is that of source and target together, in tokens.
     """
 
     max_length: int

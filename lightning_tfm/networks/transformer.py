@@ -78,11 +78,9 @@ class Transformer(Seq2SeqNetwork):
         self.source_embedding = nn.Embedding(vocab_size, d_model)
         self.target_embedding = nn.Embedding(vocab_size, d_model)
         self.source_positions = position_scheme(positions, self.max_length, d_model, num_heads)
-        self.target_positions = (
-            position_scheme(positions, self.max_length, d_model, num_heads)
-            if positions == "learned"
-            else self.source_positions
-        )
+        self.target_positions = self.source_positions
+        if positions == "learned":
+            self.target_positions = position_scheme(positions, self.max_length, d_model, num_heads)
         self.dropout = Dropout(dropout)
         self.encoder, self.encoder_norm = nn.ModuleList(layer(None) for _ in range(num_layers)), last_norm()
         needed = [pointer_generator and index == num_layers - 1 for index in range(num_layers)]
@@ -135,18 +133,13 @@ class Transformer(Seq2SeqNetwork):
     ) -> tuple[Tensor, tuple[LayerCache, ...]]:
         """Return the logits (B, T, V) after each token of target (B, T), and the caches of all layers.
 
-        Args:
-            target: the tokens (B, T).
-            positions: the positions of the cached tokens and of these tokens.
-            source: the source (B, S).
-            source_positions: the positions of the source.
-            memories: the keys and values of the source for each layer.
-            caches: the caches of all layers; None for whole sequences, without caches.
+        The positions are those of the cached tokens and of these tokens. The memories are the keys and values of the
+        source (B, S) for each layer. Whole sequences have no caches.
         """
         own, scheme = positions[..., -target.size(1) :], self.target_positions
         embedded = scheme.embed(self.target_embedding(target) * self.scale, own)
         embedded, rotations = self.dropout(embedded), scheme.rotations(own)  # (B, T, D)
-        mask = scheme.mask(own, positions, None)  # causal, so it hides padding, which is on the right
+        mask = scheme.mask(own, positions, None)  # causal, which hides padding
         real = (source != PAD)[:, None, None]
         memory_mask = real if self.is_monotonic else scheme.mask(own, source_positions, real)
         x, extended = embedded, []
@@ -179,7 +172,7 @@ class Transformer(Seq2SeqNetwork):
         memories = self._encode(source, torch.arange(source.size(1), device=source.device))
         empty = memories[0][1][:, :, :0]  # (B, H, 0, D/H)
         cache: LayerCache = (empty, empty)
-        if self.is_monotonic or self.pointer is not None:  # before the first token, no token is attended to
+        if self.is_monotonic or self.pointer is not None:  # no token is attended to yet
             cache = *cache, torch.zeros_like(memories[0][1][..., :1]).mT  # (B, H, 1, S)
         return (cache,) * len(memories), Memory((memories, source))
 

@@ -69,8 +69,8 @@ def missing_glyphs_named() -> Iterator[None]:
         show = warnings.showwarning
 
         def collect(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
-            if found := re.match(r"Glyph (\d+) .*missing from", str(message)):
-                missing[chr(int(found[1]))] = None
+            if glyph := re.match(r"Glyph (\d+) .*missing from", str(message)):
+                missing[chr(int(glyph[1]))] = None
             else:
                 show(message, category, *place, **details)
 
@@ -106,11 +106,9 @@ def _characters(font: str) -> Set[int]:
 
 
 def draw_attention(attention: AttentionMap, title: str = "") -> Figure:
-    """Draw the attention weights of a layer, with one panel per head.
+    """Draw the attention weights of a layer, with one panel per head and the gold alignment outlined.
 
-    Args:
-        attention: the weights of the layer with their labels; the gold alignment is outlined.
-        title: a title of any number of lines above the name of the layer.
+    The title may have any number of lines, above the name of the layer.
 
     Note:
         The darkest color is a weight of 1, or the largest weight of the layer if that is below 0.5, as over long texts.
@@ -208,14 +206,9 @@ def draw_positions(encodings: Tensor, title: str = "positional encodings") -> Fi
 
 
 def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Figure:
-    """Draw a confusion matrix, with references in rows and predictions in columns.
+    """Draw a confusion matrix, with references in rows and predictions in columns, given the counts of these pairs.
 
-    Args:
-        labels: the labels.
-        counts: the number of examples by (reference, prediction).
-
-    Note:
-        With more than LABELS labels, counts and some labels are omitted.
+    With more than LABELS labels, counts and some labels are omitted.
     """
     values = torch.tensor([[counts.get((row, column), 0) for column in labels] for row in labels])
     shares = values / values.sum(1, keepdim=True).clamp(min=1)
@@ -242,9 +235,6 @@ def draw_confusion(labels: Sequence[str], counts: Mapping[tuple[str, str], int])
 def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
     """Load images and pad them to the same size.
 
-    Args:
-        paths: the paths of the images.
-
     Note:
         W&B shows the images of one name side by side and crops them if their sizes differ. Images larger than
         MAX_IMAGE_SIZE are scaled down, since many are in memory at once.
@@ -255,9 +245,7 @@ def on_one_canvas(paths: Iterable[Path]) -> list[Image.Image]:
             pictures.append(file.convert("RGB"))
         pictures[-1].thumbnail((MAX_IMAGE_SIZE, MAX_IMAGE_SIZE))
     size = (max(picture.width for picture in pictures), max(picture.height for picture in pictures))
-    padded = []
-    for picture in pictures:
-        canvas = Image.new("RGB", size, "white")
+    canvases = [Image.new("RGB", size, "white") for _ in pictures]
+    for canvas, picture in zip(canvases, pictures, strict=True):
         canvas.paste(picture)
-        padded.append(canvas)
-    return padded
+    return canvases

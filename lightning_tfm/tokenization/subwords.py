@@ -21,10 +21,7 @@ MAX_GROWTH = 100_000
 class SubwordTokenizer(Tokenizer):
     """Tokenizer by byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019), for any text.
 
-    The ids are the ids of the Hugging Face tokenizer plus NUM_SPECIAL.
-
-    Args:
-        model: a Hugging Face tokenizer as JSON, the content of a `tokenizer.json`.
+    The ids are those of a Hugging Face tokenizer, given as the content of a `tokenizer.json`, plus NUM_SPECIAL.
     """
 
     unknown_id, is_word_based = None, True
@@ -34,7 +31,7 @@ class SubwordTokenizer(Tokenizer):
 
         _check_growth(model)
         self.model = Model.from_str(model)
-        self.model.no_truncation()  # a loaded tokenizer may be configured for a specific model
+        self.model.no_truncation()  # set for a specific model
         self.model.no_padding()
         self.vocab_size = NUM_SPECIAL + 1 + max(self.model.get_vocab().values(), default=-1)  # there may be gaps
 
@@ -68,13 +65,10 @@ class SubwordTokenizer(Tokenizer):
     def encode_rest(self, text: str) -> list[int]:
         return [id + NUM_SPECIAL for id in self._rest_model.encode(text, add_special_tokens=False).ids]
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several sources in parallel on all cores."""
+    def encode_all(self, texts: Sequence[str], are_targets: bool = False) -> list[list[int]]:
+        """Encode several texts in parallel on all cores."""
         encodings = self.model.encode_batch(texts, add_special_tokens=False)
         return [[id + NUM_SPECIAL for id in encoding.ids] for encoding in encodings]
-
-    def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode_all(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode([id - NUM_SPECIAL for id in strip_special(ids)]).removeprefix(" ")

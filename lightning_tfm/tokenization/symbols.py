@@ -90,8 +90,8 @@ class SymbolTokenizer(Tokenizer):
         """Return the id of each code point; unknown characters have `unknown_id`, or PAD without one."""
         table = torch.full((sys.maxunicode + 1,), self.unknown_id or PAD, dtype=torch.int32)
         characters = [(ord(symbol), id) for symbol, id in self._ids.items() if len(symbol) == 1]
-        known, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
-        table[known] = ids
+        points, ids = torch.tensor(characters, dtype=torch.int32).view(-1, 2).T
+        table[points] = ids
         return table
 
     def _are_characters(self, are_targets: bool) -> bool:
@@ -125,13 +125,8 @@ class SymbolTokenizer(Tokenizer):
         return self.target_separator.join(self.symbols[id - NUM_SPECIAL] for id in strip_special(ids))
 
     def to_dict(self) -> dict[str, Any]:
-        separators = {"separator": self.separator, "target_separator": self.target_separator}
-        return {
-            "type": "symbols",
-            "symbols": list(self.symbols),
-            **separators,
-            "feature_separator": self.feature_separator,
-        }
+        separators = ("separator", "target_separator", "feature_separator")
+        return {"type": "symbols", "symbols": list(self.symbols)} | {name: getattr(self, name) for name in separators}
 
 
 def code_points(text: str) -> Tensor:

@@ -105,20 +105,12 @@ class Tokenizer(ABC):
         """Encode a target, see `encode`."""
         return cast(list[int], self.encode(text))  # only sources have several ids per token
 
-    def encode_all(self, texts: Sequence[str]) -> Sequence[Ids]:
-        """Encode several sources."""
-        return [self.encode(text) for text in texts]
-
-    def encode_all_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several targets."""
-        return [self.encode_target(text) for text in texts]
+    def encode_all(self, texts: Sequence[str], are_targets: bool = False) -> Sequence[Ids]:
+        """Encode several sources, or several targets."""
+        return [*map(self.encode_target if are_targets else self.encode, texts)]
 
     def encode_flat(self, texts: Sequence[str], are_targets: bool) -> tuple[Tensor, Tensor]:
-        """Encode several texts to one tensor, for tokenizers with one id per token.
-
-        Args:
-            texts: N texts.
-            are_targets: whether the texts are targets instead of sources.
+        """Encode N texts, sources or targets, to one tensor, for tokenizers with one id per token.
 
         Returns:
             The ids of all texts, one text after the other, as int32, and the number of tokens of each text (N).
@@ -126,7 +118,7 @@ class Tokenizer(ABC):
         Raises:
             UserError: see `encode`.
         """
-        rows = self.encode_all_targets(texts) if are_targets else self.encode_all(texts)
+        rows = self.encode_all(texts, are_targets)
         ids = torch.tensor([*itertools.chain.from_iterable(rows)], dtype=torch.int32)
         return ids, torch.tensor([*map(len, rows)], dtype=torch.long)
 

@@ -28,22 +28,16 @@ def train_tokenizer(texts: Iterable[str], tokens: str, vocab_size: int) -> Token
 
 
 def train_word_tokenizer(texts: Iterable[str], vocab_size: int, num_ngrams: int = 0) -> WordTokenizer:
-    """Train a tokenizer of lower-case words, with the most frequent words and num_ngrams additional ids for n-grams.
-
-    Raises:
-        UserError: if vocab_size is below the minimum.
-    """
+    """Train a tokenizer of the most frequent lower-case words, and num_ngrams ids for n-grams, see `build_vocab`."""
     split = WordTokenizer(()).split
     counts = Counter(word for text in texts for word in split(text))
     return WordTokenizer(build_vocab(counts, vocab_size), num_ngrams)
 
 
 def build_vocab(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return the most frequent symbols in descending order of frequency.
+    """Return the most frequent symbols in descending order of frequency, given their numbers of occurrences.
 
-    Args:
-        counts: the number of occurrences of each symbol.
-        vocab_size: maximum number of ids, including PAD, BOS, EOS and UNKNOWN.
+    The vocabulary has at most `vocab_size` ids, including PAD, BOS, EOS and UNKNOWN.
     """
     if vocab_size <= NUM_SPECIAL + 1:
         raise UserError(
@@ -77,7 +71,6 @@ def _train_subwords(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
 
 TYPES: dict[str, type[Tokenizer]] = {"symbols": SymbolTokenizer, "words": WordTokenizer, "subwords": SubwordTokenizer}
 """Tokenizer classes by the `type` entry of `Tokenizer.to_dict`."""
-
 
 KINDS: dict[str, type | UnionType] = {
     "symbols": list,

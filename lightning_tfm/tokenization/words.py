@@ -30,7 +30,8 @@ class WordTokenizer(Tokenizer):
 
     unknown_id, is_word_based = UNKNOWN_ID, True
 
-    NGRAMS = (5, 4, 3)  # the longest first: `NaiveBayes` reads only the first, and long words lose short ones
+    # The longest come first, since `NaiveBayes` reads only the first, and long words lose the last ones.
+    NGRAMS = (5, 4, 3)
     MAX_NGRAMS = 32
 
     def __init__(self, words: Iterable[str], num_ngrams: int = 0) -> None:
