@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.table import Table
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.step_cost import (
@@ -30,6 +29,7 @@ from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.system.private import fake_mode
 from lightning_tfm.system.terminal import LiteralConsole
 from lightning_tfm.tasks import TaskModule
 
@@ -48,7 +48,7 @@ class PlanCLI(TfmCLI):
     tensor_parallel_size = 2
 
     def instantiate_model_and_trainer(self) -> None:
-        with FakeTensorMode():
+        with fake_mode():
             super().instantiate_model_and_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -57,7 +57,7 @@ class PlanCLI(TfmCLI):
         if isinstance(trainer.strategy, ModelParallel):
             if trainer.strategy.tensor_parallel_size > 1:
                 self.tensor_parallel_size = trainer.strategy.tensor_parallel_size
-            trainer.strategy.tensor_parallel_size, trainer.strategy._save_distributed_checkpoint = 1, False
+            trainer.strategy.tensor_parallel_size, trainer.strategy.save_distributed_checkpoint = 1, False
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

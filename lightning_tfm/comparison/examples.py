@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.system.private import corpus_score, corpus_statistics
 
 CORRECT = ("exact_match", "accuracy")
 """Metrics that are the share of correct predictions."""
@@ -122,11 +123,11 @@ def randomization_test(
     from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
     scorer = BLEU(force=True) if metric == "bleu" else CHRF()
-    first, second = (np.array(scorer._extract_corpus_statistics(side, [references])) for side in (outputs, other))
+    first, second = (corpus_statistics(scorer, side, references) for side in (outputs, other))
     swaps = np.random.default_rng(RANDOM_STATE).integers(2, size=(TRIALS, len(outputs)), dtype=bool)
     shuffled = swaps @ second + ~swaps @ first, ~swaps @ second + swaps @ first
     totals = [(first.sum(0), second.sum(0)), *zip(*shuffled, strict=True)]
-    scores = [[scorer._compute_score_from_stats(total.tolist()).score for total in pair] for pair in totals]
+    scores = [[corpus_score(scorer, total) for total in pair] for pair in totals]
     observed, *trials = (abs(score - other_score) for score, other_score in scores)
     p = (sum(trial >= observed for trial in trials) + 1) / (TRIALS + 1)
     return PairedTest(len(outputs), scores[0][0], scores[0][1], p)

@@ -77,7 +77,7 @@ from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.system.private import actions, replace_default_timeout
 from lightning_tfm.system.versions import head_commit
 from lightning_tfm.tasks import TaskModule
-from lightning_tfm.tasks.checks import check_pair
+from lightning_tfm.tasks.base import check_pair
 
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None))
 """Errors of writing to a full disk, a file of the maximum size, and beyond a quota, which Windows lacks."""

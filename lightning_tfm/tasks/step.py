@@ -12,6 +12,7 @@ from lightning_tfm.data import BatchDivision, stable_hash
 from lightning_tfm.distributed.parallel import norms
 from lightning_tfm.distributed.tensors import local
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import clamp, multiply
 
 
 class TrainingStep:
@@ -109,10 +110,9 @@ class TrainingStep:
         if limit and not by_value:
             scale = scale * (limit / (self.norms.norm() + 1e-6)).clamp(max=1)  # as in torch.nn.utils
         gradients = [local(gradient) for gradient in self._gradients()]
-        torch._foreach_mul_(gradients, scale)
+        multiply(gradients, scale)
         if limit and by_value:
-            torch._foreach_clamp_min_(gradients, -limit)
-            torch._foreach_clamp_max_(gradients, limit)
+            clamp(gradients, limit)
 
     def check_finite(self, last_step: int, skips_overflows: bool = False) -> int:
         """Check that the loss and the gradients of all steps since the last check are finite.
