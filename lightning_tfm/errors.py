@@ -63,7 +63,7 @@ def escape_controls(text: str) -> str:
 
     Otherwise, a text from data or the name of a file could move the cursor of a terminal, or change its settings.
     """
-    return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def shell_quote(text: str) -> str:

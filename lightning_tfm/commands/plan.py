@@ -90,10 +90,10 @@ def plan(arguments: list[str]) -> int:
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
-    shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
+    sizes = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
     console = LiteralConsole()
     console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision},")
-    console.print(f"largest of the first {SAMPLE} batches:\n{shown}")
+    console.print(f"largest of the first {SAMPLE} batches:\n{sizes}")
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in ("strategy", "weights", "gradients", "optimizer", "activations", "peak", "FLOPs", "sent"):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)

@@ -227,7 +227,7 @@ class Worker:
         """Run trials until all have ended; a signal stops the runs of this worker, which save a checkpoint."""
         from optuna.exceptions import UpdateFinishedTrialError
 
-        with progress_bar("trials", shown=os.isatty(2), total=self.file.run_cap) as bar:
+        with progress_bar("trials", os.isatty(2), total=self.file.run_cap) as bar:
             try:
                 while True:
                     while len(self.running) < self.jobs and self._begin():

@@ -108,8 +108,8 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
     pattern = re.compile(
         r"(?:(?:Got|Given) value:|path string:|load config) (?:NestedArg\(.*?, val=(.*)\)$|(.*))", re.M
     )
-    found = pattern.search(block) or pattern.search(text)
-    value: Any = (found[1] or found[2]) if found else ""
+    match = pattern.search(block) or pattern.search(text)
+    value: Any = (match[1] or match[2]) if match else ""
     with suppress(KeyError, SyntaxError, TypeError, ValueError):
         value = ast.literal_eval(value)
         for name in names:
@@ -119,9 +119,9 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
 
 def out_of_memory(message: str) -> str | None:
     """Return the message for a failed memory allocation in torch; None for any other error."""
-    found = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
-    return found and (
-        f"the model and its batches must fit into memory, but {found[1]} for one tensor do not; lower the sizes of "
+    match = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
+    return match and (
+        f"the model and its batches must fit into memory, but {match[1]} for one tensor do not; lower the sizes of "
         "model.network, such as d_model, or data.batch_size"
     )
 

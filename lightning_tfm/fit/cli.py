@@ -243,8 +243,8 @@ class TfmCLI(LightningCLI):
         if self.command == "fit":
             max_steps = None if self._schedule_needs_max_steps() else options.trainer.max_steps
             self.resumed = find_run(path, folder, max_steps, self.checkpoints.peek)
-            found = self.resumed and str(self.resumed.checkpoint)
-            self.ckpt_path = found or (None if path == "last" else path)
+            resumed = self.resumed and str(self.resumed.checkpoint)
+            self.ckpt_path = resumed or (None if path == "last" else path)
         elif path == "last":
             newest = newest_checkpoint(map(Run, folder.glob("*")), self.checkpoints.peek)
             if newest is None:

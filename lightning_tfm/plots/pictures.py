@@ -69,8 +69,8 @@ def missing_glyphs_named() -> Iterator[None]:
         show = warnings.showwarning
 
         def collect(message: Warning | str, category: type[Warning], *place: Any, **details: Any) -> None:
-            if found := re.match(r"Glyph (\d+) .*missing from", str(message)):
-                missing[chr(int(found[1]))] = None
+            if glyph := re.match(r"Glyph (\d+) .*missing from", str(message)):
+                missing[chr(int(glyph[1]))] = None
             else:
                 show(message, category, *place, **details)
 
