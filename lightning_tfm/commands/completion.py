@@ -26,14 +26,7 @@ FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN", "SPEC")
 
 
 def completion(arguments: list[str]) -> int:
-    """Print a shell completion script.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print a shell completion script."""
     options = make_parser().parse_args(arguments)
     print(shtab.complete(_all_commands(), options.shell))
     return 0

@@ -69,14 +69,7 @@ class PlanCLI(TfmCLI):
 
 
 def plan(arguments: list[str]) -> int:
-    """Print a table of the costs of a step, by strategy and number of devices.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print a table of the costs of a step, by strategy and number of devices."""
     options, settings = make_parser().parse_known_args(arguments)
     if not settings:
         raise UserError("lightning-tfm plan needs the name of an experiment; `lightning-tfm list` shows them")
@@ -120,9 +113,6 @@ def make_parser() -> CommandParser:
 def planned(settings: list[str]) -> PlanCLI:
     """Return the command line interface of `fit` with its data set up, but without a run.
 
-    Args:
-        settings: the arguments of `fit`.
-
     Raises:
         UserError: if `fit` would refuse the settings or the data.
     """
@@ -136,12 +126,7 @@ PLANNED = ("--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.dev
 
 
 def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
-    """Yield the costs of a step for each strategy and number of devices, with the name of the strategy.
-
-    Args:
-        cli: the settings and the data.
-        devices: the numbers of devices.
-    """
+    """Yield the costs of a step for each strategy and number of devices, with the name of the strategy."""
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,

@@ -11,9 +11,6 @@ from lightning_tfm.commands.parser import CommandParser
 def score(arguments: list[str]) -> int:
     """Write the log probability, in nats, and the perplexity per token of each line.
 
-    Args:
-        arguments: the command-line arguments.
-
     Returns:
         The exit status: 1 if a line could not be scored, 0 otherwise.
     """

@@ -149,10 +149,6 @@ def largest_batch(data: TaskDataModule, world_size: int = 1, num_micro_batches: 
 def check_rows(data: TaskDataModule, number: int) -> None:
     """Check that each training batch has a row for each of a number of processes or micro-batches.
 
-    Args:
-        data: the data module, after `setup`.
-        number: the number of processes or micro-batches.
-
     Raises:
         UserError: if one has not.
     """

@@ -67,12 +67,6 @@ def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> Paired
 
     Exact match and accuracy are compared by `sign_test`, BLEU and chrF by `randomization_test`.
 
-    Args:
-        run: the run of the first model.
-        other: the run of the second model.
-        metric: the name of the metric, of which the last part counts.
-        test_set: the name of the test set.
-
     Returns:
         The test; None if the metric has none, or if no example is shared, as without predictions.
     """
@@ -92,9 +86,6 @@ def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> Paired
 def sign_test(correct: Sequence[tuple[bool, bool]]) -> PairedTest:
     """Compare two models by the examples that only one of them has right (exact sign test, McNemar 1947).
 
-    Args:
-        correct: whether each model is right on each example.
-
     Returns:
         The test; p is 1 if both models have the same examples right.
     """
@@ -109,12 +100,6 @@ def randomization_test(
     outputs: Sequence[str], other: Sequence[str], references: Sequence[str], metric: str
 ) -> PairedTest:
     """Compare the outputs of two models by paired approximate randomization as in sacrebleu (Riezler & Maxwell 2005).
-
-    Args:
-        outputs: the outputs of the first model.
-        other: the outputs of the second model.
-        references: a reference for each output.
-        metric: "bleu" or "chrf".
 
     Note:
         sacrebleu counts only trials with a larger difference than the observed one. Here, an equal one counts, too:

@@ -102,11 +102,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
 
 
 def group_runs(runs: Iterable[tuple[str, Run]]) -> list[Group]:
-    """Group finished runs by name or, if it is empty, by their settings except for the seed.
-
-    Args:
-        runs: the name of the group of each run, and the run.
-    """
+    """Group finished runs by name or, if it is empty, by their settings except for the seed."""
     members: dict[tuple[str, str], dict[Path, Run]] = {}
     for name, run in runs:
         key = name, "" if name else json.dumps(run.settings, sort_keys=True, default=str)
@@ -269,10 +265,6 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
 
 def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list[str]]:
     """Return groups with the values of a metric, one run per seed, and notes on groups and runs that are left out.
-
-    Args:
-        groups: the groups.
-        metric: the full name of the metric.
 
     Raises:
         UserError: if no value of a group is finite.

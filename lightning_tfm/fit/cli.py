@@ -497,15 +497,7 @@ class TfmCLI(LightningCLI):
 
 
 def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
-    """Run fit, validate or test.
-
-    Args:
-        arguments: the command and its arguments.
-        cli: the class that parses and runs the command.
-
-    Returns:
-        The instance of the class, after the command.
-    """
+    """Run fit, validate or test."""
     keep_freed_memory()
     gc.freeze()  # exclude imported objects, which stay alive, from garbage collection
     handle_signals(interrupt)  # during training, Checkpoints replaces this handler to save first

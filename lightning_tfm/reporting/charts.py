@@ -26,11 +26,7 @@ LENGTH = re.compile(r"0*(\d+) (\w+)")
 
 
 def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
-    """Return the charts for runs of one task, each with its data as a table.
-
-    Args:
-        runs: the runs.
-    """
+    """Return the charts for runs of one task, each with its data as a table."""
     charts = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
     return [chart for chart in charts if chart is not None]
 

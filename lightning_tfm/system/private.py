@@ -325,13 +325,7 @@ def unscale_before_step(optimizer: Optimizer) -> None:
 
 
 def softmax_backward(gradient: Tensor, output: Tensor, into: Tensor) -> None:
-    """Compute the gradient of a softmax over the last dimension from that of its output.
-
-    Args:
-        gradient: the gradient of the output.
-        output: the output.
-        into: the tensor that receives the gradient of the input.
-    """
+    """Compute the gradient of a softmax over the last dimension from that of its output."""
     import torch
 
     torch._softmax_backward_data(gradient, output, -1, output.dtype, grad_input=into)

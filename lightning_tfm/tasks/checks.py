@@ -93,10 +93,6 @@ def check_strategy(strategy: Strategy) -> None:
 def check_limits(strategy: Strategy, settings: Any) -> None:
     """Check that evaluations with elastic determinism read all batches.
 
-    Args:
-        strategy: the strategy of the Trainer.
-        settings: the Trainer, or its settings.
-
     Raises:
         UserError: if a limit, which Lightning applies to each process, selects other rows for each number of processes.
     """
