@@ -147,11 +147,7 @@ def largest_batch(data: TaskDataModule, world_size: int = 1, num_micro_batches: 
 
 
 def check_rows(data: TaskDataModule, number: int) -> None:
-    """Check that each training batch has a row for each of a number of processes or micro-batches.
-
-    Raises:
-        UserError: if one has not.
-    """
+    """Raise UserError unless each training batch has a row for each of a number of processes or micro-batches."""
     data.check_micro_batches(number)
     data.training_batches(BatchDivision(0, number, number))  # checks batches of a number of tokens
 

@@ -113,11 +113,7 @@ def group_runs(runs: Iterable[tuple[str, Run]]) -> list[Group]:
 
 
 def _find_runs(path: str, argument: str) -> list[Run]:
-    """Return the runs at a path, in natural order.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the runs at a path, in natural order; raise UserError if there are none."""
     names = [path] if path and Path(path).is_dir() else glob.glob(path)  # an empty path would be the current folder
     folders = [Path(name) for name in names if Path(name).is_dir()]
     runs = [run for folder in folders for run in ([Run(folder)] if Run(folder).exists else Run.below(folder))]

@@ -221,11 +221,7 @@ class ModelParallel(ModelParallelStrategy):
             raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
 
     def check_network(self, network: Network) -> None:
-        """Check that a network can be divided as the arguments say.
-
-        Raises:
-            UserError: if it cannot.
-        """
+        """Raise UserError unless a network can be divided as the arguments say."""
         check_tensor_parallel(network, self.tensor_parallel_size)
         if self.activation_checkpointing:
             check_activation_checkpointing(network)

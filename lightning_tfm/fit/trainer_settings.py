@@ -52,12 +52,9 @@ def defaults() -> dict[str, Any]:
 
 
 def check_settings(config: Namespace, given: Collection[str]) -> None:
-    """Check that the seed and the settings of the Trainer are supported.
+    """Raise UserError unless the seed and the settings of the Trainer are supported.
 
     Epochs in a YAML file give way to the number that they would be converted to, if the command line has one.
-
-    Raises:
-        UserError: if one is not.
     """
     trainer = config.trainer
     if not 0 <= config.seed_everything < 2**32:
@@ -97,11 +94,7 @@ def check_settings(config: Namespace, given: Collection[str]) -> None:
 
 
 def check_evaluations(settings: Namespace, data: TaskDataModule) -> None:
-    """Check that the limits of batches leave at least one for each evaluation of `fit`, which ends with a test.
-
-    Raises:
-        UserError: if they do not.
-    """
+    """Raise UserError unless the limits of batches leave one for each evaluation of `fit`, which ends with a test."""
     if settings.limit_test_batches == 0:
         raise UserError(
             "trainer.limit_test_batches must be above 0, since fit ends with a test, but is 0; leave it out"

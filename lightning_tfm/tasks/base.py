@@ -159,11 +159,7 @@ class TaskModule(Predictor, EvaluationModule):
         super().setup(stage)
 
     def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
-        """Check that the network can be trained on a data module with the strategy of a trainer.
-
-        Raises:
-            UserError: if it cannot.
-        """
+        """Raise UserError unless the network can be trained on a data module with the strategy of a trainer."""
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
             raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")

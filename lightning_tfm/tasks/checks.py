@@ -71,11 +71,7 @@ def check_trainer(trainer: Trainer, stage: str, settings: Any = None) -> None:
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Check that a strategy is supported, can divide its work, and starts each process by the command.
-
-    Raises:
-        UserError: if one of these is not so.
-    """
+    """Raise UserError unless a strategy is supported, can divide its work, and starts each process by the command."""
     if isinstance(strategy, Elastic | ModelParallel):
         strategy.check_processes(strategy.num_nodes * strategy.num_processes)
     elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
