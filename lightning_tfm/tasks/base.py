@@ -345,7 +345,7 @@ def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule])
         return
     fitting = []
     for other in TaskModule.__subclasses__():
-        if issubclass(data_class, other.datamodule_class) and other.__module__.startswith("lightning_tfm."):
+        if other.__module__.startswith("lightning_tfm.") and issubclass(data_class, other.datamodule_class):
             base = get_type_hints(other.__init__)["network"]
             classes = {name: getattr(networks, name) for name in networks.__all__}
             names = [name for name, cls in classes.items() if issubclass(cls, base) and not isabstract(cls)]
