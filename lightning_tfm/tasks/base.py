@@ -344,7 +344,8 @@ def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule])
     if issubclass(data_class, module_class.datamodule_class):
         return
     fitting = []
-    for other in TaskModule.__subclasses__():
+    tasks: list[Any] = TaskModule.__subclasses__()
+    for other in tasks:
         if other.__module__.startswith("lightning_tfm.") and issubclass(data_class, other.datamodule_class):
             base = get_type_hints(other.__init__)["network"]
             classes = {name: getattr(networks, name) for name in networks.__all__}
