@@ -41,7 +41,7 @@ HEIGHT = 1190
 def date_pair(day: date, text: str) -> Pair:
     """Return the pair of a date in one of its formats, with its gold alignment."""
     written = (pattern.format(day) for pattern in Date().patterns)
-    spans = next(spans for found, spans in written if found == text)
+    spans = next(spans for source, spans in written if source == text)
     return Pair(text, day.isoformat(), links(spans))
 
 
@@ -49,8 +49,8 @@ def attention(run: Path, pair: Pair, layer: str, name: str) -> None:
     """Draw the attention of a layer for a pair."""
     predictor = lightning_tfm.load(run / "checkpoints/best.ckpt")
     content = {"source": pair.source, "target": pair.target, "alignment": pair.alignment}
-    shown = next(found for found in predictor.attention(content) if found.layer == layer)
-    draw_attention(shown).savefig(IMAGES / name, dpi=110)
+    maps = next(maps for maps in predictor.attention(content) if maps.layer == layer)
+    draw_attention(maps).savefig(IMAGES / name, dpi=110)
 
 
 def curves(runs: list[Path]) -> None:
@@ -89,11 +89,11 @@ def screenshot(page: Path, tops: tuple[int, int], name: str) -> None:
         subprocess.run([chromium, *options, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
         with Image.open(picture) as whole:
             regions = [whole.crop((0, top, 1000, top + HEIGHT)) for top in tops]
-    shown = Image.new("RGB", (2000, HEIGHT), "white")
+    image = Image.new("RGB", (2000, HEIGHT), "white")
     for number, region in enumerate(regions):
-        shown.paste(region, (1000 * number, 0))
-    shown = shown.resize((1400, HEIGHT * 7 // 10), Image.Resampling.LANCZOS)
-    shown.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / name, optimize=True)
+        image.paste(region, (1000 * number, 0))
+    image = image.resize((1400, HEIGHT * 7 // 10), Image.Resampling.LANCZOS)
+    image.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(IMAGES / name, optimize=True)
 
 
 def main() -> None:

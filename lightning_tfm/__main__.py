@@ -136,8 +136,8 @@ def _ends_main_process(seconds: float = 10.0) -> bool:
 @contextmanager
 def importing() -> Iterator[None]:
     """Import packages faster, with a message in a terminal, and exclude them from garbage collection."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
-    if shown:
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    if is_shown:
         print("starting ...", end="", file=sys.stderr, flush=True)
     with gc_disabled():
         try:
@@ -145,7 +145,7 @@ def importing() -> Iterator[None]:
                 yield
         finally:
             gc.freeze()  # otherwise, Python scans all imported objects when it exits, which takes up to two seconds
-            if shown:
+            if is_shown:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

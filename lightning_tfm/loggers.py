@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch.loggers
@@ -23,6 +22,15 @@ from lightning_tfm.checkpoint.shards import shard_folders
 from lightning_tfm.errors import UserError, rank_zero_print
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import delete_folder, relative
+from lightning_tfm.system.private import (
+    hide_later_steps,
+    is_offline,
+    logger_version,
+    set_version,
+    wandb_arguments,
+    without_wandb_launch,
+    writer_of,
+)
 
 REACH_TIMEOUT = 4.0
 """Timeout in seconds for the W&B server to respond, including the resolution of its name."""
@@ -68,16 +76,15 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
         settings: further arguments of Lightning's WandbLogger, except `log_model`.
     """
 
-    _experiment: Any
-
     def __init__(self, log_best: bool = False, **settings: Any) -> None:
         if settings.get("log_model"):
             raise UserError("log_model must be false, but is true; log_best keeps the best checkpoint")
         super().__init__(**settings)
         self.log_best = log_best
         self.failed = False
-        self._wandb_init.pop("anonymous")  # W&B warns about this argument, even if it is None
-        self._wandb_init["mode"] = "offline"  # until `_start`
+        self.arguments = wandb_arguments(self)
+        self.arguments.pop("anonymous")  # W&B warns about this argument, even if it is None
+        self.arguments["mode"] = "offline"  # until `_start`
         self._mode: Future[str] | None = None
 
     @rank_zero_only
@@ -91,7 +98,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         try:
             settings = wandb.setup().settings
-            mode = "offline" if self._offline else settings.mode  # set by WANDB_MODE
+            mode = "offline" if is_offline(self) else settings.mode  # set by WANDB_MODE
             if mode == "online":
                 _check_folder_settings()
                 is_reachable = _result(_in_background(partial(_is_reachable, settings.base_url)), REACH_TIMEOUT)
@@ -107,7 +114,7 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @property
     def experiment(self) -> Any:
         """Return the W&B run, which is disabled if W&B has failed to start; a dummy on ranks other than 0."""
-        if self._experiment is None:
+        if writer_of(self) is None:
             self._start()
         return super().experiment
 
@@ -119,8 +126,6 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
             self.connect()
         chosen = _result(cast(Future[str], self._mode), START_TIMEOUT) or "offline"
         for mode in dict.fromkeys((chosen, "offline", "disabled")):
-            # W&B would import its launch package, in a second, to apply what only that package can have staged.
-            sys.modules.setdefault("wandb.sdk.launch", cast(ModuleType, None))
             try:
                 settings = wandb.Settings(
                     init_timeout=START_TIMEOUT,
@@ -131,20 +136,18 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
                     disable_git=True,  # it runs programs that the repository names, and uploads uncommitted changes
                     console="off" if sys.stdout.isatty() else "auto",  # the log would contain progress bars
                 )
-                self._wandb_init |= {"mode": mode, "settings": settings}
-                super().experiment  # noqa: B018
+                self.arguments |= {"mode": mode, "settings": settings}
+                with without_wandb_launch():
+                    super().experiment  # noqa: B018
                 return
             except Exception as error:
                 rank_zero_print(f"W&B failed to start: {error}")
-            finally:
-                if sys.modules["wandb.sdk.launch"] is None:
-                    del sys.modules["wandb.sdk.launch"]
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
         """Set the name and the tags of the run unless the user has set them, and log the commit."""
-        self._wandb_init["name"] = self._wandb_init.get("name") or name
-        self._wandb_init["tags"] = self._wandb_init.get("tags") or tags
-        self._wandb_init["config"] = {"git_commit": commit} | (self._wandb_init.get("config") or {})
+        self.arguments["name"] = self.arguments.get("name") or name
+        self.arguments["tags"] = self.arguments.get("tags") or tags
+        self.arguments["config"] = {"git_commit": commit} | (self.arguments.get("config") or {})
 
     @_guarded
     @rank_zero_only
@@ -185,8 +188,8 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
     @property
     def run_id(self) -> str | None:
         """Return the W&B id of the run; None if there is no run, or W&B is disabled or has failed."""
-        is_missing = self._experiment is None or self._wandb_init["mode"] == "disabled"
-        return None if is_missing or self.failed else self._experiment.id
+        is_missing = writer_of(self) is None or self.arguments["mode"] == "disabled"
+        return None if is_missing or self.failed else writer_of(self).id
 
     @property
     def offline_pattern(self) -> str | None:
@@ -194,10 +197,10 @@ class WandbLogger(lightning.pytorch.loggers.WandbLogger):
 
         None for any other run.
         """
-        if self._experiment is None or self._wandb_init["mode"] not in ("offline", "dryrun"):
+        if writer_of(self) is None or self.arguments["mode"] not in ("offline", "dryrun"):
             return None
-        folder = Path(self._experiment.settings.sync_dir).parent
-        return f"{shlex.quote(relative(folder))}/offline-run-*-{self._experiment.id}"
+        folder = Path(writer_of(self).settings.sync_dir).parent
+        return f"{shlex.quote(relative(folder))}/offline-run-*-{writer_of(self).id}"
 
 
 def _check_folder_settings() -> None:
@@ -271,7 +274,7 @@ def resume_loggers(loggers: Sequence[Logger], step: int) -> None:
         if isinstance(logger, WandbLogger):
             logger.log_missing(Run(Path(cast(CSVLogger, loggers[0]).log_dir)).metrics())
         elif isinstance(logger, TensorBoardLogger):
-            logger._kwargs["purge_step"] = step  # TensorBoard hides later steps of the killed process
+            hide_later_steps(logger, step)
 
 
 def run_name(logger: Logger) -> str:
@@ -311,8 +314,8 @@ class TensorBoardLogger(lightning.pytorch.loggers.TensorBoardLogger):
 
     def describe(self, name: str, tags: list[str], commit: str) -> None:
         """Set the name of the run unless the user has set it, and log the tags and the commit with the settings."""
-        if self._version is None:
-            self._version = name.replace("/", "_")
+        if logger_version(self) is None:
+            set_version(self, name.replace("/", "_"))
         self._is_new = not Path(self.log_dir).exists()
         cast(dict[str, Any], self.hparams).update(tags=", ".join(tags), git_commit=commit)
 

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tfm.distributed.tensors import full_tensor, shard
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import unscale_before_step
 
 HIDDEN_MATRICES = "hidden matrices"
 """Name of the group of parameters that Muon orthogonalizes."""
@@ -311,4 +312,4 @@ def unfuse(optimizer: Optimizer) -> None:
         for group in part.param_groups:
             if group.get("fused"):
                 group["fused"] = False
-                part._step_supports_amp_scaling = False
+                unscale_before_step(part)

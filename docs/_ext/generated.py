@@ -78,8 +78,8 @@ def command_parser(command: str) -> ArgumentParser:
     with patch.object(cli.TfmCLI, "parse_arguments", stop), patch.object(signal, "signal"):
         try:
             cli.run([command, "--help"])
-        except _ParserFoundError as found:
-            return found.parser
+        except _ParserFoundError as error:
+            return error.parser
     raise AssertionError(f"{command} has parsed no arguments")
 
 
@@ -120,9 +120,9 @@ def _help(action: Action) -> str:
         text = re.sub(r":class:(?=`)", "", re.sub(r"\s*Default: .*", "", text))
         first, *rest = re.split(r"(?<=\.) (?=[A-Z])", text)
         text = " ".join([first, *(part for part in rest[:1] if len(first) + len(part) < 160)])
-    shown = action.default
-    if type(shown) in (int, float, str) and shown not in ("", -1, SUPPRESS) and "default" not in text.lower():
-        text = f"{text.rstrip('.')} (default: `{shown}`)"
+    default = action.default
+    if type(default) in (int, float, str) and default not in ("", -1, SUPPRESS) and "default" not in text.lower():
+        text = f"{text.rstrip('.')} (default: `{default}`)"
     return text
 
 
@@ -135,8 +135,8 @@ def _usage(parser: ArgumentParser) -> str:
 
 def _own_options(parser: ArgumentParser) -> str:
     """Return the table of the arguments of a parser."""
-    shown = [action for action in parser._actions if "--help" not in action.option_strings]
-    rows = [(_name(action), _help(action)) for action in shown]
+    arguments = [action for action in parser._actions if "--help" not in action.option_strings]
+    rows = [(_name(action), _help(action)) for action in arguments]
     return table(("argument", "meaning"), rows) if rows else "It has no arguments.\n"
 
 
@@ -148,8 +148,8 @@ def _own_command(command: str) -> str:
 def _fit() -> str:
     parser = command_parser("fit")
     actions = {action.dest: action for action in parser._actions if action.option_strings}
-    shown = ("config", "seed_everything", "ckpt_path", "dry_run", "trust_package", "print_config")
-    general = [actions[name] for name in shown]
+    names = ("config", "seed_everything", "ckpt_path", "dry_run", "trust_package", "print_config")
+    general = [actions[name] for name in names]
     checkpoint = [action for name, action in actions.items() if name.startswith("checkpoint.")]
     trainer = [actions[f"trainer.{name}"] for name in TRAINER_SETTINGS]
     parts = [
@@ -221,9 +221,9 @@ def results() -> str:
             means.append((name, metric, format_value(claim.value), _interval(claim), seconds))
             seeds = list(claim.by_seed)
             is_range = seeds == list(range(seeds[0], seeds[-1] + 1))
-            shown = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
+            seed_range = f"{seeds[0]} to {seeds[-1]}" if is_range and len(seeds) > 1 else ", ".join(map(str, seeds))
             values = ", ".join(format_value(value) for value in claim.by_seed.values())
-            by_seed.append((name, metric, shown, values, f"± {tolerance(claim, 3):.2g}"))
+            by_seed.append((name, metric, seed_range, values, f"± {tolerance(claim, 3):.2g}"))
     machines: dict[str, list[str]] = {}
     for experiment in experiments:
         machines.setdefault(experiment.machine, []).append(f"`{experiment.name}`")
@@ -254,8 +254,8 @@ def benchmarks() -> str:
         if row["target"] and row["met"] in ("yes", "no"):
             by_machine.setdefault(row["machine"], []).append(row)
     parts = []
-    for machine, found in by_machine.items():
-        parts.append(f"### {machine}\n\n" + compact(table(kept, [[row[name] for name in kept] for row in found])))
+    for machine, measured in by_machine.items():
+        parts.append(f"### {machine}\n\n" + compact(table(kept, [[row[name] for name in kept] for row in measured])))
     return "\n".join(parts)
 
 

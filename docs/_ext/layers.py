@@ -41,6 +41,18 @@ def room_of(module: str) -> str | None:
     return inside[0] if package == PACKAGE and inside and inside[0] in rooms() else None
 
 
+def modules() -> list[str]:
+    """Return the modules of the package, except the package itself, each after those that it imports.
+
+    Raises:
+        graphlib.CycleError: if modules import each other.
+    """
+    paths = {module_of(path): path for path in (ROOT / PACKAGE).rglob("*.py")}
+    del paths[PACKAGE]
+    below = {module: {name for name in imported(path) if name in paths} - {module} for module, path in paths.items()}
+    return [*TopologicalSorter(below).static_order()]
+
+
 def layers() -> list[list[str]]:
     """Return the rooms from the lowest layer up, each of which imports from lower layers only.
 
@@ -54,8 +66,8 @@ def layers() -> list[list[str]]:
             below[own] |= {other for name in imported(path) if (other := room_of(name)) not in (None, own)}
     sorter = TopologicalSorter(below)
     sorter.prepare()
-    found = []
+    from_below = []
     while sorter.is_active():
-        found.append(sorted(sorter.get_ready()))
-        sorter.done(*found[-1])
-    return found
+        from_below.append(sorted(sorter.get_ready()))
+        sorter.done(*from_below[-1])
+    return from_below

@@ -78,11 +78,7 @@ class AttentionLogger(Callback):
 
 
 def predicted_examples(predictions: Sequence[tuple[int, Prediction]]) -> list[AttentionExample]:
-    """Return the first predictions, and those with the largest loss, as attention examples.
-
-    Args:
-        predictions: the rows and their predictions.
-    """
+    """Return the first predictions, and those with the largest loss, as attention examples."""
     worst = sorted(predictions, key=lambda line: worst_first(line[1]))[:NUM_EXAMPLES]
     examples = []
     for row, prediction in dict([*predictions[:NUM_EXAMPLES], *worst]).items():

@@ -30,6 +30,7 @@ from lightning_tfm.loggers import run_folder
 from lightning_tfm.runs.metrics_writer import flush
 from lightning_tfm.runs.record import CHECKPOINT_NAME, Run
 from lightning_tfm.system.files import relative
+from lightning_tfm.system.private import broadcast_no_sigterm, is_before_validation, is_within_step
 from lightning_tfm.tasks.base import TaskModule
 from lightning_tfm.tasks.checks import check_interval
 
@@ -125,12 +126,12 @@ class Checkpoints(Checkpoint):
             self.best_score = state["best_score"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # `check_run` checks a number of batches; a fraction of them becomes one only now.
+        # `check_trainer` checks a number of batches; a fraction of them becomes one only now.
         if trainer.enable_validation and isinstance(trainer.val_check_interval, float) and not trainer.fast_dev_run:
             check_interval(trainer.val_check_batch, trainer.accumulate_grad_batches)
         self.exchange = SignalExchange()
         # Lightning broadcasts a SIGTERM in each batch; here, all signals are exchanged, see `SignalExchange`.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        broadcast_no_sigterm(trainer)
         if threading.current_thread() is threading.main_thread():  # only the main thread may set signal handlers
             self.handlers = handle_signals(self._on_signal)
 
@@ -149,9 +150,8 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loop = trainer.fit_loop.epoch_loop
         # Lightning checks the same next; a run resumed from a checkpoint saved before a validation would skip it.
-        if not loop._should_accumulate() and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher):
+        if not is_within_step(trainer) and not is_before_validation(trainer):
             self._save_if_due(trainer, self._signal_of_any(trainer, waits=False))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

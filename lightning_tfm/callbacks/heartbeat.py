@@ -14,9 +14,9 @@ from typing import NoReturn
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch.distributed import DistError
-from torch.distributed.distributed_c10d import _get_default_store
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import default_store
 
 
 class Heartbeat(Callback):
@@ -68,7 +68,7 @@ class Monitor:
         self.silent = dict.fromkeys([0] if self.rank else range(1, len(hosts)), 0)  # seconds, by rank
         self.lost = b""  # the names of the lost processes, set by rank 0
         # The main thread may wait in the original.
-        self.store = _get_default_store().clone()  # type: ignore[attr-defined]  # missing in the stubs
+        self.store = default_store().clone()
         self.store.set(f"beats of rank {self.rank}", "0")
         if self.rank == 0:
             self.store.set("lost", "")

@@ -92,18 +92,18 @@ class ProgressBar(lightning.pytorch.callbacks.ProgressBar):
 
 def _values(trainer: Trainer, pl_module: LightningModule) -> str:
     """Format the loss of the last step and the best value of the monitored metric so far."""
-    shown = []
+    values = []
     if (loss := cast(TaskModule, pl_module).step.loss) is not None:
-        shown.append(f"loss {loss.item():.4f}")
+        values.append(f"loss {loss.item():.4f}")
     checkpoints = next((other for other in trainer.checkpoint_callbacks if isinstance(other, Checkpoints)), None)
     if checkpoints is not None and checkpoints.best_model_path:
         best = checkpoints.best_score * (-1 if checkpoints.higher_is_better else 1)
-        shown.append(f"best {best:.4f} {checkpoints.monitor}")  # a narrow terminal cuts the end
-    return ", ".join(shown)
+        values.append(f"best {best:.4f} {checkpoints.monitor}")  # a narrow terminal cuts the end
+    return ", ".join(values)
 
 
 def track(trainer: Trainer, items: Sequence[Item], description: str) -> Iterable[Item]:
     """Return items with a progress bar of an action on each, shown if the trainer's progress bar is enabled."""
     bar = trainer.progress_bar_callback
-    shown = isinstance(bar, ProgressBar) and bar.is_enabled
-    return progress_bar(description, shown, iterable=items, leave=False, file=sys.stdout)
+    is_shown = isinstance(bar, ProgressBar) and bar.is_enabled
+    return progress_bar(description, is_shown, iterable=items, leave=False, file=sys.stdout)

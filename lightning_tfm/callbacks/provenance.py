@@ -91,13 +91,7 @@ def _earlier_starts(run: Run) -> list[Start]:
 
 
 def _report_changes(earlier: Start, start: Start, elastic: bool) -> None:
-    """Print what has changed since a run was last started and may change its floating-point results.
-
-    Args:
-        earlier: the last start.
-        start: the new start.
-        elastic: whether results do not depend on the number of processes.
-    """
+    """Print what has changed since a run was last started and may change its floating-point results."""
     states = []
     for each in (earlier, start):
         machine, packages = each["hardware"], each["versions"]

@@ -20,9 +20,6 @@ from lightning_tfm.tasks.evaluation import test_prefix
 def results(trainer: Trainer) -> dict[str, dict[str, float]]:
     """Return the metrics of the last evaluation by name, as `{split: metrics}`, where the split is "test" or "val".
 
-    Args:
-        trainer: the trainer.
-
     Note:
         If the data have no test split, the model is tested on the validation split, and the split is "val".
     """

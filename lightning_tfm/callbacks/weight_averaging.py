@@ -15,6 +15,7 @@ from lightning_tfm.distributed.parallel import parallelize, reshard
 from lightning_tfm.distributed.strategies import ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
+from lightning_tfm.system.private import averaged_model, set_averaged_model
 
 
 class WeightAveraging(callbacks.WeightAveraging):
@@ -34,12 +35,12 @@ class WeightAveraging(callbacks.WeightAveraging):
         if not 0 < decay < 1:
             raise UserError(f"decay must be above 0 and below 1, but is {decay}; try 0.999")
 
-        def moved(average: Tensor, weight: Tensor, step: Tensor) -> Tensor:
+        def moved(average: Tensor, weight: Tensor, step: Any) -> Tensor:
             share = (3 / (step + 3)).clamp(min=1 - decay)  # a tensor: a Python number would synchronize with the GPU
             return torch.lerp(average, weight.to(average.dtype), share.to(average.dtype))
 
-        super().__init__(use_buffers=False, avg_fn=moved)  # buffers are lookup tables and scores, not trained
-        self.decay = decay
+        super().__init__()
+        self.decay, self.moved = decay, moved
         self._trained: list[Tensor] | None = None  # the trained weights while the module holds the average
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -48,12 +49,14 @@ class WeightAveraging(callbacks.WeightAveraging):
         # Lightning's hook would divide the module before copying it, which FSDP2 does not support. The module is moved
         # to the device and converted to half precision later.
         device = trainer.strategy.root_device
-        self._average_model = AveragedModel(pl_module, device, use_buffers=self._use_buffers, **self._kwargs)
+        # Buffers are lookup tables and scores, which are not trained.
+        average = AveragedModel(pl_module, device, self.moved, use_buffers=False)
         if trainer.precision == "64-true":
-            self._average_model.double()
+            average.double()
         if isinstance(trainer.strategy, ModelParallel):
-            network = cast(Network, self._average_model.module.network)
+            network = cast(Network, average.module.network)
             parallelize(network, trainer.strategy.device_mesh, activation_checkpointing=False)
+        set_averaged_model(self, average)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._trained is not None:  # during validation: a checkpoint saved now must contain the trained weights
@@ -65,8 +68,7 @@ class WeightAveraging(callbacks.WeightAveraging):
         parameters = list(pl_module.parameters())
         if self._trained is None:
             self._trained = [parameter.data.clone() for parameter in parameters]
-            assert self._average_model is not None
-            values = [parameter.data for parameter in self._average_model.module.parameters()]
+            values = [parameter.data for parameter in averaged_model(self).module.parameters()]
         else:
             values, self._trained = self._trained, None
         for parameter, value in zip(parameters, values, strict=True):

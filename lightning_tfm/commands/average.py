@@ -23,12 +23,6 @@ def make_parser() -> CommandParser:
 def average(arguments: list[str]) -> int:
     """Write a checkpoint with the mean weights of several checkpoints.
 
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-
     Note:
         The checkpoint has no training state, so no run can be resumed from it.
     """

@@ -13,6 +13,7 @@ from lightning_tfm.commands import SUMMARIES
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.config.experiments import default_folder, list_experiments
 from lightning_tfm.fit.trainer_settings import HIDDEN
+from lightning_tfm.system.private import actions
 
 OPTIONS = ("config", "ckpt_path", "seed_everything", "dry-run", "print_config", "data", "model", "model.network")
 """Options of `fit`, `validate` and `test` in addition to those of the Trainer."""
@@ -25,14 +26,7 @@ FILES = ("CHECKPOINT", "FILE", "GROUP", "RUN", "SPEC")
 
 
 def completion(arguments: list[str]) -> int:
-    """Print a shell completion script.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print a shell completion script."""
     options = make_parser().parse_args(arguments)
     print(shtab.complete(_all_commands(), options.shell))
     return 0
@@ -69,7 +63,7 @@ def _all_commands() -> ArgumentParser:
             for option in (*OPTIONS, *settings, *(SEEDS if name == "fit" else ())):
                 parser.add_argument(f"--{option}")
     for parser in commands.choices.values():
-        for action in parser._actions:
+        for action in actions(parser):
             if action.metavar in FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # read by shtab
     return root

@@ -240,9 +240,9 @@ def _fingerprint(options: Namespace) -> str:
 def _bar(options: Namespace, done: int) -> tqdm[Any]:
     """Return a progress bar, which is shown in a terminal for input from a file or a pipe."""
     is_long = options.input or not (options.texts or sys.stdin.isatty())
-    shown = bool(is_long and sys.stderr.isatty())
+    is_shown = bool(is_long and sys.stderr.isatty())
     total = None
-    if shown and options.input and options.input.is_file():  # a pipe can be read only once
+    if is_shown and options.input and options.input.is_file():  # a pipe can be read only once
         with options.input.open("rb") as file:
             total = sum(1 for _ in file)
-    return progress_bar("processing, line", shown, total=total, initial=done, leave=False)
+    return progress_bar("processing, line", is_shown, total=total, initial=done, leave=False)

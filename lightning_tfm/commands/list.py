@@ -39,6 +39,6 @@ def list_(arguments: list[str]) -> int:
     for row, experiment in zip(rows, experiments.values(), strict=True):
         console.print("  ".join(map(str.ljust, row, widths)).rstrip(), style="bold", soft_wrap=whole)
         description = experiment.description
-        shown = f"  {description}" if whole else Padding(description, (0, 0, 0, 2))
-        console.print(shown, style="dim", soft_wrap=whole)
+        text = f"  {description}" if whole else Padding(description, (0, 0, 0, 2))
+        console.print(text, style="dim", soft_wrap=whole)
     return 0

@@ -14,11 +14,6 @@ from lightning_tfm.system.private import actions
 def check_new_file(option: str, path: Path, overwrite: bool) -> None:
     """Check that a file can be written.
 
-    Args:
-        option: the option that names the file.
-        path: the path of the file.
-        overwrite: whether an existing file may be replaced.
-
     Raises:
         UserError: if the path is that of a folder or an existing file, or its folder does not exist.
     """
@@ -31,12 +26,7 @@ def check_new_file(option: str, path: Path, overwrite: bool) -> None:
 
 
 class CommandParser(ArgumentParser):
-    """ArgumentParser that disables abbreviations, and raises UserError instead of printing the usage and exiting.
-
-    Args:
-        prog: the command as typed by users.
-        description: a description of the command.
-    """
+    """ArgumentParser that disables abbreviations, and raises UserError instead of printing the usage and exiting."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description=description, allow_abbrev=False)

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import WeightAveraging
 from rich import box
 from rich.table import Table
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_tfm.commands.parser import CommandParser
 from lightning_tfm.commands.step_cost import (
@@ -30,6 +29,7 @@ from lightning_tfm.distributed.parallel import check_tensor_parallel
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
 from lightning_tfm.fit.cli import TfmCLI, run
+from lightning_tfm.system.private import fake_mode
 from lightning_tfm.system.terminal import LiteralConsole
 from lightning_tfm.tasks import TaskModule
 
@@ -48,7 +48,7 @@ class PlanCLI(TfmCLI):
     tensor_parallel_size = 2
 
     def instantiate_model_and_trainer(self) -> None:
-        with FakeTensorMode():
+        with fake_mode():
             super().instantiate_model_and_trainer()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -57,7 +57,7 @@ class PlanCLI(TfmCLI):
         if isinstance(trainer.strategy, ModelParallel):
             if trainer.strategy.tensor_parallel_size > 1:
                 self.tensor_parallel_size = trainer.strategy.tensor_parallel_size
-            trainer.strategy.tensor_parallel_size, trainer.strategy._save_distributed_checkpoint = 1, False
+            trainer.strategy.tensor_parallel_size, trainer.strategy.save_distributed_checkpoint = 1, False
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -69,14 +69,7 @@ class PlanCLI(TfmCLI):
 
 
 def plan(arguments: list[str]) -> int:
-    """Print a table of the costs of a step, by strategy and number of devices.
-
-    Args:
-        arguments: the command-line arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print a table of the costs of a step, by strategy and number of devices."""
     options, settings = make_parser().parse_known_args(arguments)
     if not settings:
         raise UserError("lightning-tfm plan needs the name of an experiment; `lightning-tfm list` shows them")
@@ -90,10 +83,10 @@ def plan(arguments: list[str]) -> int:
     batch = largest_batch(data)
     parameters = sum(weight.numel() for weight in module.parameters())
     shapes = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor) and value.dim() > 1}
-    shown = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
+    sizes = ", ".join(f"{name} {' x '.join(map(str, value.shape))}" for name, value in shapes.items() if value.numel())
     console = LiteralConsole()
     console.print(f"{type(module.network).__name__} of {parameters:,} parameters, {cli.trainer.precision},")
-    console.print(f"largest of the first {SAMPLE} batches:\n{shown}")
+    console.print(f"largest of the first {SAMPLE} batches:\n{sizes}")
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name in ("strategy", "weights", "gradients", "optimizer", "activations", "peak", "FLOPs", "sent"):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
@@ -120,9 +113,6 @@ def make_parser() -> CommandParser:
 def planned(settings: list[str]) -> PlanCLI:
     """Return the command line interface of `fit` with its data set up, but without a run.
 
-    Args:
-        settings: the arguments of `fit`.
-
     Raises:
         UserError: if `fit` would refuse the settings or the data.
     """
@@ -136,12 +126,7 @@ PLANNED = ("--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.dev
 
 
 def costs(cli: PlanCLI, devices: list[int]) -> Iterator[tuple[str, StepCost]]:
-    """Yield the costs of a step for each strategy and number of devices, with the name of the strategy.
-
-    Args:
-        cli: the settings and the data.
-        devices: the numbers of devices.
-    """
+    """Yield the costs of a step for each strategy and number of devices, with the name of the strategy."""
     data, trainer, network = cast(TaskDataModule, cli.datamodule), cli.trainer, cast(TaskModule, cli.model).network
     settings: dict[str, Any] = {
         "precision": trainer.precision_plugin,

@@ -57,9 +57,6 @@ RESULTS = "reproduce.json"
 def reproduce(arguments: list[str]) -> int:
     """Train experiments, compare their results with the claims, and write reproduce.json and RESULTS.md.
 
-    Args:
-        arguments: the command-line arguments.
-
     Returns:
         The exit status: 1 if a claim does not hold, 0 otherwise.
     """
@@ -179,8 +176,8 @@ class Result:
 def compared(experiment: str, claim: Claim, runs: Mapping[int, Run | None]) -> Result:
     """Compare a claim of an experiment with the run of each seed, which is None if it has failed."""
     summaries = {seed: run.summary for seed, run in runs.items() if run is not None}
-    known = {seed: summary.metrics.get(claim.metric, math.nan) for seed, summary in summaries.items()}
-    values = {seed: value if math.isfinite(value := known.get(seed, math.nan)) else None for seed in runs}
+    logged = {seed: summary.metrics.get(claim.metric, math.nan) for seed, summary in summaries.items()}
+    values = {seed: value if math.isfinite(value := logged.get(seed, math.nan)) else None for seed in runs}
     finite = [value for value in values.values() if value is not None]
     mean = statistics.fmean(finite) if len(finite) == len(runs) else None
     reach = student_reach(finite, COVERAGE) if len(finite) > 1 else None

@@ -11,9 +11,6 @@ from lightning_tfm.commands.parser import CommandParser
 def score(arguments: list[str]) -> int:
     """Write the log probability, in nats, and the perplexity per token of each line.
 
-    Args:
-        arguments: the command-line arguments.
-
     Returns:
         The exit status: 1 if a line could not be scored, 0 otherwise.
     """
@@ -23,12 +20,12 @@ def score(arguments: list[str]) -> int:
         chunks = read_chunks(options, files, one_by_one=False)
         output = files.enter_context(LineOutput(options))
         for lines in output.remaining(chunks):
-            found = predictor.score(lines, output.bar.update)
+            scores = predictor.score(lines, output.bar.update)
             texts = [
                 "" if value.log_probability is None else f"{value.log_probability:.4f}\t{value.perplexity:.4f}"
-                for value in found
+                for value in scores
             ]
-            output.write(texts, [value.note for value in found], texts.count(""))
+            output.write(texts, [value.note for value in scores], texts.count(""))
     return 1 if output.failures else 0
 
 

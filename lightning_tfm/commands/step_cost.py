@@ -9,30 +9,34 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.plugins import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed import ProcessGroup
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_tfm.data import BatchDivision, MicroBatches, TaskDataModule
 from lightning_tfm.distributed.parallel import DATA, TENSOR, parallelize
 from lightning_tfm.distributed.strategies import add_gradients
 from lightning_tfm.distributed.tensors import local
+from lightning_tfm.system.private import (
+    cpu_attention_flops,
+    fake_mode,
+    memory_tracker,
+    observe_operators,
+    without_fake_mode,
+)
 from lightning_tfm.tasks import TaskModule
 
 aten = torch.ops.aten
@@ -116,7 +120,7 @@ def ddp(module: TaskModule, mesh: DeviceMesh) -> Step:
 
 def divide(module: TaskModule, mesh: DeviceMesh, activation_checkpointing: bool = False) -> Step:
     """Shard the weights with FSDP2, and divide the Transformer layers with tensor parallelism."""
-    with unset_fake_temporarily():  # the weights stay fake, but the mesh reads tensors of its own
+    with without_fake_mode():  # the weights stay fake, but the mesh reads tensors of its own
         parallelize(module.network, mesh, activation_checkpointing)
     return lambda batch: module.loss(batch)[0]
 
@@ -143,15 +147,7 @@ def largest_batch(data: TaskDataModule, world_size: int = 1, num_micro_batches: 
 
 
 def check_rows(data: TaskDataModule, number: int) -> None:
-    """Check that each training batch has a row for each of a number of processes or micro-batches.
-
-    Args:
-        data: the data module, after `setup`.
-        number: the number of processes or micro-batches.
-
-    Raises:
-        UserError: if one has not.
-    """
+    """Raise UserError unless each training batch has a row for each of a number of processes or micro-batches."""
     data.check_micro_batches(number)
     data.training_batches(BatchDivision(0, number, number))  # checks batches of a number of tokens
 
@@ -193,7 +189,7 @@ def step_cost(
     if mesh is None:
         with fake_processes(1) as mesh:
             return step_cost(make, batch, strategy, mesh, precision, accumulated, averages)
-    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    mode: Any = fake_mode(allow_non_fake_inputs=True)
     with mode:
         if make().network.is_recurrent:
             mode = nullcontext()
@@ -204,7 +200,7 @@ def step_cost(
         with precision.module_init_context():
             modules = [make() for _ in range(1 + averages)]
         module = modules[0].train()
-        move = mode.from_tensor if isinstance(mode, FakeTensorMode) else lambda tensor: tensor
+        move = getattr(mode, "from_tensor", lambda tensor: tensor)  # missing in nullcontext
         batch = apply_to_collection(batch, Tensor, move)
         step = strategy(module, mesh)
         optimizer = module.new_optimizer(str(precision.precision))
@@ -212,7 +208,8 @@ def step_cost(
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()  # creates the state
-        tracker, traffic = _PeakTracker(), _Traffic(mesh)
+        tracker, traffic = memory_tracker(), _Traffic(mesh)
+        observer = observe_operators(traffic.count)
 
         def forward(batch: Any) -> Tensor:
             with precision.forward_context():
@@ -224,7 +221,7 @@ def step_cost(
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         tracker.track_external(*modules, optimizer, *_tensors(batch), *gradients)
         del gradients
-        with FlopCounterMode(display=False, custom_mapping=KERNEL_FLOPS) as counter, tracker, traffic:
+        with FlopCounterMode(display=False, custom_mapping=KERNEL_FLOPS) as counter, tracker, observer:
             for index in range(accumulated):
                 is_last = index == accumulated - 1
                 with nullcontext() if is_last or not isinstance(step, DistributedDataParallel) else step.no_sync():
@@ -263,14 +260,8 @@ def _accumulate(
         loss.backward()
 
 
-class _PeakTracker(MemTracker):
-    """MemTracker without statistics of each module, which take most of its time and allow only one call of a module."""
-
-    _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = cast(Any, lambda self, *_: None)
-
-
-class _Traffic(TorchDispatchMode):
-    """Mode that counts the collectives of this process.
+class _Traffic:
+    """Collectives of this process.
 
     Attributes:
         sent: the bytes that it sends. In a ring of n processes, each sends 2 (n - 1) / n of the bytes of an all-reduce
@@ -279,18 +270,15 @@ class _Traffic(TorchDispatchMode):
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        super().__init__()
         groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
         self.sizes: dict[str, int] = {group.group_name: group.size() for group in groups}
         self.sent = 0
         self.calls: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its operations on local tensors follow
-        result = func(*args, **(kwargs or {}))
-        name = next((name for name in COLLECTIVES if name in func.__name__.replace("_", "")), None)
-        if "c10d" in func.namespace and name:
+    def count(self, operator: Any, args: Sequence[Any], result: Any) -> None:
+        """Count an operator that has been called if it is a collective."""
+        name = next((name for name in COLLECTIVES if name in operator.__name__.replace("_", "")), None)
+        if "c10d" in operator.namespace and name:
             # The group is an object or, of functional collectives, a name.
             objects = (arg for arg in args if isinstance(arg, torch.ScriptObject | str))
             group = next(arg for arg in objects if not isinstance(arg, str) or arg in self.sizes)
@@ -298,7 +286,6 @@ class _Traffic(TorchDispatchMode):
             size = max(sum(value.nbytes for value in _tensors(part)) for part in (*args, result))
             self.sent += (2 if name == "allreduce" else 1) * (n - 1) * size // n
             self.calls[name] += 1
-        return result
 
 
 def _recurrent_flops(input: Sequence[int], *weights: Sequence[int]) -> int:
@@ -307,14 +294,11 @@ def _recurrent_flops(input: Sequence[int], *weights: Sequence[int]) -> int:
 
 
 KERNEL_FLOPS: dict[Any, Callable[..., int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
-        *shapes[:4]
-    ),
+    **cpu_attention_flops(),
     aten.mkldnn_rnn_layer: lambda input, *others, **_: _recurrent_flops(input, *others[:2]),
     aten.mkldnn_rnn_layer_backward: lambda input, *others, **_: 2 * _recurrent_flops(input, *others[:2]),
 }
-"""Formulas for kernels that FlopCounterMode does not know; those of attention on a CPU are torch's for GPUs."""
+"""Formulas for kernels that FlopCounterMode does not know."""
 
 
 def _bytes(*values: Any) -> int:

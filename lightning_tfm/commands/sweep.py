@@ -37,6 +37,7 @@ from lightning_tfm.runs.children import ChildRun, run_children
 from lightning_tfm.runs.lock import INTERVAL
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import make_folder, relative, write_text
+from lightning_tfm.system.private import beat, running_trial
 from lightning_tfm.system.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -260,12 +261,12 @@ class Worker:
     def _begin(self) -> bool:
         """Take up a trial whose worker was killed, or begin another one; return False if there is none to begin."""
         from optuna.storages import fail_stale_trials
-        from optuna.trial import Trial, TrialState
+        from optuna.trial import TrialState
 
         fail_stale_trials(self.study)  # of a database, which enqueues them again
         with FileLock(self.folder / LOCK):  # no other worker of this folder begins a trial
             for frozen in [] if self.url else self._trials(TrialState.RUNNING):
-                trial = Trial(self.study, frozen._trial_id)
+                trial = running_trial(self.study, frozen)
                 lock = _lock(self._folder(trial).with_suffix(".lock"))
                 # Another worker may have told the result before it unlocked the trial.
                 if lock is not None and self._trials()[trial.number].state == TrialState.RUNNING:
@@ -292,7 +293,7 @@ class Worker:
     def _beat(self, trial: Trial) -> None:
         """Record a heartbeat, if the study is in a database."""
         if self.database is not None:
-            self.database.record_heartbeat(trial._trial_id)
+            beat(self.database, trial)
 
     def _folder(self, trial: Trial) -> Path:
         """Return the folder of a trial, which is named by its index; a trial that is retried has the same folder."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_tfm.runs.record import Prediction, Run
+from lightning_tfm.system.private import corpus_score, corpus_statistics
 
 CORRECT = ("exact_match", "accuracy")
 """Metrics that are the share of correct predictions."""
@@ -66,12 +67,6 @@ def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> Paired
 
     Exact match and accuracy are compared by `sign_test`, BLEU and chrF by `randomization_test`.
 
-    Args:
-        run: the run of the first model.
-        other: the run of the second model.
-        metric: the name of the metric, of which the last part counts.
-        test_set: the name of the test set.
-
     Returns:
         The test; None if the metric has none, or if no example is shared, as without predictions.
     """
@@ -91,9 +86,6 @@ def compare_examples(run: Run, other: Run, metric: str, test_set: str) -> Paired
 def sign_test(correct: Sequence[tuple[bool, bool]]) -> PairedTest:
     """Compare two models by the examples that only one of them has right (exact sign test, McNemar 1947).
 
-    Args:
-        correct: whether each model is right on each example.
-
     Returns:
         The test; p is 1 if both models have the same examples right.
     """
@@ -109,12 +101,6 @@ def randomization_test(
 ) -> PairedTest:
     """Compare the outputs of two models by paired approximate randomization as in sacrebleu (Riezler & Maxwell 2005).
 
-    Args:
-        outputs: the outputs of the first model.
-        other: the outputs of the second model.
-        references: a reference for each output.
-        metric: "bleu" or "chrf".
-
     Note:
         sacrebleu counts only trials with a larger difference than the observed one. Here, an equal one counts, too:
         otherwise, models that differ in a single output would have p = 1 / (TRIALS + 1).
@@ -122,11 +108,11 @@ def randomization_test(
     from sacrebleu.metrics import BLEU, CHRF  # slow to import
 
     scorer = BLEU(force=True) if metric == "bleu" else CHRF()
-    first, second = (np.array(scorer._extract_corpus_statistics(side, [references])) for side in (outputs, other))
+    first, second = (corpus_statistics(scorer, side, references) for side in (outputs, other))
     swaps = np.random.default_rng(RANDOM_STATE).integers(2, size=(TRIALS, len(outputs)), dtype=bool)
     shuffled = swaps @ second + ~swaps @ first, ~swaps @ second + swaps @ first
     totals = [(first.sum(0), second.sum(0)), *zip(*shuffled, strict=True)]
-    scores = [[scorer._compute_score_from_stats(total.tolist()).score for total in pair] for pair in totals]
+    scores = [[corpus_score(scorer, total) for total in pair] for pair in totals]
     observed, *trials = (abs(score - other_score) for score, other_score in scores)
     p = (sum(trial >= observed for trial in trials) + 1) / (TRIALS + 1)
     return PairedTest(len(outputs), scores[0][0], scores[0][1], p)

@@ -102,11 +102,7 @@ def find_groups(arguments: Sequence[str]) -> tuple[list[Group], list[str]]:
 
 
 def group_runs(runs: Iterable[tuple[str, Run]]) -> list[Group]:
-    """Group finished runs by name or, if it is empty, by their settings except for the seed.
-
-    Args:
-        runs: the name of the group of each run, and the run.
-    """
+    """Group finished runs by name or, if it is empty, by their settings except for the seed."""
     members: dict[tuple[str, str], dict[Path, Run]] = {}
     for name, run in runs:
         key = name, "" if name else json.dumps(run.settings, sort_keys=True, default=str)
@@ -117,11 +113,7 @@ def group_runs(runs: Iterable[tuple[str, Run]]) -> list[Group]:
 
 
 def _find_runs(path: str, argument: str) -> list[Run]:
-    """Return the runs at a path, in natural order.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the runs at a path, in natural order; raise UserError if there are none."""
     names = [path] if path and Path(path).is_dir() else glob.glob(path)  # an empty path would be the current folder
     folders = [Path(name) for name in names if Path(name).is_dir()]
     runs = [run for folder in folders for run in ([Run(folder)] if Run(folder).exists else Run.below(folder))]
@@ -269,10 +261,6 @@ def choose_metric(groups: Sequence[Group], metric: str | None) -> str:
 
 def with_values(groups: Sequence[Group], metric: str) -> tuple[list[Group], list[str]]:
     """Return groups with the values of a metric, one run per seed, and notes on groups and runs that are left out.
-
-    Args:
-        groups: the groups.
-        metric: the full name of the metric.
 
     Raises:
         UserError: if no value of a group is finite.

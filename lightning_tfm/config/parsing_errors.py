@@ -115,9 +115,9 @@ def _value(block: str, text: str, names: Sequence[str]) -> Any:
 
 def out_of_memory(message: str) -> str | None:
     """Return the message for a failed memory allocation in torch; None for any other error."""
-    size = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
-    return size and (
-        f"the model and its batches must fit into memory, but {size[1]} for one tensor do not; lower the sizes of "
+    match = re.search(r"ried to allocate (\d+ bytes|[\d.]+ \w+)", message)
+    return match and (
+        f"the model and its batches must fit into memory, but {match[1]} for one tensor do not; lower the sizes of "
         "model.network, such as d_model, or data.batch_size"
     )
 

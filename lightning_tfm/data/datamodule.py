@@ -91,8 +91,8 @@ class TaskDataModule(LightningDataModule, ABC):
         # The training sources, which may be many, are read once and not kept.
         repeated = set(chain.from_iterable(others.values())).intersection(map(normalize, self.sources("train")))
         for split, sources in others.items():
-            if count := sum(source in repeated for source in sources):
-                rank_zero_print(f"{count:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
+            if number := sum(source in repeated for source in sources):
+                rank_zero_print(f"{number:,} of {len(sources):,} {self.source_noun} of {split} also occur in train")
 
     def check_micro_batches(self, num_micro_batches: int) -> None:
         """Raise UserError if a training batch has fewer rows than there are micro-batches, or processes without any."""

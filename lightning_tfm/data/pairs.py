@@ -311,8 +311,8 @@ class GeneratedDataModule(PairDataModule):
         size, pairs = self.sizes[split], list[Pair]()
         seen: set[str] = set()
         misses = 0
-        is_visible = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
-        with progress_bar(f"generating {split}, pair", is_visible, total=size, leave=False) as bar:
+        is_shown = rank_zero_only.rank == 0 and sys.stderr.isatty()  # type: ignore[attr-defined]  # by Lightning
+        with progress_bar(f"generating {split}, pair", is_shown, total=size, leave=False) as bar:
             for pair in self.stream(split, stable_hash(f"{split} {self.seed}")):
                 misses += 1
                 if self.belongs(pair, split) and (split == "train" or pair.source not in seen):

@@ -18,7 +18,6 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate
@@ -30,6 +29,7 @@ from lightning_tfm.distributed.tensors import full_tensor, local, mesh_of, shard
 from lightning_tfm.errors import UserError
 from lightning_tfm.layers import CrossAttention, Linear, SelfAttention, TransformerLayer
 from lightning_tfm.networks import Network
+from lightning_tfm.system import private
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 """Dimensions of a device mesh, named as Lightning does."""
@@ -96,7 +96,7 @@ def parallelize(network: Network, mesh: DeviceMesh, activation_checkpointing: bo
             _divide(layer, tensor)
     if activation_checkpointing:
         for layer in layers:
-            checkpoint(layer)
+            private.checkpoint_activations(layer)
     if data.size() > 1:
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # it is not modified in place
         for layer in layers:
@@ -235,7 +235,7 @@ def data_group(strategy: Strategy) -> ProcessGroup | None:
 
 def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the norm (N) of each of N tensors over all processes, with one all-reduce per group of processes."""
-    values = torch.stack(torch._foreach_norm([local(tensor) for tensor in tensors], 2, dtype))
+    values = torch.stack(private.norms([local(tensor) for tensor in tensors], dtype))
     groups: dict[ProcessGroup, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, DTensor):

@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -29,6 +28,7 @@ from lightning_tfm.distributed.parallel import (
 )
 from lightning_tfm.errors import UserError
 from lightning_tfm.networks import Network
+from lightning_tfm.system.private import add, default_store, set_data_parallel_size
 
 TIMEOUT = timedelta(minutes=10)
 """Maximum time that a process waits for the others; the default of Lightning is half an hour."""
@@ -143,7 +143,7 @@ def add_to_tree(partial: list[tuple[int, list[Tensor]]], values: list[Tensor]) -
     height = 0
     while partial and partial[-1][0] == height:
         _, left = partial.pop()
-        torch._foreach_add_(left, values)
+        add(left, values)
         values, height = left, height + 1
     partial.append((height, values))
 
@@ -199,15 +199,15 @@ class ModelParallel(ModelParallelStrategy):
             raise UserError(f"tensor_parallel_size must be at least 1, but is {tensor_parallel_size}; try 1")
         super().__init__(
             tensor_parallel_size=tensor_parallel_size,
-            save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
             timeout=TIMEOUT,
         )
         self.tensor_parallel_size, self.activation_checkpointing = tensor_parallel_size, activation_checkpointing
+        self.save_distributed_checkpoint = save_distributed_checkpoint
 
     def check_processes(self, world_size: int) -> None:
         """Raise UserError if the processes cannot be divided into groups, or exchange tensors."""
-        if world_size > 1 and self._process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
+        if world_size > 1 and self.process_group_backend == "gloo" and isinstance(self.accelerator, CUDAAccelerator):
             raise UserError(
                 "process_group_backend must be nccl on GPUs, since gloo cannot create the groups of a device mesh, but "
                 "is gloo; leave it out, and give each process a GPU of its own"
@@ -217,15 +217,11 @@ class ModelParallel(ModelParallelStrategy):
                 "trainer.devices times trainer.num_nodes must be a multiple of tensor_parallel_size "
                 f"({self.tensor_parallel_size}), but is {world_size}; try {self.tensor_parallel_size}"
             )
-        if world_size == 1 and self._save_distributed_checkpoint:
+        if world_size == 1 and self.save_distributed_checkpoint:
             raise UserError("save_distributed_checkpoint must be false for a single process, but is true")
 
     def check_network(self, network: Network) -> None:
-        """Check that a network can be divided as the arguments say.
-
-        Raises:
-            UserError: if it cannot.
-        """
+        """Raise UserError unless a network can be divided as the arguments say."""
         check_tensor_parallel(network, self.tensor_parallel_size)
         if self.activation_checkpointing:
             check_activation_checkpointing(network)
@@ -240,13 +236,13 @@ class ModelParallel(ModelParallelStrategy):
         return {"num_replicas": size, "rank": self.global_rank // self.tensor_parallel_size}
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.distributed_sampler_kwargs["num_replicas"]
+        set_data_parallel_size(self, self.distributed_sampler_kwargs["num_replicas"])
         super().setup_environment()
 
     def _setup_distributed(self) -> None:
         """Check that all processes have this strategy, before they create a mesh, which would wait for the others."""
         super()._setup_distributed()
-        store, keys = _get_default_store(), []
+        store, keys = default_store(), []
         own = f"{type(self).__name__} with tensor_parallel_size {self.tensor_parallel_size}"
         with suppress(RuntimeError):  # rank 0, which has the store, has ended, as is found below
             run = store.add(f"runs of rank {self.global_rank}", 1)  # one store for all runs of a process
@@ -287,7 +283,7 @@ class ModelParallel(ModelParallelStrategy):
         return saved | {"state": {index: dict(state) for index, state in saved["state"].items()}}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self._save_distributed_checkpoint:
+        if self.save_distributed_checkpoint:
             self._layout().write(checkpoint, Path(filepath))
         else:
             self._layout().gather(checkpoint)

@@ -71,10 +71,6 @@ def with_options(arguments: list[str], folder: Path, read: Callable[[Path], dict
 def _settings(text: str, path: Path) -> dict[str, Any]:
     """Return the settings in a checkpoint, except for those that name a place to write to or an account.
 
-    Args:
-        text: the settings as YAML, in the form in which `fit` writes them.
-        path: the path of the checkpoint.
-
     Raises:
         ValueError: if the settings have another form, such as `trainer.logger` or `logger+`, which the parser accepts.
     """

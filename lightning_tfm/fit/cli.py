@@ -77,7 +77,7 @@ from lightning_tfm.system.memory import gc_disabled, keep_freed_memory
 from lightning_tfm.system.private import actions, replace_default_timeout
 from lightning_tfm.system.versions import head_commit
 from lightning_tfm.tasks import TaskModule
-from lightning_tfm.tasks.checks import check_pair
+from lightning_tfm.tasks.base import check_pair
 
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None))
 """Errors of writing to a full disk, a file of the maximum size, and beyond a quota, which Windows lacks."""
@@ -243,8 +243,8 @@ class TfmCLI(LightningCLI):
         if self.command == "fit":
             max_steps = None if self._schedule_needs_max_steps() else options.trainer.max_steps
             self.resumed = find_run(path, folder, max_steps, self.checkpoints.peek)
-            found = self.resumed and str(self.resumed.checkpoint)
-            self.ckpt_path = found or (None if path == "last" else path)
+            resumed = self.resumed and str(self.resumed.checkpoint)
+            self.ckpt_path = resumed or (None if path == "last" else path)
         elif path == "last":
             newest = newest_checkpoint(map(Run, folder.glob("*")), self.checkpoints.peek)
             if newest is None:
@@ -497,15 +497,7 @@ class TfmCLI(LightningCLI):
 
 
 def run(arguments: list[str], cli: type[TfmCLI] = TfmCLI) -> TfmCLI:
-    """Run fit, validate or test.
-
-    Args:
-        arguments: the command and its arguments.
-        cli: the class that parses and runs the command.
-
-    Returns:
-        The instance of the class, after the command.
-    """
+    """Run fit, validate or test."""
     keep_freed_memory()
     gc.freeze()  # exclude imported objects, which stay alive, from garbage collection
     handle_signals(interrupt)  # during training, Checkpoints replaces this handler to save first

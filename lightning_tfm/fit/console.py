@@ -29,11 +29,7 @@ MAX_PREDICTIONS = 3
 
 
 def print_results(trainer: Trainer) -> None:
-    """Print the metrics and a few predictions.
-
-    Args:
-        trainer: the trainer, after a test or a validation.
-    """
+    """Print the metrics and a few predictions."""
     console = LiteralConsole(soft_wrap=True)
     for split, metrics in results(trainer).items():
         table = Table(split, Column("", justify="right"), box=box.SIMPLE_HEAD)
@@ -50,13 +46,7 @@ def print_results(trainer: Trainer) -> None:
 
 
 def print_next_commands(trainer: Trainer, checkpoint: str, trust_packages: str) -> None:
-    """Print commands that use a run.
-
-    Args:
-        trainer: the trainer, after the test.
-        checkpoint: the path of the tested checkpoint.
-        trust_packages: the value of `--trust-package`; empty if it was not set.
-    """
+    """Print commands that use a run."""
     folder = relative(Path(checkpoint).parents[1])
     # "-" starts an option
     sources = (line["source"] for line in _tested(trainer) if not line["source"].startswith("-"))

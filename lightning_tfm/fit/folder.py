@@ -60,11 +60,7 @@ class RunFolder:
 
 
 def check_empty(folder: Path) -> None:
-    """Check that the folder for a new run or test is empty, see `Run.is_empty`.
-
-    Raises:
-        UserError: if it contains a run.
-    """
+    """Raise UserError unless the folder for a new run or test is empty, see `Run.is_empty`."""
     if not Run(folder).is_empty:
         raise UserError(
             f"trainer.logger must name a new folder, but {str(folder)!r} holds a run; leave out its version, or resume "

@@ -65,9 +65,6 @@ def with_class_names(arguments: list[str]) -> list[str]:
     The parser knows the networks of a task only, so a task that the network fits is added. Later arguments are
     omitted, since the help ends the command.
 
-    Args:
-        arguments: the command and its arguments.
-
     Raises:
         UserError: if the setting has no class of this name.
     """

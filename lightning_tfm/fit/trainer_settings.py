@@ -52,16 +52,9 @@ def defaults() -> dict[str, Any]:
 
 
 def check_settings(config: Namespace, given: Collection[str]) -> None:
-    """Check that the seed and the settings of the Trainer are supported.
+    """Raise UserError unless the seed and the settings of the Trainer are supported.
 
     Epochs in a YAML file give way to the number that they would be converted to, if the command line has one.
-
-    Args:
-        config: the settings of a command.
-        given: the options on the command line.
-
-    Raises:
-        UserError: if one is not.
     """
     trainer = config.trainer
     if not 0 <= config.seed_everything < 2**32:
@@ -101,15 +94,7 @@ def check_settings(config: Namespace, given: Collection[str]) -> None:
 
 
 def check_evaluations(settings: Namespace, data: TaskDataModule) -> None:
-    """Check that the limits of batches leave at least one for each evaluation of `fit`, which ends with a test.
-
-    Args:
-        settings: the settings of the Trainer.
-        data: the data, after `setup`.
-
-    Raises:
-        UserError: if they do not.
-    """
+    """Raise UserError unless the limits of batches leave one for each evaluation of `fit`, which ends with a test."""
     if settings.limit_test_batches == 0:
         raise UserError(
             "trainer.limit_test_batches must be above 0, since fit ends with a test, but is 0; leave it out"
@@ -151,12 +136,7 @@ def loggers_of_run(logger: Any, name: str) -> list[Namespace]:
 
 
 def continue_run(loggers: list[Namespace], run: Path) -> None:
-    """Configure loggers to continue a run.
-
-    Args:
-        loggers: the loggers, as returned by `loggers_of_run`.
-        run: the folder of the run.
-    """
+    """Configure loggers to continue a run."""
     first, *others = loggers
     settings = first.init_args
     settings.save_dir, settings.name, settings.version = str(run.parents[1]), run.parent.name, run.name

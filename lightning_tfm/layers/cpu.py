@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import has_cpu_bfloat16
 
 
 def _reads_in_one_thread() -> bool:
@@ -106,7 +107,7 @@ class LSTM(nn.LSTM):
         computed in float32.
     """
 
-    HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    HAS_BFLOAT16 = has_cpu_bfloat16()
 
     def forward(  # type: ignore[override]  # no packed sequences
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None

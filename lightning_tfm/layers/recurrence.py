@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_tfm.layers.precision import at_least_float32
+from lightning_tfm.system.private import softmax_backward
 
 
 def lstm_with_attention(
@@ -179,7 +180,7 @@ def _gradients(saved: tuple[Tensor, ...], *gradients: Tensor | None) -> tuple[Te
         torch.mul(torch.stack((d_cell, d_cell, d_hidden, d_cell), dim=1), gate_slope, out=d_gate_parts)
         torch.addmm(d_input, d_gate, state_weight, out=d_input)
         torch.baddbmm(d_weight, d_context, by_width, out=d_weight)
-        torch._softmax_backward_data(d_weight, weight, -1, weight.dtype, grad_input=d_score)
+        softmax_backward(d_weight, weight, into=d_score)
         score_slope = torch.ops.aten.sigmoid_backward(vector, sigmoid)
         torch.bmm(d_score, score_slope, out=d_query)
         d_keys.addcmul_(score_slope, d_score_column)

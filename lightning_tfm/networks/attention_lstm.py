@@ -20,6 +20,7 @@ from lightning_tfm.layers import (
     lstm_with_attention,
 )
 from lightning_tfm.networks.network import Memory, Seq2SeqNetwork, State
+from lightning_tfm.system.private import has_forward_hooks
 from lightning_tfm.tokenization import PAD
 
 Recurrent = tuple[Tensor, ...]
@@ -152,7 +153,7 @@ class AttentionLSTM(Seq2SeqNetwork):
         """
         if type(self.attention) is not AdditiveAttention or self.num_states == 1:
             return False
-        return self.training and not self.attention._forward_hooks and not torch.compiler.is_compiling()
+        return self.training and not has_forward_hooks(self.attention) and not torch.compiler.is_compiling()
 
     def _decode(self, target_in: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits (B, T, V) after each token of target_in (B, T), and the state after the last one."""

@@ -26,18 +26,14 @@ LENGTH = re.compile(r"0*(\d+) (\w+)")
 
 
 def draw_charts(runs: Sequence[RunPage]) -> list[Json]:
-    """Return the charts for runs of one task, each with its data as a table.
-
-    Args:
-        runs: the runs.
-    """
-    found = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
-    return [chart for chart in found if chart is not None]
+    """Return the charts for runs of one task, each with its data as a table."""
+    charts = (_curves(runs), _categories(runs), _lengths(runs), _confusion(runs), _heads(runs))
+    return [chart for chart in charts if chart is not None]
 
 
-def make_chart(id: str, title: str, shown: Any, columns: list[str], rows: list[list[Any]]) -> Json:
+def make_chart(id: str, title: str, chart: Any, columns: list[str], rows: list[list[Any]]) -> Json:
     """Return a chart and its data as a table, for users of screen readers and keyboards."""
-    spec = shown.to_dict() | {"description": title}  # for screen readers
+    spec = chart.to_dict() | {"description": title}  # for screen readers
     cells = [[f"{cell:.5g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     return {"id": id, "title": title, "spec": spec, "columns": columns, "rows": cells, "notes": []}
 
@@ -126,9 +122,9 @@ def _curves(runs: Sequence[RunPage]) -> Json | None:
         tooltip=["run:N", altair.Tooltip("step:Q", format=",d"), altair.Tooltip("value:Q", format=".5g")],
     )
     layers = (curves.mark_line() + curves.mark_circle(size=36)).add_params(metric)
-    shown = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
+    filtered = layers.transform_filter("datum.metric == metric").properties(width="container", height=280)
     ends = [[name, *(run.curves[name][-1][1] if name in run.curves else "" for run in runs)] for name in names]
-    chart = make_chart("curves", "Learning curves", shown, ["last value of", *(run.name for run in runs)], ends)
+    chart = make_chart("curves", "Learning curves", filtered, ["last value of", *(run.name for run in runs)], ends)
     chart["notes"] = [
         f"{run.name}: {number:,} {'value' if number == 1 else 'values'} of {name} not finite"
         for run in runs
@@ -204,9 +200,9 @@ def _lengths(runs: Sequence[RunPage]) -> Json | None:
         **_distinguish(runs),
         tooltip=["run:N", f"{unit}:Q", altair.Tooltip("exact match:Q", format=".4f"), "pairs:Q"],
     )
-    shown = (curves.mark_line() + curves.mark_circle(size=36)).properties(width="container", height=280)
+    lines = (curves.mark_line() + curves.mark_circle(size=36)).properties(width="container", height=280)
     rows = [list(point.values()) for point in points]
-    return make_chart("lengths", "Exact match by length", shown, ["run", unit, "exact match", "pairs"], rows)
+    return make_chart("lengths", "Exact match by length", lines, ["run", unit, "exact match", "pairs"], rows)
 
 
 def _confusion(runs: Sequence[RunPage]) -> Json | None:
@@ -237,14 +233,14 @@ def _confusion(runs: Sequence[RunPage]) -> Json | None:
         text=altair.Text("count:Q", format=",d"),
         color=altair.condition("datum.share > 0.5", altair.value("white"), altair.value("black")),
     )
-    shown = (
+    matrix = (
         (cells + numbers)
         .add_params(chosen)
         .properties(width="container", height=_height(len({count["true"] for count in counts}), 48))
     )
     columns = ["run", "true", "predicted", "count"]
     return make_chart(
-        "confusion", "Confusion matrix", shown, columns, [[count[column] for column in columns] for count in counts]
+        "confusion", "Confusion matrix", matrix, columns, [[count[column] for column in columns] for count in counts]
     )
 
 

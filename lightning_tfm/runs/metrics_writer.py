@@ -15,6 +15,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning_tfm.errors import rank_zero_print
 from lightning_tfm.runs.record import Run
 from lightning_tfm.system.files import atomic_write, naming_file, relative
+from lightning_tfm.system.private import writer_of
 
 
 class MetricsWriter(ExperimentWriter):
@@ -76,6 +77,5 @@ def flush(trainer: Trainer) -> None:
     """Write the logged metrics, since a resumed run appends to them, and synchronize those in its folder to disk."""
     for logger in trainer.loggers:
         logger.save()
-        writer = getattr(logger, "_experiment", None)
-        if isinstance(writer, MetricsWriter):
+        if isinstance(writer := writer_of(logger), MetricsWriter):
             writer.synchronize()

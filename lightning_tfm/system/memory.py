@@ -41,11 +41,7 @@ def total_memory() -> int | None:
 
 
 def in_parts(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield items in lists of at most PART, which limits the memory of intermediate results.
-
-    Args:
-        items: the items, which are read in one pass.
-    """
+    """Yield items in lists of at most PART, which limits the memory of intermediate results."""
     items = iter(items)
     while part := [*islice(items, PART)]:
         yield part

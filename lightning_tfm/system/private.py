@@ -1,18 +1,35 @@
-"""Private names of Lightning, jsonargparse and argparse that no public name replaces, which an update may break.
+"""Private names of other packages that no public name replaces, which an update may break.
 
-Each stands in a function of its own, with a test in tests/system/test_private.py.
+Each stands in a function of its own, with a test in tests/system/test_private.py; the private names that a class of
+this package overrides are listed there.
 """
 
 from __future__ import annotations
 
+import sys
 from argparse import Action, ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:  # importing this module is fast
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
-    from lightning.pytorch.loggers import CSVLogger
-    from lightning.pytorch.strategies import DDPStrategy
+    import numpy as np
+    import torch
+    from lightning import LightningModule, Trainer
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer, WeightAveraging
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+    from optuna import Study
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial, Trial
+    from torch import Tensor, nn
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.optim import Optimizer
+    from torch.optim.swa_utils import AveragedModel
+
+# argparse and jsonargparse
 
 
 def actions(parser: ArgumentParser) -> list[Action]:
@@ -39,6 +56,54 @@ def replace_yaml_loader(loader: type[Any]) -> None:
     from jsonargparse import _loaders_dumpers
 
     _loaders_dumpers.yaml_default_loader = loader  # type: ignore[assignment]  # None before its first use
+
+
+# Lightning's Trainer, strategies and callbacks
+
+
+def keep_sampler(trainer: Trainer) -> None:
+    """Keep the Trainer from dividing the batches of a loader among the processes."""
+    trainer._accelerator_connector.use_distributed_sampler = False
+
+
+def is_within_step(trainer: Trainer) -> bool:
+    """Return whether the step goes on after this batch; the last step of an epoch may have fewer batches."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def is_before_validation(trainer: Trainer) -> bool:
+    """Return whether a validation follows this batch."""
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+
+
+def broadcast_no_sigterm(trainer: Trainer) -> None:
+    """Keep the Trainer from exchanging SIGTERM among the processes in each batch."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def has_trainer(module: LightningModule) -> bool:
+    """Return whether a module is attached to a Trainer."""
+    return module._trainer is not None
+
+
+def broadcast_no_buffers(module: LightningModule, names: list[str]) -> None:
+    """Keep DDP from broadcasting the buffers with some names."""
+    module._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+
+
+def set_data_parallel_size(strategy: ModelParallelStrategy, size: int) -> None:
+    """Set the number of processes that read different data, before the mesh exists."""
+    strategy._data_parallel_size = size
+
+
+def averaged_model(callback: WeightAveraging) -> AveragedModel:
+    """Return the average of WeightAveraging."""
+    return cast("AveragedModel", callback._average_model)
+
+
+def set_averaged_model(callback: WeightAveraging, model: AveragedModel) -> None:
+    """Set the average of WeightAveraging."""
+    callback._average_model = model
 
 
 def start_method(strategy: DDPStrategy) -> str:
@@ -74,12 +139,15 @@ def timer_interval(callback: Timer) -> str:
     return str(callback._interval)
 
 
-def logger_version(logger: CSVLogger) -> int | str | None:
+# Loggers
+
+
+def logger_version(logger: CSVLogger | TensorBoardLogger) -> int | str | None:
     """Return the version that the user has set; unlike `version`, it does not choose one."""
     return logger._version
 
 
-def set_version(logger: CSVLogger, version: str) -> None:
+def set_version(logger: CSVLogger | TensorBoardLogger, version: str) -> None:
     """Set the version of a logger, the name of its folder."""
     logger._version = version
 
@@ -87,3 +155,189 @@ def set_version(logger: CSVLogger, version: str) -> None:
 def set_writer(logger: CSVLogger, writer: Any) -> None:
     """Replace the writer of metrics.csv."""
     logger._experiment = writer
+
+
+def writer_of(logger: Any) -> Any:
+    """Return the writer of metrics.csv, or the run of W&B; unlike `experiment`, it does not start one."""
+    return getattr(logger, "_experiment", None)
+
+
+def hide_later_steps(logger: TensorBoardLogger, step: int) -> None:
+    """Let TensorBoard hide what a killed process has logged from a step on."""
+    logger._kwargs["purge_step"] = step
+
+
+def wandb_arguments(logger: WandbLogger) -> dict[str, Any]:
+    """Return the arguments of `wandb.init`, which may be changed until the run starts."""
+    return logger._wandb_init
+
+
+def is_offline(logger: WandbLogger) -> bool:
+    """Return whether the user has set `offline`."""
+    return logger._offline
+
+
+@contextmanager
+def without_wandb_launch() -> Iterator[None]:
+    """Keep `wandb.init` from importing its launch package, in a second, to apply what only that package can stage."""
+    name = "wandb.sdk.launch"
+    sys.modules.setdefault(name, cast(ModuleType, None))
+    try:
+        yield
+    finally:
+        if sys.modules[name] is None:
+            del sys.modules[name]
+
+
+# sacrebleu and Optuna
+
+
+def corpus_statistics(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """Return the statistics of each output, whose sum over a corpus gives its score by `corpus_score`."""
+    import numpy as np
+
+    return np.array(metric._extract_corpus_statistics(outputs, [references]))
+
+
+def corpus_score(metric: Any, statistics: np.ndarray) -> float:
+    """Return the score of a corpus from its statistics."""
+    return float(metric._compute_score_from_stats(statistics.tolist()).score)
+
+
+def running_trial(study: Study, frozen: FrozenTrial) -> Trial:
+    """Return a trial that another process has begun."""
+    from optuna.trial import Trial
+
+    return Trial(study, frozen._trial_id)
+
+
+def beat(database: RDBStorage, trial: Trial) -> None:
+    """Record a heartbeat of a trial."""
+    database.record_heartbeat(trial._trial_id)
+
+
+# torch
+
+
+def default_store() -> Any:
+    """Return the store of the default process group."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Compute the activations of a module again in the backward pass, without a wrapper that renames its weights."""
+    from torch.distributed._composable.checkpoint_activation import checkpoint
+
+    checkpoint(module)
+
+
+def fake_mode(**settings: Any) -> AbstractContextManager[Any]:
+    """Return a context in which tensors have shapes but no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(**settings)
+
+
+def without_fake_mode() -> AbstractContextManager[Any]:
+    """Return a context that leaves `fake_mode`."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def memory_tracker() -> MemTracker:
+    """Return a MemTracker without statistics of each module, which take most of its time and allow only one call."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    class PeakTracker(MemTracker):
+        _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = cast(Any, lambda self, *_: None)
+
+    return PeakTracker()
+
+
+def observe_operators(observe: Callable[[Any, Sequence[Any], Any], None]) -> AbstractContextManager[Any]:
+    """Return a context that passes each operator to a function, with its arguments and its result.
+
+    Operators on distributed tensors are passed as those on local tensors.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Observer(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented
+            result = func(*args, **(kwargs or {}))
+            observe(func, args, result)
+            return result
+
+    return Observer()
+
+
+def cpu_attention_flops() -> dict[Any, Callable[..., int]]:
+    """Return formulas, those for GPUs, for the kernels of attention on a CPU, which FlopCounterMode does not know."""
+    import torch
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    aten = torch.ops.aten
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+            *shapes[:4]
+        ),
+    }
+
+
+def multiply(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply tensors by a factor, in place and in one call."""
+    import torch
+
+    torch._foreach_mul_(tensors, factor)
+
+
+def add(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Add others to tensors, in place and in one call."""
+    import torch
+
+    torch._foreach_add_(tensors, others)
+
+
+def clamp(tensors: list[Tensor], limit: float) -> None:
+    """Clamp the values of tensors to [-limit, limit], in place."""
+    import torch
+
+    torch._foreach_clamp_min_(tensors, -limit)
+    torch._foreach_clamp_max_(tensors, limit)
+
+
+def norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the norm of each tensor, computed in a type."""
+    import torch
+
+    return list(torch._foreach_norm(tensors, 2, dtype))
+
+
+def unscale_before_step(optimizer: Optimizer) -> None:
+    """Let a gradient scaler unscale the gradients of an optimizer itself, as for steps that are not fused."""
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # missing in the stubs
+
+
+def softmax_backward(gradient: Tensor, output: Tensor, into: Tensor) -> None:
+    """Compute the gradient of a softmax over the last dimension from that of its output."""
+    import torch
+
+    torch._softmax_backward_data(gradient, output, -1, output.dtype, grad_input=into)
+
+
+def has_cpu_bfloat16() -> bool:
+    """Return whether oneDNN computes in bfloat16 on this CPU."""
+    import torch
+
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return whether a module has forward hooks."""
+    return bool(module._forward_hooks)

@@ -18,12 +18,7 @@ HIGHER_IS_BETTER = {"accuracy": True, "aer": False}
 
 
 def gold_links(pairs: Sequence[Pair], batch: Batch) -> Tensor:
-    """Return a mask (B, T, S) that is True where the alignment of a pair links a target symbol to a source symbol.
-
-    Args:
-        pairs: the pairs of the batch, in the order of its rows.
-        batch: the batch.
-    """
+    """Return a mask (B, T, S) that is True where the alignment of a pair links a target symbol to a source symbol."""
     gold = torch.zeros(*batch.target_out.shape, batch.source.size(1), dtype=torch.bool)
     links = [(row, j, i) for row, pair in enumerate(pairs) for i, j in pair.alignment or ()]
     if links:

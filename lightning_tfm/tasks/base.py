@@ -7,9 +7,9 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
-from inspect import getattr_static
+from inspect import getattr_static, isabstract
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 import torch
 from lightning import Trainer
@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_tfm import networks
 from lightning_tfm.checkpoint import FORMAT, check_fits
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import BatchDivision, TaskDataModule
@@ -32,7 +33,8 @@ from lightning_tfm.inference import Prediction, Predictor
 from lightning_tfm.networks import Network
 from lightning_tfm.networks.network import complete
 from lightning_tfm.optimizers import AdamW, LRSchedule, class_path, describe_optimizer, parameter_groups, unfuse
-from lightning_tfm.tasks.checks import check_pair, check_ranks, check_run
+from lightning_tfm.system.private import broadcast_no_buffers, has_trainer, is_within_step, keep_sampler
+from lightning_tfm.tasks.checks import check_ranks, check_trainer
 from lightning_tfm.tasks.evaluation import EvaluationModule
 from lightning_tfm.tasks.settings import shared_settings, step_settings
 from lightning_tfm.tasks.step import TrainingStep, seed_dropout
@@ -40,16 +42,6 @@ from lightning_tfm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def check_label_smoothing(value: float) -> None:
-    """Check that a label smoothing is at least 0 and below 1.
-
-    Raises:
-        UserError: if it is not.
-    """
-    if not 0 <= value < 1:
-        raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
 
 class TaskModule(Predictor, EvaluationModule):
@@ -88,7 +80,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.make_optimizer = optimizer
         self.lr_schedule = lr_schedule
         # DDP need not broadcast buffers, which are lookup tables and scores that are the same on all processes.
-        self._ddp_params_and_buffers_to_ignore = [f"network.{name}" for name, _ in network.named_buffers()]
+        broadcast_no_buffers(self, [f"network.{name}" for name, _ in network.named_buffers()])
         self.step = TrainingStep({})
         self.skipped_steps = 0  # by the gradient scaler of float16
         self.resumed_step: int | None = None
@@ -156,10 +148,10 @@ class TaskModule(Predictor, EvaluationModule):
         if self.trainer.precision == "64-true":
             self.double()
         if not self.is_checked:
-            check_run(self, self.trainer, self.trainer.datamodule, stage)
+            self._check_run(self.trainer, self.trainer.datamodule, stage)
         if self.trainer.datamodule is not None:
             # The data module divides batches among processes, so Lightning must not do it again.
-            self.trainer._accelerator_connector.use_distributed_sampler = False
+            keep_sampler(self.trainer)
         if stage == "fit":
             settings = {"step to resume": self.resumed_step, "tokenizer": self.tokenizer.fingerprint}
             arguments = {name: value for name, value in self.hparams.items() if name != "tokenizer"}
@@ -167,11 +159,7 @@ class TaskModule(Predictor, EvaluationModule):
         super().setup(stage)
 
     def check_data(self, data: TaskDataModule, trainer: Trainer) -> None:
-        """Check that the network can be trained on a data module with the strategy of a trainer.
-
-        Raises:
-            UserError: if it cannot.
-        """
+        """Raise UserError unless the network can be trained on a data module with the strategy of a trainer."""
         vocab_size = self.network.hyper_parameters["vocab_size"]
         if vocab_size != data.vocab_size:
             raise UserError(f"vocab_size must match the data, but is {vocab_size}; set it to {data.vocab_size}")
@@ -189,7 +177,7 @@ class TaskModule(Predictor, EvaluationModule):
         checkpoint: Mapping[str, Any] | None,
         path: str,
     ) -> None:
-        """Check the run of a command before it starts, see `check_run`; `setup` checks other runs.
+        """Check the run of a command before it starts, see `check_trainer`; `setup` checks other runs.
 
         Args:
             trainer: the trainer.
@@ -199,10 +187,15 @@ class TaskModule(Predictor, EvaluationModule):
             checkpoint: the content of the checkpoint to resume or to evaluate; None if there is none.
             path: the path of the checkpoint.
         """
-        check_run(self, trainer, data, stage, settings)
+        self._check_run(trainer, data, stage, settings)
         if checkpoint is not None:
             self.check_checkpoint(dict(checkpoint), path, trainer, resuming=stage == "fit")
         self.is_checked = True
+
+    def _check_run(self, trainer: Trainer, data: TaskDataModule | None, stage: str, settings: Any = None) -> None:
+        check_trainer(trainer, stage, settings)
+        if data is not None:  # the user may pass loaders instead
+            self.check_data(data, trainer)
 
     def configure_model(self) -> None:
         """Divide the network among the processes, if the strategy does."""
@@ -247,7 +240,7 @@ class TaskModule(Predictor, EvaluationModule):
         seed_dropout(self.seed, self.trainer.fit_loop.total_batch_idx, self.step.micro_batch, self.device)
         loss, tokens = self.loss(batch)
         self.step.add(loss, tokens)
-        if not self.trainer.fit_loop._should_accumulate():  # an epoch ends with a step, which may have fewer batches
+        if not is_within_step(self.trainer):
             self.step.gather()
         return loss
 
@@ -322,7 +315,7 @@ class TaskModule(Predictor, EvaluationModule):
         self.resumed_step = checkpoint["global_step"] if resuming else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+        if has_trainer(self) and self.trainer.state.fn == TrainerFn.FITTING:
             if not self.is_checked:
                 self.check_checkpoint(checkpoint, self.trainer.ckpt_path or "", self.trainer, resuming=True)
         else:
@@ -340,3 +333,26 @@ class TaskModule(Predictor, EvaluationModule):
             rank_zero_print(
                 f"{self.skipped_steps} of {self.global_step} steps were skipped: their gradients overflowed float16"
             )
+
+
+def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
+    """Check that a module can be trained on the data.
+
+    Raises:
+        UserError: if it cannot; the message names the modules that can.
+    """
+    if issubclass(data_class, module_class.datamodule_class):
+        return
+    fitting = []
+    tasks: list[Any] = TaskModule.__subclasses__()
+    for other in tasks:
+        if other.__module__.startswith("lightning_tfm.") and issubclass(data_class, other.datamodule_class):
+            base = get_type_hints(other.__init__)["network"]
+            classes = {name: getattr(networks, name) for name in networks.__all__}
+            names = [name for name, cls in classes.items() if issubclass(cls, base) and not isabstract(cls)]
+            fitting.append(f"lightning_tfm.tasks.{other.__name__}, whose network is {' or '.join(names)}")
+    raise UserError(
+        f"the module must learn from {data_class.holds}, the data of {data_class.__name__}, but "
+        f"{module_class.__name__} learns from {module_class.datamodule_class.holds}"
+        + (f"; try {'; or '.join(fitting)}" if fitting else "")
+    )

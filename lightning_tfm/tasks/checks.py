@@ -1,11 +1,10 @@
-"""Compatibility of a module with the data and the settings of the Trainer."""
+"""Checks of the settings of the Trainer before a run."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import (
@@ -20,7 +19,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from lightning_tfm import networks
 from lightning_tfm.config.trust import INSTEAD
 from lightning_tfm.distributed.strategies import Elastic, ModelParallel
 from lightning_tfm.errors import UserError
@@ -33,10 +31,6 @@ from lightning_tfm.system.private import (
 )
 from lightning_tfm.tasks.metrics import all_gather_list
 
-if TYPE_CHECKING:
-    from lightning_tfm.data import TaskDataModule
-    from lightning_tfm.tasks.base import TaskModule
-
 REFUSED = {
     BatchSizeFinder: "trains with other batches than the run",
     GradientAccumulationScheduler: "counts epochs of Lightning, of which a run has one",
@@ -46,50 +40,25 @@ REFUSED = {
 """Callbacks of Lightning that are not supported, and why."""
 
 
-def check_pair(module_class: type[TaskModule], data_class: type[TaskDataModule]) -> None:
-    """Check that a module can be trained on the data.
-
-    Raises:
-        UserError: if it cannot; the message names the modules that can.
-    """
-    if issubclass(data_class, module_class.datamodule_class):
-        return
-    from lightning_tfm import tasks  # imports this module
-
-    fitting = []
-    for name in tasks.__all__:
-        other = getattr(tasks, name)
-        if issubclass(data_class, getattr(other, "datamodule_class", ())):
-            base = get_type_hints(other.__init__)["network"]
-            classes = {name: getattr(networks, name) for name in networks.__all__}
-            names = [name for name, cls in classes.items() if issubclass(cls, base) and not inspect.isabstract(cls)]
-            fitting.append(f"lightning_tfm.tasks.{name}, whose network is {' or '.join(names)}")
-    raise UserError(
-        f"the module must learn from {data_class.holds}, the data of {data_class.__name__}, but "
-        f"{module_class.__name__} learns from {module_class.datamodule_class.holds}"
-        + (f"; try {'; or '.join(fitting)}" if fitting else "")
-    )
+def check_label_smoothing(value: float) -> None:
+    """Raise UserError unless a label smoothing is at least 0 and below 1."""
+    if not 0 <= value < 1:
+        raise UserError(f"label_smoothing must be at least 0 and below 1, but is {value}; try 0.1")
 
 
-def check_run(
-    module: TaskModule, trainer: Trainer, data: TaskDataModule | None, stage: str, settings: Any = None
-) -> None:
-    """Check that a task, its data and the Trainer fit together, before they run.
+def check_trainer(trainer: Trainer, stage: str, settings: Any = None) -> None:
+    """Check the settings of the Trainer before it runs.
 
     Args:
-        module: the task.
         trainer: the trainer.
-        data: the data module; None if the user passes loaders.
         stage: "fit", "validate", "test" or "predict".
         settings: the settings of the Trainer, some of which a dry run replaces; None for those of the Trainer.
 
     Raises:
-        UserError: if they do not.
+        UserError: if a setting is not supported.
     """
     check_strategy(trainer.strategy)
     _check_callbacks(trainer)
-    if data is not None:
-        module.check_data(data, trainer)
     if settings is None and trainer.fast_dev_run:
         return
     settings = settings or trainer
@@ -102,11 +71,7 @@ def check_run(
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Check that a strategy is supported, can divide its work, and starts each process by the command.
-
-    Raises:
-        UserError: if one of these is not so.
-    """
+    """Raise UserError unless a strategy is supported, can divide its work, and starts each process by the command."""
     if isinstance(strategy, Elastic | ModelParallel):
         strategy.check_processes(strategy.num_nodes * strategy.num_processes)
     elif type(strategy) not in (SingleDeviceStrategy, DDPStrategy):  # DeepSpeed's and XLA's derive from these
@@ -123,10 +88,6 @@ def check_strategy(strategy: Strategy) -> None:
 
 def check_limits(strategy: Strategy, settings: Any) -> None:
     """Check that evaluations with elastic determinism read all batches.
-
-    Args:
-        strategy: the strategy of the Trainer.
-        settings: the Trainer, or its settings.
 
     Raises:
         UserError: if a limit, which Lightning applies to each process, selects other rows for each number of processes.

@@ -19,7 +19,8 @@ from lightning_tfm.inference import ClassifierPredictor, Prediction, make_predic
 from lightning_tfm.layers import at_least_float32
 from lightning_tfm.networks import EncoderClassifier
 from lightning_tfm.optimizers import AdamW, LRSchedule
-from lightning_tfm.tasks.base import TaskModule, check_label_smoothing
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.checks import check_label_smoothing
 from lightning_tfm.tasks.metrics import Loss
 from lightning_tfm.tokenization import Tokenizer
 

@@ -112,12 +112,7 @@ class TokenAccuracy(Accuracy):
 
 
 def edit_distances(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Tensor:
-    """Return the edit distance (Levenshtein 1966) of each output to its reference (B), in symbols.
-
-    Args:
-        outputs: the symbols of B outputs.
-        references: the symbols of B references.
-    """
+    """Return the edit distance (Levenshtein 1966) of each output to its reference (B), in symbols."""
     numbers: dict[str, int] = {}
 
     def number(texts: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
@@ -178,12 +173,7 @@ class CorpusScores(Metric):
 
 
 def all_gather_list(lines: list[Any], group: ProcessGroup | None = None) -> list[Any]:
-    """Gather lists, and return them concatenated in the order of ranks.
-
-    Args:
-        lines: the list of this process.
-        group: the processes; None for all.
-    """
+    """Gather lists, and return them concatenated in the order of ranks."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size(group) == 1:
         return lines
     parts: list[Any] = [None] * torch.distributed.get_world_size(group)

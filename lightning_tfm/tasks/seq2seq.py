@@ -20,7 +20,8 @@ from lightning_tfm.networks import Seq2SeqNetwork
 from lightning_tfm.networks.network import State
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
-from lightning_tfm.tasks.base import TaskModule, check_label_smoothing
+from lightning_tfm.tasks.base import TaskModule
+from lightning_tfm.tasks.checks import check_label_smoothing
 from lightning_tfm.tasks.metrics import Accuracy, CorpusScores, ErrorRate, TokenAccuracy, TokenLoss, edit_distances
 from lightning_tfm.tokenization import PAD, Tokenizer
 

@@ -48,12 +48,7 @@ def step_settings(trainer: Trainer, lr_schedule: LRSchedule) -> dict[str, Any]:
 
 
 def shared_settings(trainer: Trainer, hyper_parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that all processes of a run must share, by name, in addition to `step_settings`.
-
-    Args:
-        trainer: the trainer.
-        hyper_parameters: the hyper-parameters of the module.
-    """
+    """Return the values that all processes of a run must share, by name, in addition to `step_settings`."""
     settings: dict[str, Any] = {f"version of {name}": version(name) for name in PACKAGES}
     settings |= {f"trainer.{name}": getattr(trainer, name) for name in TRAINER}
     settings["trainer.callbacks"] = [callback.state_key for callback in trainer.early_stopping_callbacks]

@@ -12,6 +12,7 @@ from lightning_tfm.data import BatchDivision, stable_hash
 from lightning_tfm.distributed.parallel import norms
 from lightning_tfm.distributed.tensors import local
 from lightning_tfm.errors import UserError
+from lightning_tfm.system.private import clamp, multiply
 
 
 class TrainingStep:
@@ -56,12 +57,7 @@ class TrainingStep:
         return self.division.own[len(self._sums) % len(self.division.own)]
 
     def add(self, loss: Tensor, tokens: Tensor | int) -> None:
-        """Add a micro-batch.
-
-        Args:
-            loss: the sum of the losses of its tokens.
-            tokens: the number of its tokens.
-        """
+        """Add the loss of a micro-batch, summed over its tokens, and the number of these tokens."""
         self._sums.append(torch.stack((loss.detach(), torch.as_tensor(tokens, dtype=loss.dtype, device=loss.device))))
 
     def gather(self) -> None:
@@ -109,10 +105,9 @@ class TrainingStep:
         if limit and not by_value:
             scale = scale * (limit / (self.norms.norm() + 1e-6)).clamp(max=1)  # as in torch.nn.utils
         gradients = [local(gradient) for gradient in self._gradients()]
-        torch._foreach_mul_(gradients, scale)
+        multiply(gradients, scale)
         if limit and by_value:
-            torch._foreach_clamp_min_(gradients, -limit)
-            torch._foreach_clamp_max_(gradients, limit)
+            clamp(gradients, limit)
 
     def check_finite(self, last_step: int, skips_overflows: bool = False) -> int:
         """Check that the loss and the gradients of all steps since the last check are finite.
@@ -155,14 +150,7 @@ class TrainingStep:
 
 
 def seed_dropout(seed: int, batch: int, micro_batch: int, device: torch.device) -> None:
-    """Seed the random numbers of a micro-batch, which do not depend on those before.
-
-    Args:
-        seed: the seed of the run.
-        batch: the number of the batch.
-        micro_batch: the number of the micro-batch.
-        device: the device that computes it.
-    """
+    """Seed the random numbers of a micro-batch, which do not depend on those before."""
     number = stable_hash(f"{seed} {batch} {micro_batch}") >> 1
     torch.default_generator.manual_seed(number)  # torch.manual_seed would query every type of device
     if device.type != "cpu":

@@ -14,13 +14,17 @@ ROOT = Path(__file__).parents[2]
 
 sys.path.insert(0, str(ROOT / "docs/_ext"))
 
-from layers import imported, layers, module_of, room_of  # noqa: E402
+from layers import imported, layers, module_of, modules, room_of  # noqa: E402
 
 FILES = sorted(path for folder in ("lightning_tfm", "datamodules") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_rooms_import_only_from_lower_layers():
     assert layers()[-1] == ["__main__"]  # an exception names the rooms that import each other
+
+
+def test_no_modules_import_each_other():
+    assert "lightning_tfm.tasks.base" in modules()  # an exception names the modules that import each other
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
