@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from functools import partial
 
 import lightning
@@ -36,12 +34,14 @@ from lightning_tfm import (
 )
 from lightning_tfm.callbacks import AttentionLogger, Predictions
 from lightning_tfm.callbacks.predictions import SAMPLES
-from lightning_tfm.checkpoint import latest_valid, verify_checksum
+from lightning_tfm.checkpoint import verify_checksum
 from lightning_tfm.optimizers import AdamW
 from support.corpora import TEXT, reviews, write_lines
 from support.processes import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
+
+
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
 
 
@@ -62,7 +62,9 @@ TASKS = {
     "masked": (MaskedLanguageModel, lambda data: MaskedEncoder.from_data(data, **SMALL), text),
     "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labeled_texts),
 }
+
 """The module, the network and the data of each task."""
+
 
 LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
 
@@ -243,21 +245,3 @@ def test_epochs_are_counted_where_lightning_has_several(tmp_path):
     trainer.fit(module, data)
     assert trainer.current_epoch == 4
     assert len(list(tmp_path.glob("**/*.ckpt"))) == 2
-
-
-def test_a_folder_is_refused_with_the_checkpoint_in_it(reference):
-    run = reference("gpt") / "runs/copy_gpt/version_0"
-    for path in (run, run / "checkpoints"):
-        with pytest.raises(UserError, match=rf"{path}' is a folder; try '{run}/checkpoints/best.ckpt'"):
-            lightning_tfm.load(path)
-
-
-def test_the_newest_valid_checkpoint_is_found(reference, tmp_path):
-    paths = [tmp_path / f"{name}.ckpt" for name in "abc"]
-    for age, path in enumerate(paths):
-        shutil.copy(reference("gpt") / "runs/copy_gpt/version_0/checkpoints/last.ckpt", path)
-        os.utime(path, (1000 - age, 1000 - age))
-    paths[0].write_bytes(b"damaged")
-    os.utime(paths[0], (1000, 1000))
-    assert latest_valid(paths) == (paths[1], [paths[0]])
-    assert latest_valid(paths[::-1]) == (paths[1], [paths[0]])

@@ -1,0 +1,113 @@
+"""Alignment scores equal their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightning_tfm.data import (
+    Pair,
+    PairDataset,
+)
+from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
+from lightning_tfm.tasks.metrics import all_gather_list
+from lightning_tfm.tokenization import (
+    EOS,
+    PAD,
+    SymbolTokenizer,
+)
+
+
+def test_lists_of_all_processes_are_concatenated(monkeypatch):
+    assert all_gather_list([1]) == [1]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+
+    def gather(gathered, lines, group):
+        gathered[:] = [lines, [3]]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert all_gather_list([1, 2]) == [1, 2, 3]
+
+
+def scores_by_definition(weights, pairs, split):
+    """Compute accuracy, alignment error rate and entropy of each head by definition, link by link."""
+    heads = weights.size(1)
+    scores = []
+    for head in range(heads):
+        found, sure, possible, accurate, linked, entropies = set(), set(), set(), 0, 0, []
+        for row, pair in enumerate(pairs):
+            source, target = split(pair.source), split(pair.target)
+            for j in range(len(target)):
+                own = weights[row, head, j].tolist()
+                attended = max(range(len(own)), key=own.__getitem__)
+                entropies.append(-sum(w * math.log(w) for w in own if w > 0))
+                if attended < len(source):
+                    found.add((row, attended, j))
+                sources = {i for i, other in pair.alignment if other == j}
+                linked += bool(sources)
+                accurate += attended in sources
+                possible |= {(row, i, j) for i in sources}
+                sure |= {(row, i, j) for i in sources if len(sources) == 1}
+        error = 1 - (len(found & sure) + len(found & possible)) / (len(found) + len(sure))
+        scores.append((accurate / linked, error, sum(entropies) / len(entropies)))
+    return scores
+
+
+def test_alignment_scores_equal_their_definitions(make_data):
+    data = make_data()
+    data.setup("fit")
+    dataset = data.datasets["val"]
+    split = data.tokenizer.split
+    score = AlignmentScores()
+    every, shown = [], []
+    for rows in torch.arange(len(dataset)).split(13):
+        batch = dataset[rows]
+        weights = torch.rand(len(rows), 3, batch.target_out.size(1), batch.source.size(1)) ** 3
+        weights = weights * (batch.source != PAD)[:, None, None]
+        weights = weights / weights.sum(-1, keepdim=True)
+        pairs = [dataset.pairs[row] for row in rows.tolist()]
+        score.update({"layer": weights}, gold_links(pairs, batch), batch)
+        every += [weights[row : row + 1] for row in range(len(rows))]
+        shown += pairs
+    widest = [torch.nn.functional.pad(w, (0, 48 - w.size(3), 0, 48 - w.size(2))) for w in every]
+    expected = scores_by_definition(torch.cat(widest), shown, split)
+    ours = score.compute()
+    for head, values in enumerate(expected):
+        for name, value in zip(("accuracy", "aer", "entropy"), values, strict=True):
+            assert ours[f"alignment/layer/head_{head}/{name}"].item() == pytest.approx(value, rel=1e-5)
+    assert score.best_head == ("layer", max(range(3), key=lambda head: expected[head][0]))
+
+
+def scores_of_head(score):
+    """Return the scores of the only head, by name."""
+    return {name.rpartition("/")[2]: value.item() for name, value in score.compute().items()}
+
+
+def test_perfect_attention_scores_perfectly():
+    tokenizer = SymbolTokenizer("abc")
+    pairs = [Pair("abc", "cab", ((2, 0), (0, 1), (1, 2))), Pair("a", "a", ((0, 0),))]
+    batch = PairDataset(pairs, tokenizer)[torch.arange(2)]
+    gold = gold_links(pairs, batch)
+    weights = gold.float()
+    weights[..., -1] += weights.sum(-1).eq(0)  # targets without a link attend to EOS
+    score = AlignmentScores()
+    score.update({"layer": weights.unsqueeze(1)}, gold, batch)
+    assert scores_of_head(score) == {"accuracy": 1.0, "aer": 0.0, "entropy": 0.0}
+    uniform = AlignmentScores()
+    real = (batch.source != PAD)[:, None, None].float().expand(-1, 1, 4, -1)
+    uniform.update({"layer": real / real.sum(-1, keepdim=True)}, gold, batch)
+    assert scores_of_head(uniform)["entropy"] == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
+
+
+def test_attending_to_eos_links_with_nothing():
+    tokenizer = SymbolTokenizer("ab")
+    pairs = [Pair("ab", "a", ((0, 0),))]
+    batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
+    weights = (batch.source == EOS).float()[:, None, None].expand(-1, 1, 2, -1)
+    score = AlignmentScores()
+    score.update({"layer": weights}, gold_links(pairs, batch), batch)
+    assert scores_of_head(score)["accuracy"] == 0
+    assert scores_of_head(score)["aer"] == 1
