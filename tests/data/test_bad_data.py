@@ -61,7 +61,6 @@ def label_folders(*places, texts=reviews()):
 
 REVIEWS = [*map("\t".join, reviews())]
 
-
 SWAPPED = [f"{text} {number}\t{label}" for number, (label, text) in enumerate(reviews())]
 
 

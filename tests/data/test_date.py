@@ -12,10 +12,8 @@ from faker import Faker
 
 from datamodules import Date
 from datamodules.date import FORMATS
-from lightning_tfm.tokenization import (
-    normalize_text,
-)
-from support.data import DATA
+from lightning_tfm.tokenization import normalize_text
+from support.data import DATA, set_up
 
 PYTHON_PATTERNS = {  # the formats of babel as English strptime patterns
     "short": "%m/%d/%y",
@@ -33,28 +31,27 @@ PYTHON_PATTERNS = {  # the formats of babel as English strptime patterns
 
 def readings(text):
     """Return every date that an English text can express, with the matching formats."""
-    found = {}
+    days = {}
     for name, pattern in PYTHON_PATTERNS.items():
         try:
             day = datetime.strptime(text, pattern).date()
         except ValueError:
             continue
-        if pattern.endswith("%Y") and not text.endswith(f"{day.year:04}"):
-            continue
-        found.setdefault(day, []).append(name)
-    return found
+        if not pattern.endswith("%Y") or text.endswith(f"{day.year:04}"):
+            days.setdefault(day, []).append(name)
+    return days
 
 
 def test_each_date_is_labeled_with_the_day_it_expresses():
     data = Date(train_size=5000)
     used = Counter()
     for pair in data.pairs("train"):
-        found = readings(pair.source)
+        days = readings(pair.source)
         if "/" in pair.source:  # the month comes first with a short year, the day with a full one
-            wanted = "short" if len(pair.source.split("/")[2]) == 2 else "dd/MM/y"
-            found = {day: [wanted] for day, names in found.items() if wanted in names}
-        assert [day.isoformat() for day in found] == [pair.target], pair
-        used.update(*found.values())
+            pattern = "short" if len(pair.source.split("/")[2]) == 2 else "dd/MM/y"
+            days = {day: [pattern] for day, patterns in days.items() if pattern in patterns}
+        assert [day.isoformat() for day in days] == [pair.target], pair
+        used.update(*days.values())
     assert set(PYTHON_PATTERNS) == set(FORMATS) == set(used)
     assert min(used.values()) > 200
 
@@ -73,12 +70,10 @@ def test_english_dates_have_one_reading():
 
 
 def test_ambiguous_dates_are_excluded():
-    data = Date(locales=("en", "fr"), first_year=2000, last_year=2010, train_size=2000, val_size=100, test_size=100)
-    ambiguous = data._ambiguous()
-    assert "01/02/2003" not in ambiguous  # day first in both
-    data = Date(
-        locales=("en", "en_GB", "de", "es"), first_year=2000, last_year=2003, train_size=500, val_size=9, test_size=9
-    )
+    both_day_first = Date(locales=("en", "fr"), first_year=2000, last_year=2010, train_size=2000)
+    assert "01/02/2003" not in both_day_first._ambiguous()
+    sizes = {"train_size": 500, "val_size": 9, "test_size": 9}
+    data = Date(locales=("en", "en_GB", "de", "es"), first_year=2000, last_year=2003, **sizes)
     ambiguous = data._ambiguous()
     assert "1/2/03" in ambiguous  # February in Spain, January in America
     assert "1/13/03" not in ambiguous
@@ -100,18 +95,15 @@ def test_dates_are_those_that_faker_draws_between_two_dates(first_year, last_yea
 def test_dates_cover_their_range_to_the_last_day():
     data = Date(first_year=2003, last_year=2003, train_size=4000, val_size=5, test_size=5, batch_size=5)
     days = {pair.target for pair in data.pairs("train")}
-    assert min(days) == "2003-01-01"
-    assert max(days) == "2003-12-31"
+    assert (min(days), max(days)) == ("2003-01-01", "2003-12-31")
 
 
 @pytest.mark.parametrize("locale", ["de", "ja", "ar", "fr_CA", "hi", "vi"])
 def test_dates_of_any_locale_are_in_the_vocabulary(locale):
-    data = Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60)
-    data.setup("fit")
+    data = set_up(Date(locales=(locale,), first_year=1999, last_year=2004, train_size=300, val_size=30, test_size=60))
     assert len(data.datasets["train"]) == 300
-    assert all(normalize_text(pair.source) == pair.source for pair in data.datasets["train"].pairs), (
-        "prompts are normalized, too"
-    )
+    # prompts are normalized, too
+    assert all(normalize_text(pair.source) == pair.source for pair in data.datasets["train"].pairs)
 
 
 def linked_characters(pair, digits):
@@ -126,15 +118,14 @@ def linked_characters(pair, digits):
 
 def test_dates_are_aligned_with_the_characters_that_express_them():
     """The characters linked with the digits of day, month and year express these, in every format."""
-    kinds = set()
+    formats = set()
     for pair in DATA["Date"](train_size=2_000).pairs("train"):
         day = date.fromisoformat(pair.target)
-        kinds.add(pair.category)
-
+        formats.add(pair.category)
         assert int(linked_characters(pair, (8, 9))) == day.day, pair
         assert linked_characters(pair, (0, 1, 2, 3)) in (f"{day.year}", f"{day.year % 100:02}"), pair
         month = linked_characters(pair, (5, 6))
         names = (calendar.month_name[day.month], calendar.month_abbr[day.month])
         assert month in names or int(month) == day.month, pair
         assert not {j for _, j in pair.alignment} & {4, 7}
-    assert len(kinds) == 10
+    assert len(formats) == 10

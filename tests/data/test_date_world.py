@@ -11,22 +11,15 @@ from datetime import date
 import pytest
 
 from datamodules import DateWorld, date_world
-from lightning_tfm.tokenization import (
-    normalize_text,
-)
+from lightning_tfm.tokenization import normalize_text
+from support.data import set_up
 
 KNOWN_DATES = {  # written by hand
     "plain": (
         ("2004-05-13", "5/13/04", "Thursday, May 13, 2004", "Thu, 13 May 2004", "Do., 13. Mai 2004", "13.05.04"),
         ("1999-02-28", "28.2.1999", "dimanche 28 février 1999", "niedziela, 28 lutego 1999", "28. února 1999"),
-        (
-            "1984-08-20",
-            "20 de agosto de 1984",
-            "lunedì 20 agosto 1984",
-            "20 aug. 1984",
-            "1984-08-20",
-            "20 Ağustos 1984",
-        ),
+        ("1984-08-20", "20 de agosto de 1984", "lunedì 20 agosto 1984", "20 aug. 1984", "1984-08-20"),
+        ("1984-08-20", "20 Ağustos 1984"),
         ("2011-11-11", "11 tháng 11, 2011", "Jumat, 11 November 2011", "2011. november 11., péntek", "11/11/11"),
         ("2003-01-17", "17 января 2003\u202fг.", "17 січня 2003\u202fр.", "17 Ιανουαρίου 2003", "17 בינואר 2003"),
         ("1995-06-30", "30 يونيو 1995", "30 ژوئن 1995", "30 जून 1995", "30 জুন, 1995", "30 มิถุนายน ค.ศ. 1995"),
@@ -40,7 +33,6 @@ KNOWN_DATES = {  # written by hand
     "lower case": (("2003-03-03", "monday, march 3, 2003", "3. märz 2003", "δευτέρα 3 μαρτίου 2003"),),
     "no blanks": (("2003-03-03", "March3,2003", "3.März2003", "3марта2003г.", "2003년3월3일", "3tháng3,2003"),),
 }
-
 
 AMBIGUOUS = (
     *("3/4/2005", "03/04/2005", "٣/٤/٢٠٠٥", "Mon, 4/3/2005", "05/03/10", "3/4/05"),
@@ -75,9 +67,7 @@ def test_babel_writes_the_dates_written_by_hand():
 
 @pytest.fixture(scope="module")
 def world():
-    data = DateWorld(train_size=4000, val_size=500, test_size=3000, unseen_size=1500)
-    data.setup("fit")
-    return data
+    return set_up(DateWorld(train_size=4000, val_size=500, test_size=3000, unseen_size=1500))
 
 
 def normal(text):

@@ -10,18 +10,12 @@ import torch
 
 from datamodules import ParallelText
 from datamodules.parallel_text import read_pairs
-from lightning_tfm.data import (
-    text_files,
-)
+from lightning_tfm.data import text_files
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
-from lightning_tfm.tokenization import (
-    EOS,
-    NUM_SPECIAL,
-    UNKNOWN,
-    tokenizer_from_dict,
-)
+from lightning_tfm.tokenization import EOS, NUM_SPECIAL, UNKNOWN, tokenizer_from_dict
 from support.corpora import PARALLEL, WORDS, pair_files, sentences, write_lines
+from support.data import set_up
 
 
 @pytest.fixture
@@ -50,8 +44,7 @@ def parallel(corpus, endings=("de", "en"), **settings):
     [(("de", "en"), "utf-8"), (("de.gz", "en.gz"), "utf-8"), (("tsv",), "utf-8"), (("latin1.tsv",), "latin-1")],
 )
 def test_parallel_text_equals_the_content_of_its_files(endings, encoding, tokens, corpus):
-    data = parallel(corpus, endings, encoding=encoding, tokenizer=tokens)
-    data.setup("fit")
+    data = set_up(parallel(corpus, endings, encoding=encoding, tokenizer=tokens))
     assert [pair[:2] for pair in data.datasets["train"].pairs] == sentences(300, seed=5)
     assert [pair[:2] for pair in data.datasets["val"].pairs] == sentences(40, seed=3)
     again = tokenizer_from_dict(data.tokenizer.to_dict())
@@ -104,8 +97,7 @@ def test_overlong_pairs_are_refused_or_dropped_and_counted(corpus, capsys):
     write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
     write_lines(corpus / "val.en", [english for _, english in sentences(40, longest=5)])
     files = {"test": [str(corpus / "val.de"), str(corpus / "val.en")]}
-    data = parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True, **files)
-    data.setup("fit")
+    data = set_up(parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True, **files))
     kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
     assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
     first, *_ = capsys.readouterr().err.splitlines()
@@ -113,8 +105,7 @@ def test_overlong_pairs_are_refused_or_dropped_and_counted(corpus, capsys):
 
 
 def test_batches_use_their_token_budget(corpus):
-    data = parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64)
-    data.setup("fit")
+    data = set_up(parallel(corpus, tokenizer="word", max_source_length=16, max_target_length=16, batch_tokens=64))
     dataset = data.datasets["train"]
     stream = data.training_batches(data.division)
     rows = torch.cat(list(stream.batches(0)))
@@ -162,8 +153,7 @@ def test_pairs_do_not_depend_on_the_number_of_rows_read_at_a_time(part, tokenize
     monkeypatch.setattr(memory, "PART", part)
     monkeypatch.setattr(text_files, "CHARACTERS", part)
     names = write_rows(tmp_path, name, ROWS)
-    data = ParallelText(names, names, tokenizer=tokenizer)
-    data.setup("fit")
+    data = set_up(ParallelText(names, names, tokenizer=tokenizer))
     assert [pair[:2] for pair in data.datasets["train"].pairs] == ROWS
     lines = "".join(f"{source}\t{target}\n" for source, target in ROWS)
     assert data.fingerprint["train"] == hashlib.sha256(lines.encode()).hexdigest()[:16]

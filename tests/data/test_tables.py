@@ -8,26 +8,18 @@ import torch
 from datamodules import ParallelText, Sentiment, Tsv
 from datamodules.parallel_text import read_pairs
 from datamodules.sentiment import read_labeled
-from lightning_tfm.data import (
-    Pair,
-)
+from lightning_tfm.data import Pair
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
-from lightning_tfm.tokenization import (
-    EOS,
-    NUM_SPECIAL,
-    PAD,
-    UNKNOWN,
-    tokenizer_from_dict,
-)
+from lightning_tfm.tokenization import EOS, NUM_SPECIAL, PAD, UNKNOWN, tokenizer_from_dict
 from support.corpora import LABEL_AND_TEXT, PARALLEL, reviews, texts_in, write_lines
+from support.data import set_up
 
 
 def test_targets_are_split_at_their_separator(tmp_path):
     train = write_lines(tmp_path / "train.tsv", ["cat\tK AE T", "hat\tHH AE T", "tee\tT IY"])
     val = write_lines(tmp_path / "val.tsv", ["tea\tT IY", "ox\tAA K S"])
-    data = Tsv(train, val, target_separator=" ", batch_size=2)
-    data.setup("fit")
+    data = set_up(Tsv(train, val, target_separator=" ", batch_size=2))
     tokenizer = tokenizer_from_dict(data.tokenizer.to_dict())
     assert tokenizer.split("cat") == ["c", "a", "t"]
     assert tokenizer.split_target("K AE T") == ["K", "AE", "T"]
@@ -57,8 +49,7 @@ def test_features_are_read_from_their_own_column(tmp_path):
     train = write_lines(
         tmp_path / "train.tsv", ["run\tran\tV;PST", "see\tseen\tV;V.PTCP;PST", "V\tV\tN", "go\twent\tV;; PST"]
     )
-    data = Tsv(train, train, features=3, batch_size=2)
-    data.setup("fit")
+    data = set_up(Tsv(train, train, features=3, batch_size=2))
     pairs = data.datasets["train"].pairs
     assert pairs[0][:2] == ("run\tV;PST", "ran")
     assert data.tokenizer.split("run\tV;PST") == ["r", "u", "n", "[V]", "[PST]"]
@@ -114,12 +105,10 @@ def test_fields_may_be_longer_than_the_limit_of_the_csv_module(tmp_path):
 
 LABELED = [f"{number % 2}\ta {('bad', 'good')[number % 2]} film {number}" for number in range(20)]
 
-
 PRONOUNCED = [f"{letter}{letter.lower()}\t{letter} AH {letter}" for letter in "ABCDEFGHIJ"]
 
 
 TAGGED = [f"{letter}{letter.lower()}\t{letter}\t{'NV'[place % 2]}" for place, letter in enumerate("ABCDEFGHIJ" * 2)]
-
 
 ALONE = [f"{letter}\t{letter.lower()}" for letter in "ABCDEFGHIJKL"]
 
@@ -220,8 +209,7 @@ def test_tables_do_not_depend_on_the_number_of_rows_read_at_a_time(part, monkeyp
     monkeypatch.setattr(memory, "PART", part)
     lines = [f"a {number}\tb  {number}\tV;PST" for number in range(7)]
     table = write_lines(tmp_path / "table.tsv", lines)
-    data = Tsv(table, table, features=3, target_separator=" ", max_source_length=8)
-    data.setup("fit")
+    data = set_up(Tsv(table, table, features=3, target_separator=" ", max_source_length=8))
     assert [*data.datasets["train"].pairs] == [Pair(f"a {number}\tV;PST", f"b {number}") for number in range(7)]
     assert data.tokenizer.symbols[1:6] == (" ", "[PST]", "[V]", "a", "b")
     for line, message in (("a 5\t \tV", "column 2 of line 6 of .* is empty"), ("a 5", "line 6 has 0")):

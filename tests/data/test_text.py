@@ -9,16 +9,16 @@ import torch
 from torch.nn import functional as F
 
 from datamodules import Text
-from lightning_tfm.tokenization import (
-    PAD,
-)
+from lightning_tfm.tokenization import PAD
 from support.corpora import TEXT, text_file
+from support.data import set_up
 
 
 @pytest.mark.parametrize("tokens", ["character", "subword"])
 def test_validation_scores_every_token_once(tokens, tmp_path):
-    data = Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, max_length=16, batch_size=4, eval_batch_size=3)
-    data.setup("fit")
+    data = set_up(
+        Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, max_length=16, batch_size=4, eval_batch_size=3)
+    )
     assert data.texts["train"] + data.texts["val"] == TEXT
     assert len(data.texts["val"]) == pytest.approx(300, abs=1)
     ids = data.tokenizer.encode(data.texts["val"])
@@ -30,8 +30,7 @@ def test_validation_scores_every_token_once(tokens, tmp_path):
 
 
 def test_training_windows_are_complete_and_start_anywhere(tmp_path):
-    data = Text(text_file(tmp_path), max_length=16, batch_size=4)
-    data.setup("fit")
+    data = set_up(Text(text_file(tmp_path), max_length=16, batch_size=4))
     ids = data.datasets["train"].ids
     begins = set()
     for rows in itertools.islice(data.training_batches(data.division), 500):

@@ -9,9 +9,7 @@ import itertools
 import pytest
 
 from datamodules import ParallelText, Sentiment, Text, Tsv
-from lightning_tfm.data import (
-    text_files,
-)
+from lightning_tfm.data import text_files
 from lightning_tfm.data.text_files import read_lines, read_text, split_lines
 from lightning_tfm.errors import UserError
 from support.corpora import reviews, text_file, texts_in, write_label_folders, write_lines
@@ -21,14 +19,8 @@ BAD_FILES = {
     "blank lines only": (b"\n \n", "must hold text, but is empty"),
     "a binary file": (b"abc\0def\n", "must hold text, but is binary"),
     "another encoding": ("größe\n".encode("latin-1"), "must be in encoding utf-8, but its line 1 is not"),
-    "UTF-32": (
-        "größe\n".encode("utf-32"),
-        "starts with the byte order mark of utf-32; set encoding to that",
-    ),
-    "UTF-16": (
-        "größe\n".encode("utf-16"),
-        "starts with the byte order mark of utf-16; set encoding to that",
-    ),
+    "UTF-32": ("größe\n".encode("utf-32"), "starts with the byte order mark of utf-32; set encoding to that"),
+    "UTF-16": ("größe\n".encode("utf-16"), "starts with the byte order mark of utf-16; set encoding to that"),
     "a byte order mark only": (codecs.BOM_UTF8, "must hold text, but is empty"),
 }
 

@@ -8,13 +8,12 @@ from collections import Counter
 import pytest
 
 from datamodules import ToyTranslation, toy_translation
+from support.data import set_up
 
 
 @pytest.fixture(scope="module")
 def sentences():
-    data = ToyTranslation(train_size=20_000, val_size=1_000, test_size=3_000)
-    data.setup("fit")
-    return data
+    return set_up(ToyTranslation(train_size=20_000, val_size=1_000, test_size=3_000))
 
 
 def test_a_german_sentence_has_one_translation(sentences):
@@ -33,8 +32,7 @@ def test_no_two_sentences_are_spelled_alike_without_umlauts(sentences):
 
 
 def test_longer_sentences_are_only_in_their_own_test_set():
-    data = ToyTranslation(max_words=6, train_size=2_000, val_size=100, test_size=300, longer_size=200)
-    data.setup("fit")
+    data = set_up(ToyTranslation(max_words=6, train_size=2_000, val_size=100, test_size=300, longer_size=200))
     lengths = {split: {len(pair.source.split()) for pair in data.datasets[split].pairs} for split in data.datasets}
     assert max(lengths["train"] | lengths["val"] | lengths["test"]) == 6
     assert (min(lengths["longer"]), max(lengths["longer"])) == (7, 10)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_tfm
-from lightning_tfm import (
-    UserError,
-)
+from lightning_tfm import UserError
 
 
 def test_a_folder_is_refused_with_the_checkpoint_in_it(reference):

@@ -24,36 +24,21 @@ from lightning_tfm.layers import (
 from lightning_tfm.tokenization import EOS, PAD
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_self_attention_weights_equal_the_fused_path(is_causal):
-    layer = SelfAttention(16, 4)
-    x = torch.randn(3, 6, 16)
-    mask = None if is_causal else torch.rand(3, 1, 6, 6) < 0.7
-    if mask is not None:
-        mask[..., 0] = True
-    context, (_, value) = layer(x, mask, is_causal)
-    by_weights = layer.weights(x, mask, is_causal) @ value
-    torch.testing.assert_close(layer.out_proj(by_weights.transpose(1, 2).flatten(2)), context)
-
-
-def test_cross_attention_weights_equal_the_fused_path():
-    layer = CrossAttention(16, 4)
-    x, memory = torch.randn(3, 5, 16), layer.project_memory(torch.randn(3, 6, 16))
-    mask = torch.arange(6) < torch.tensor([6, 2, 1])[:, None, None, None]
-    by_weights = layer.weights(x, memory, mask) @ memory[1]
-    torch.testing.assert_close(layer.out_proj(by_weights.transpose(1, 2).flatten(2)), layer(x, memory, mask))
-
-
-def test_self_attention_equals_torch():
+@pytest.mark.parametrize("masking", ["is_causal", "causal mask", "random mask"])
+def test_self_attention_equals_torch(masking):
+    """The outputs of the fused kernel and the weights are those of torch."""
     ours, theirs = SelfAttention(16, 4), nn.MultiheadAttention(16, 4, batch_first=True)
     theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv_proj.weight, ours.qkv_proj.bias
     theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out_proj.weight, ours.out_proj.bias
     x = torch.randn(3, 6, 16)
-    mask = causal_mask(6, 6, x.device)
-    expected, expected_weights = theirs(x, x, x, attn_mask=~mask, average_attn_weights=False)
-    torch.testing.assert_close(ours(x, is_causal=True)[0], expected)
-    torch.testing.assert_close(ours(x, mask)[0], expected)
-    torch.testing.assert_close(ours.weights(x, is_causal=True), expected_weights)
+    mask = (causal_mask(6, 6, x.device) if "causal" in masking else torch.rand(3, 1, 6, 6) < 0.7) | (
+        torch.arange(6) == 0
+    )
+    all_heads = mask.expand(3, 4, 6, 6).flatten(0, 1)
+    expected, expected_weights = theirs(x, x, x, attn_mask=~all_heads, average_attn_weights=False)
+    masks = (None, True) if masking == "is_causal" else (mask, False)
+    torch.testing.assert_close(ours(x, *masks)[0], expected)
+    torch.testing.assert_close(ours.weights(x, *masks), expected_weights)
 
 
 def test_cross_attention_equals_torch():
@@ -62,9 +47,11 @@ def test_cross_attention_equals_torch():
     theirs.in_proj_bias.data = torch.cat((ours.q_proj.bias, ours.kv_proj.bias))
     theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out_proj.weight, ours.out_proj.bias
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
-    real = torch.arange(6) < torch.tensor([6, 2, 1])[:, None]
-    expected, _ = theirs(x, memory, memory, key_padding_mask=~real)
-    torch.testing.assert_close(ours(x, ours.project_memory(memory), real[:, None, None]), expected)
+    mask = torch.arange(6) < torch.tensor([6, 2, 1])[:, None]
+    expected, expected_weights = theirs(x, memory, memory, key_padding_mask=~mask, average_attn_weights=False)
+    inputs = x, ours.project_memory(memory), mask[:, None, None]
+    torch.testing.assert_close(ours(*inputs), expected)
+    torch.testing.assert_close(ours.weights(*inputs), expected_weights)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -101,37 +88,24 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_additive_attention_equals_its_formula():
-    layer = AdditiveAttention(4, 6, 5)
-    query, memory = torch.randn(2, 4), torch.randn(2, 3, 6)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    inputs = query, layer.k_proj(memory), memory, mask, torch.zeros(2, 3)
-    context, _ = layer(*inputs)
-    for b, length in enumerate((3, 2)):
-        energies = [
-            layer.energy.weight[0] @ torch.tanh(layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s]))
-            for s in range(length)
-        ]
-        alpha = torch.stack(energies).softmax(0)
-        torch.testing.assert_close(context[b], alpha @ memory[b, :length])
-        torch.testing.assert_close(layer.weights(*inputs)[b, 0, 0, :length], alpha)
-
-
-def test_location_aware_attention_equals_its_formula():
-    layer = LocationAwareAttention(4, 6, 5)
-    query, memory, mask = torch.randn(2, 4), torch.randn(2, 7, 6), torch.ones(2, 7, dtype=torch.bool)
-    previous = torch.rand(2, 7).softmax(-1)
-    context, weights = layer(query, layer.k_proj(memory), memory, mask, previous)
+@pytest.mark.parametrize("cls", [AdditiveAttention, LocationAwareAttention])
+def test_additive_attention_equals_its_formula(cls):
+    layer = cls(4, 6, 5)
+    query, memory, previous = torch.randn(2, 4), torch.randn(2, 7, 6), torch.rand(2, 7).softmax(-1)
+    inputs = query, layer.k_proj(memory), memory, torch.arange(7) < torch.tensor([7, 5])[:, None], previous
+    context, weights = layer(*inputs)
     padded = nn.functional.pad(previous, (2, 2))
-    for b in range(2):
+    for b, length in enumerate((7, 5)):
         energies = []
-        for s in range(7):
-            f = layer.filters.weight[:, 0] @ padded[b, s : s + 5]
-            hidden = layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s]) + layer.location_proj.weight @ f
+        for s in range(length):
+            hidden = layer.q_proj.weight @ query[b] + layer.k_proj(memory[b, s])
+            if cls is LocationAwareAttention:
+                hidden += layer.location_proj.weight @ (layer.filters.weight[:, 0] @ padded[b, s : s + 5])
             energies.append(layer.energy.weight[0] @ torch.tanh(hidden))
         alpha = torch.stack(energies).softmax(0)
-        torch.testing.assert_close(weights[b], alpha)
-        torch.testing.assert_close(context[b], alpha @ memory[b])
+        torch.testing.assert_close(weights[b, :length], alpha)
+        torch.testing.assert_close(layer.weights(*inputs)[b, 0, 0, :length], alpha)
+        torch.testing.assert_close(context[b], alpha @ memory[b, :length])
 
 
 def test_monotonic_attention_is_hard_in_evaluation():

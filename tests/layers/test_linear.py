@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_tfm.layers import (
-    Int8Linear,
-    Linear,
-)
+from lightning_tfm.layers import Int8Linear, Linear
 
 
 @pytest.mark.parametrize("cuts", [True, False])

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import transformers
-from torch import nn
 
 from lightning_tfm.layers import (
     AlibiPositions,
@@ -21,7 +20,7 @@ from lightning_tfm.layers import (
 )
 from lightning_tfm.networks import GPT, Transformer
 from lightning_tfm.tokenization import EOS, PAD
-from support.networks import VOCAB_SIZE
+from support.networks import VOCAB_SIZE, randomize
 
 
 @pytest.mark.parametrize("d_model", [8, 7])
@@ -80,8 +79,7 @@ def test_randomized_positions_are_ascending_subsets(scheme):
 @pytest.mark.parametrize("make", [Transformer, GPT])
 def test_logits_depend_on_distances_of_positions_only(make, scheme, batch, monkeypatch):
     network = make(VOCAB_SIZE, 16, 4, 2, max_length=30, positions=scheme).eval()
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    randomize(network)
     expected = network(*batch)
     layer = next(module for module in network.modules() if isinstance(module, Positions))
     monkeypatch.setattr(layer, "number", lambda indices, rows, count: indices + 11)

@@ -12,7 +12,7 @@ from torch import nn
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import AttentionLSTM
 from lightning_tfm.tokenization import BOS, EOS, PAD
-from support.networks import VOCAB_SIZE
+from support.networks import VOCAB_SIZE, randomize
 
 
 @pytest.mark.parametrize("pointer_generator", [False, True])
@@ -26,13 +26,9 @@ from support.networks import VOCAB_SIZE
         (torch.float16, False, 0.003),
     ],
 )
-def test_attention_lstm_trains_what_it_evaluates_in_every_precision(
-    dtype, autocast, tolerance, pointer_generator, batch
-):
+def test_training_equals_evaluation_in_every_precision(dtype, autocast, tolerance, pointer_generator, batch):
     """The loop over the decoder in evaluation mode, in float64, has the same logits and gradients."""
-    exact = AttentionLSTM(VOCAB_SIZE, 16, pointer_generator=pointer_generator)
-    for parameter in exact.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    exact = randomize(AttentionLSTM(VOCAB_SIZE, 16, pointer_generator=pointer_generator))
     trained = deepcopy(exact).to(dtype)
     results = []
     for network, enabled in ((trained.train(), autocast), (exact.double().eval(), False)):
@@ -46,18 +42,15 @@ def test_attention_lstm_trains_what_it_evaluates_in_every_precision(
 
 def test_hard_monotonic_attention_sums_over_all_alignments():
     """The probability of a target is the sum over all alignments that never move left, enumerated one by one."""
-    network = AttentionLSTM(VOCAB_SIZE, 8, attention="hard_monotonic").double().eval()
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.5)
+    network = randomize(AttentionLSTM(VOCAB_SIZE, 8, attention="hard_monotonic"), 0.5).double().eval()
     attention = network.attention
     for source, target in (([3, 4, 5, EOS], [6, 7, EOS]), ([8, EOS], [3, 3, 3, 4, EOS]), ([EOS], [5, EOS])):
         target_in = torch.tensor([[BOS, *target[:-1]]])
         recurrent, _, (keys, memory, _) = network.encode(torch.tensor([source]))
         S, moves, emissions = len(source), [], []
         for token, output in zip(target_in[0], target, strict=True):
-            recurrent = network._cell(
-                network.decoder_token(network.target_embedding(token[None])), memory[:, 0, :0], recurrent
-            )
+            embedded = network.decoder_token(network.target_embedding(token[None]))
+            recurrent = network._cell(embedded, memory[:, 0, :0], recurrent)
             energies = attention.energy(torch.tanh(attention.q_proj(recurrent[0]) + keys[0])).squeeze(1)
             moves.append([energies[s:].softmax(0) for s in range(S)])  # from s to s, s + 1, ...
             features = torch.cat((recurrent[0].expand(S, -1), memory[0]), dim=1)
@@ -83,9 +76,8 @@ def test_encoder_equals_a_packed_bidirectional_network(cell, batch):
         direction = ours.encoder_backward if name.endswith("_reverse") else ours.encoder_forward
         parameter.data.copy_(direction.get_parameter(name.removesuffix("_reverse")))
     lengths = (source != PAD).sum(1)
-    packed = nn.utils.rnn.pack_padded_sequence(
-        ours.source_embedding(source), lengths, batch_first=True, enforce_sorted=False
-    )
+    embedded = ours.source_embedding(source)
+    packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
     expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
     *_, (_, memory, _) = ours.encode(source)
     torch.testing.assert_close(memory[source != PAD], expected[source != PAD])
@@ -93,11 +85,10 @@ def test_encoder_equals_a_packed_bidirectional_network(cell, batch):
 
 def test_lstm_decoder_cell_equals_torch():
     ours, theirs = AttentionLSTM(11, 16), nn.LSTMCell(16 + 32, 16)
-    forget, input, output, candidate = range(4)  # our order of gates; that of torch is input, forget, candidate, output
-    order = [input, forget, candidate, output]
 
     def reordered(weight):
-        return torch.cat([weight.chunk(4)[gate] for gate in order])
+        forget, input, output, candidate = weight.chunk(4)  # torch has another order
+        return torch.cat((input, forget, candidate, output))
 
     context_and_hidden = reordered(ours.decoder_state.weight)  # (4D, 2D + D)
     theirs.weight_ih.data = torch.cat((reordered(ours.decoder_token.weight), context_and_hidden[:, :32]), dim=1)
@@ -113,10 +104,7 @@ def test_gru_decoder_cell_equals_its_formula():
     """Compare with A.2.2 of Bahdanau et al. (2015)."""
     network, y = AttentionLSTM(11, 4, cell="gru"), torch.randn(3, 4)
     c, s = torch.randn(3, 8), torch.randn(3, 4)
-    w_z, w_r, w = (
-        y @ weight.T + bias
-        for weight, bias in zip(network.decoder_token.weight.chunk(3), network.decoder_token.bias.chunk(3), strict=True)
-    )
+    w_z, w_r, w = network.decoder_token(y).chunk(3, dim=1)
     c_z, c_r = (c @ weight[:, :8].T for weight in network.decoder_state.weight.chunk(2))
     u_z, u_r = (s @ weight[:, 8:].T for weight in network.decoder_state.weight.chunk(2))
     z, r = torch.sigmoid(w_z + c_z + u_z), torch.sigmoid(w_r + c_r + u_r)

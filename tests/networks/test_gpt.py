@@ -14,18 +14,16 @@ from lightning_tfm.inference.decoding import continue_text
 from lightning_tfm.networks import GPT
 from lightning_tfm.networks.gpt2 import from_huggingface
 from lightning_tfm.tokenization import PAD
+from support.networks import randomize, step_by_step
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)], ids=["float32", "float64"]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
 def test_gpt_equals_hugging_face(dtype, tolerance):
     config = transformers.GPT2Config(
         vocab_size=50, n_embd=32, n_layer=3, n_head=4, n_positions=24, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0
     )
     theirs = transformers.GPT2LMHeadModel(config).to(dtype).eval()
-    for parameter in theirs.parameters():
-        nn.init.normal_(parameter, std=0.2)
+    randomize(theirs, 0.2)
     ours = from_huggingface(theirs).eval()
     tokens = torch.randint(0, 50, (3, 24))
     with torch.no_grad():
@@ -66,12 +64,7 @@ def test_gpt_reads_a_pair_as_one_sequence(batch):
 def test_gpt_decodes_without_a_source():
     gpt = GPT(11, 16, 4, 2, max_length=12).eval()
     text = torch.randint(3, 11, (3, 8))
-    state = gpt.encode(text[:, :0])
-    steps = []
-    for token in text.unbind(1):
-        logits, state = gpt.decode_step(token, state)
-        steps.append(logits)
-    torch.testing.assert_close(torch.stack(steps, dim=1), gpt(text[:, :0], text), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(step_by_step(gpt, text[:, :0], text), gpt(text[:, :0], text), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("network", ["GPT", "GPT no_bias", "GPT rotary"], indirect=True)

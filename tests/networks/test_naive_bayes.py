@@ -59,15 +59,11 @@ def test_naive_bayes_fits_weights_of_exact_counts(ids_per_token):
     torch.testing.assert_close(actual[-1], prior.log_softmax(-1), atol=1e-4, rtol=0)
 
 
-def test_naive_bayes_predicts_the_prior_for_uninformative_words():
+@pytest.mark.parametrize("word", [UNKNOWN_ID, 5])
+def test_naive_bayes_predicts_the_prior_for_uninformative_or_unknown_words(word):
     naive_bayes = NaiveBayes(12, 100, 2)
     naive_bayes.fit([(torch.full((50, 3), 5), torch.arange(50) % 10 // 9)])  # 45 texts of one class, 5 of the other
-    probabilities = naive_bayes(torch.tensor([[5, 5, 5]])).softmax(-1)
-    assert probabilities[0, 0] == pytest.approx(0.9, abs=0.03)
-
-
-@pytest.mark.parametrize("word", [UNKNOWN_ID, 5])
-def test_naive_bayes_predicts_the_prior_for_texts_without_known_words(word):
+    assert naive_bayes(torch.tensor([[5, 5, 5]])).softmax(-1)[0, 0] == pytest.approx(0.9, abs=0.03)
     naive_bayes = NaiveBayes(12, 100, 3)
     naive_bayes.fit([(torch.full((10, 1), word), torch.arange(10) % 2)])  # no text of the last class
     logits = naive_bayes(torch.tensor([[UNKNOWN_ID, UNKNOWN_ID]]))

@@ -29,6 +29,10 @@ def write_lines(path, lines, encoding="utf-8"):
     return str(path)
 
 
+def write_table(path, rows):
+    return write_lines(path, map("\t".join, rows))
+
+
 def reviews(number=120, seed=0):
     draw = random.Random(seed)
     texts = []

@@ -7,17 +7,11 @@ import math
 import pytest
 import torch
 
-from lightning_tfm.data import (
-    Pair,
-    PairDataset,
-)
+from lightning_tfm.data import Pair, PairDataset
 from lightning_tfm.tasks.alignment import AlignmentScores, gold_links
 from lightning_tfm.tasks.metrics import all_gather_list
-from lightning_tfm.tokenization import (
-    EOS,
-    PAD,
-    SymbolTokenizer,
-)
+from lightning_tfm.tokenization import EOS, PAD, SymbolTokenizer
+from support.data import set_up
 
 
 def test_lists_of_all_processes_are_concatenated(monkeypatch):
@@ -57,8 +51,7 @@ def scores_by_definition(weights, pairs, split):
 
 
 def test_alignment_scores_equal_their_definitions(make_data):
-    data = make_data()
-    data.setup("fit")
+    data = set_up(make_data())
     dataset = data.datasets["val"]
     split = data.tokenizer.split
     score = AlignmentScores()

@@ -7,10 +7,7 @@ from pathlib import Path
 import tokenizers
 
 from datamodules import Text
-from lightning_tfm.tokenization import (
-    read_tokenizer,
-    train_tokenizer,
-)
+from lightning_tfm.tokenization import read_tokenizer, train_tokenizer
 from support.corpora import TEXT, text_file
 
 

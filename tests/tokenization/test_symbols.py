@@ -8,15 +8,7 @@ import pytest
 
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
-from lightning_tfm.tokenization import (
-    BOS,
-    EOS,
-    PAD,
-    UNKNOWN,
-    SymbolTokenizer,
-    WordTokenizer,
-    tokenizer_from_dict,
-)
+from lightning_tfm.tokenization import BOS, EOS, PAD, UNKNOWN, SymbolTokenizer, WordTokenizer, tokenizer_from_dict
 from support.corpora import TEXTS
 
 

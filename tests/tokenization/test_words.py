@@ -11,13 +11,9 @@ import torch
 
 from datamodules import Sentiment
 from lightning_tfm.errors import UserError
-from lightning_tfm.tokenization import (
-    PAD,
-    WordTokenizer,
-    tokenizer_from_dict,
-    train_word_tokenizer,
-)
+from lightning_tfm.tokenization import PAD, WordTokenizer, tokenizer_from_dict, train_word_tokenizer
 from support.corpora import SCRIPTS, TEXT, reviews, write_lines
+from support.data import set_up
 
 
 def test_words_are_lowercased_and_split_from_punctuation():
@@ -53,8 +49,7 @@ def test_ngrams_represent_unseen_words():
 
 def test_batches_of_ngrams_equal_the_output_of_the_tokenizer(tmp_path):
     table = write_lines(tmp_path / "reviews.tsv", map("\t".join, reviews(200)))
-    data = Sentiment([table], num_ngrams=50, max_length=16, batch_size=20)
-    data.setup("fit")
+    data = set_up(Sentiment([table], num_ngrams=50, max_length=16, batch_size=20))
     examples = data.datasets["train"]
     rows = torch.tensor([3, 7, 5])
     text = examples[rows].text  # (B, S, G)
