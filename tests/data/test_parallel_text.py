@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 
 import pytest
@@ -14,7 +15,7 @@ from lightning_tfm.data import text_files
 from lightning_tfm.errors import UserError
 from lightning_tfm.system import memory
 from lightning_tfm.tokenization import EOS, NUM_SPECIAL, UNKNOWN, tokenizer_from_dict
-from support.corpora import PARALLEL, WORDS, pair_files, sentences, write_lines
+from support.corpora import PARALLEL, pair_files, sentences, write_lines, write_table
 from support.data import set_up
 
 
@@ -23,12 +24,10 @@ def corpus(tmp_path):
     """Write 300 and 40 sentence pairs as two files and as a TSV, plain, compressed and in another encoding."""
     for split, number in (("train", 300), ("val", 40)):
         pairs = sentences(number, seed=len(split))
-        german, english = zip(*pairs, strict=True)
-        write_lines(tmp_path / f"{split}.de", german)
-        write_lines(tmp_path / f"{split}.en", english)
-        write_lines(tmp_path / f"{split}.de.gz", german)
-        write_lines(tmp_path / f"{split}.en.gz", english)
-        write_lines(tmp_path / f"{split}.tsv", map("\t".join, pairs))
+        for language, texts in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
+            write_lines(tmp_path / f"{split}.{language}", texts)
+            write_lines(tmp_path / f"{split}.{language}.gz", texts)
+        write_table(tmp_path / f"{split}.tsv", pairs)
         write_lines(tmp_path / f"{split}.latin1.tsv", map("\t".join, pairs), "latin-1")
     return tmp_path
 
@@ -59,49 +58,38 @@ def test_parallel_text_equals_the_content_of_its_files(endings, encoding, tokens
 
 
 def test_validation_data_are_tested_without_test_files(corpus):
-    ours, other = parallel(corpus), parallel(corpus, test=[str(corpus / "train.de"), str(corpus / "train.en")])
-    for data in (ours, other):
-        data.setup("fit")
-    assert ours.test_sets == ("val",)
-    assert set(ours.fingerprint) == {"train", "val"}
-    assert other.fingerprint["test"] == other.fingerprint["train"]
+    data = set_up(parallel(corpus))
+    assert data.test_sets == ("val",)
+    assert set(data.fingerprint) == {"train", "val"}
+    data = set_up(parallel(corpus, test=[str(corpus / "train.de"), str(corpus / "train.en")]))
+    assert data.fingerprint["test"] == data.fingerprint["train"]
 
 
 def test_the_vocabulary_is_built_from_training_data_only(corpus):
-    write_lines(corpus / "val.de", ["Zebra", *(german for german, _ in sentences(39))])
-    write_lines(corpus / "val.en", ["Zebra", *(english for _, english in sentences(39))])
+    for language in ("de", "en"):
+        write_lines(corpus / f"val.{language}", ["Zebra"])
     for tokens in ("character", "word"):
         data = parallel(corpus, tokenizer=tokens)
         assert UNKNOWN in data.tokenizer.decode(data.tokenizer.encode("Zebra"))
     data = parallel(corpus, tokenizer="subword")
-    assert data.tokenizer.decode(data.tokenizer.encode("Zebra über \u4e2d")) == "Zebra über \u4e2d", (
-        "every text can be encoded by bytes"
-    )
+    text = "Zebra über \u4e2d"
+    assert data.tokenizer.decode(data.tokenizer.encode(text)) == text, "every text can be encoded by bytes"
     few = parallel(corpus, tokenizer="word", vocab_size=8)
     assert few.vocab_size == 8
-    counts = [sum(text.split().count(symbol) for pair in sentences(300, seed=5) for text in pair) for symbol in WORDS]
-    kept = set(few.tokenizer.symbols[1:]) & set(WORDS)
-    assert all(
-        count <= min(counts[list(WORDS).index(word)] for word in kept)
-        for word, count in zip(WORDS, counts, strict=True)
-        if word not in kept
-    )
+    counts = Counter(word for pair in sentences(300, seed=5) for text in pair for word in text.split())
+    kept = few.tokenizer.symbols[1:]
+    assert min(counts[word] for word in kept) >= max(counts[word] for word in counts if word not in kept)
 
 
 def test_overlong_pairs_are_refused_or_dropped_and_counted(corpus, capsys):
-    with pytest.raises(
-        UserError,
-        match="max_source_length must be at least 10 for train, but is 8; raise it, or set drop_too_long; the longest",
-    ):
+    with pytest.raises(UserError, match=r"max_source_length .* 10 for train, but is 8; .* set drop_too_long"):
         parallel(corpus, tokenizer="word", max_source_length=8).setup("fit")
-    write_lines(corpus / "val.de", [german for german, _ in sentences(40, longest=5)])
-    write_lines(corpus / "val.en", [english for _, english in sentences(40, longest=5)])
-    files = {"test": [str(corpus / "val.de"), str(corpus / "val.en")]}
+    short = [write_table(corpus / "short.tsv", sentences(40, longest=5))]
+    files = {"val": short, "test": short}
     data = set_up(parallel(corpus, tokenizer="word", max_source_length=8, drop_too_long=True, **files))
     kept = [pair for pair in sentences(300, seed=5) if len(pair[0].split()) < 8]
     assert [pair[:2] for pair in data.datasets["train"].pairs] == kept
-    first, *_ = capsys.readouterr().err.splitlines()
-    assert first == f"lightning-tfm: {300 - len(kept)} of 300 training pairs are too long and were dropped"
+    assert f"{300 - len(kept)} of 300 training pairs are too long" in capsys.readouterr().err.splitlines()[0]
 
 
 def test_batches_use_their_token_budget(corpus):
@@ -124,8 +112,8 @@ def test_pairs_that_lack_a_text_are_skipped_in_training(tmp_path, capsys):
     left, right = pair_files(tmp_path, ["a", "", "b", "", "", "c"], ["d", "", "e", "f", "", "g", ""])
     texts = [["a", "b", "c"], ["d", "e", "g"]]
     assert [*read_pairs([left, right], PARALLEL, "train")] == [texts]
-    assert "4 pairs of " in (err := capsys.readouterr().err)
-    assert "without a source or a target are skipped, the first in line 2\n" in err
+    message = "4 pairs of .* without a source or a target are skipped, the first in line 2\n"
+    assert re.search(message, capsys.readouterr().err)
     with pytest.raises(UserError, match=r"line 4 of '.*left' is empty; delete the pair"):
         [*read_pairs([left, right], PARALLEL, "val")]
     left, right = pair_files(tmp_path, ["a", "", "b", "c"], ["d", "", "e", "g", "", ""])
@@ -139,7 +127,7 @@ ROWS = [(f"source {number}", f"target {number}") for number in range(7)]
 def write_rows(folder, name, rows):
     """Write a table, or two files NAME.0 and NAME.1, and return their paths."""
     if name.endswith(".tsv"):
-        return [write_lines(folder / name, ["\t".join(row) for row in rows])]
+        return [write_table(folder / name, rows)]
     if name.endswith(".csv"):
         quoted = (",".join(f'"{field}"'.replace(" ", "\n") for field in row) for row in rows)
         return [write_lines(folder / name, ["source,target", *quoted])]

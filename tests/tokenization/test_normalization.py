@@ -9,6 +9,7 @@ import pytest
 
 from datamodules import ParallelText, Sentiment, Text, Tsv
 from support.corpora import UNICODE, reviews, sentiment, texts_in, write_label_folders, write_lines
+from support.data import set_up
 
 FORMS = {
     "characters": lambda p: ParallelText([p], [p], tokenizer="character", batch_size=2),
@@ -24,19 +25,17 @@ FORMS = {
 def test_nfc_and_nfd_files_give_the_same_ids(make, tmp_path):
     draw = random.Random(0)
     lines = ["\t".join((draw.choice(UNICODE[:2]), " ".join(draw.choices(UNICODE, k=4)))) for _ in range(200)]
-    made = []
-    for form in ("NFC", "NFD"):
-        content = unicodedata.normalize(form, "\n".join(lines))
-        made.append(make(write_lines(tmp_path / f"{form}.tsv", content.split("\n"))))
-        made[-1].setup("fit")
+    nfc, nfd = (
+        set_up(make(write_lines(tmp_path / f"{form}.tsv", [unicodedata.normalize(form, line) for line in lines])))
+        for form in ("NFC", "NFD")
+    )
     assert (tmp_path / "NFC.tsv").read_bytes() != (tmp_path / "NFD.tsv").read_bytes()
-    ours, theirs = made
-    assert ours.tokenizer.to_dict() == theirs.tokenizer.to_dict()
-    assert ours.fingerprint == theirs.fingerprint
-    if not isinstance(ours, Sentiment):  # which does not decode words
+    assert nfc.tokenizer.to_dict() == nfd.tokenizer.to_dict()
+    assert nfc.fingerprint == nfd.fingerprint
+    if not isinstance(nfc, Sentiment):  # which does not decode words
         for word in UNICODE:
             word = unicodedata.normalize("NFC", word)
-            assert ours.tokenizer.decode(ours.tokenizer.encode_target(word)) == word
+            assert nfc.tokenizer.decode(nfc.tokenizer.encode_target(word)) == word
 
 
 def test_nfc_and_nfd_labels_are_the_same_label(tmp_path):

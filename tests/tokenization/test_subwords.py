@@ -11,13 +11,7 @@ from lightning_tfm.tokenization import read_tokenizer, train_tokenizer
 from support.corpora import TEXT, text_file
 
 
-def test_a_tokenizer_file_defines_the_subwords(tmp_path):
-    subwords = train_tokenizer([TEXT], "subword", 300)
-    data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, subwords.to_dict()["model"], "tokenizer.json"))
-    assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)
-
-
-def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
+def test_a_tokenizer_file_defines_the_subwords_only(tmp_path):
     """Truncation, padding and special tokens are for the inputs of a model; texts are read in full."""
     subwords = train_tokenizer([TEXT], "subword", 300)
     others = tokenizers.Tokenizer.from_str(subwords.to_dict()["model"])
@@ -27,10 +21,11 @@ def test_processing_for_the_model_of_a_tokenizer_file_is_disabled(tmp_path):
     others.enable_padding(length=2000)
     assert others.encode(TEXT).ids[0] == 297
     assert len(others.encode(TEXT).ids) == 2000
-    theirs = read_tokenizer(Path(text_file(tmp_path, others.to_str(), "tokenizer.json")))
-    assert theirs.encode(TEXT) == subwords.encode(TEXT)
-    assert theirs.encode_all([TEXT]) == [subwords.encode(TEXT)]
-    assert theirs.split(TEXT) == subwords.split(TEXT)
+    for model in (subwords.to_dict()["model"], others.to_str()):
+        data = Text(text_file(tmp_path), tokenizer_file=text_file(tmp_path, model, "tokenizer.json"))
+        assert data.tokenizer.encode(TEXT) == subwords.encode(TEXT)
+        assert data.tokenizer.encode_all([TEXT]) == [subwords.encode(TEXT)]
+        assert data.tokenizer.split(TEXT) == subwords.split(TEXT)
 
 
 def test_a_tokenizer_file_may_have_gaps_between_its_ids(tmp_path):

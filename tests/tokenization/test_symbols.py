@@ -35,12 +35,7 @@ def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_ta
 @pytest.mark.parametrize("part", [2, memory.PART])
 @pytest.mark.parametrize(
     "tokenizer",
-    [
-        SymbolTokenizer(()),
-        SymbolTokenizer((), " "),
-        SymbolTokenizer((), "", " "),
-        SymbolTokenizer((), "", feature_separator=";"),
-    ],
+    [SymbolTokenizer((), *separators) for separators in ((), (" ",), ("", " "), ("", None, ";"))],
 )
 @pytest.mark.parametrize("are_targets", [False, True])
 def test_counts_of_symbols_are_those_of_split_texts(tokenizer, are_targets, part, monkeypatch):
