@@ -6,19 +6,22 @@ import itertools
 
 import pytest
 import torch
+from lightning import Trainer
 from torch.nn import functional as F
 
 from datamodules import Text
+from lightning_tfm.networks import GPT
+from lightning_tfm.tasks import LanguageModel
 from lightning_tfm.tokenization import PAD
 from support.corpora import TEXT, text_file
 from support.data import set_up
 
+SIZES = {"max_length": 16, "batch_size": 4, "eval_batch_size": 7}
+
 
 @pytest.mark.parametrize("tokens", ["character", "subword"])
 def test_validation_scores_every_token_once(tokens, tmp_path):
-    data = set_up(
-        Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, max_length=16, batch_size=4, eval_batch_size=3)
-    )
+    data = set_up(Text(text_file(tmp_path), tokenizer=tokens, vocab_size=300, **SIZES | {"eval_batch_size": 3}))
     assert data.texts["train"] + data.texts["val"] == TEXT
     assert len(data.texts["val"]) == pytest.approx(300, abs=1)
     ids = data.tokenizer.encode(data.texts["val"])
@@ -30,7 +33,7 @@ def test_validation_scores_every_token_once(tokens, tmp_path):
 
 
 def test_training_windows_are_complete_and_start_anywhere(tmp_path):
-    data = set_up(Text(text_file(tmp_path), max_length=16, batch_size=4))
+    data = set_up(Text(text_file(tmp_path), **SIZES))
     ids = data.datasets["train"].ids
     begins = set()
     for rows in itertools.islice(data.training_batches(data.division), 500):
@@ -47,44 +50,28 @@ def test_training_windows_are_complete_and_start_anywhere(tmp_path):
 def test_validation_split_is_the_end_of_the_text(val_fraction, test_fraction, tmp_path):
     texts = Text(text_file(tmp_path), val_fraction=val_fraction, test_fraction=test_fraction).texts
     assert texts["val"] == TEXT[round(len(TEXT) * (1 - val_fraction)) :]
-    if test_fraction:
-        assert texts["train"] + texts["test"] + texts["val"] == TEXT
-        assert len(texts["test"]) == pytest.approx(test_fraction * len(TEXT), abs=1)
-    else:
-        assert texts["train"] + texts["val"] == TEXT
-        assert "test" not in texts
+    assert ("test" in texts) == (test_fraction > 0)
+    test = texts.get("test", "")
+    assert texts["train"] + test + texts["val"] == TEXT
+    assert len(test) == pytest.approx(test_fraction * len(TEXT), abs=1)
 
 
 def test_the_files_of_a_folder_are_joined_into_one_text(tmp_path):
     text_file(tmp_path, "first\n" * 40, "books/a.txt")
     text_file(tmp_path, "second\n" * 40, "books/b.txt")
     (tmp_path / "books/.DS_Store").write_bytes(b"\0")
-    data = Text(str(tmp_path / "books"), max_length=8, batch_size=2, test_fraction=0.1)
-    splits = (data.texts[split] for split in ("train", "test", "val"))
-    assert "".join(splits) == "first\n" * 40 + "\n" + "second\n" * 40
-    data.setup("fit")
+    data = set_up(Text(str(tmp_path / "books"), max_length=8, batch_size=2, test_fraction=0.1))
+    assert "".join(data.texts[split] for split in ("train", "test", "val")) == "first\n" * 40 + "\n" + "second\n" * 40
     assert set(data.fingerprint) == {"train", "val", "test"}
     assert data.fingerprint["test"] != data.fingerprint["val"]
 
 
 def test_language_model_loss_covers_the_whole_validation_split(tmp_path):
     """Compare the loss with the sum over single windows; the loss per character divides by the characters per token."""
-    from lightning import Trainer
-
-    from lightning_tfm.networks import GPT
-    from lightning_tfm.tasks import LanguageModel
-
-    data = Text(
-        text_file(tmp_path), tokenizer="subword", vocab_size=300, max_length=16, batch_size=4, eval_batch_size=7
-    )
+    data = Text(text_file(tmp_path), tokenizer="subword", vocab_size=300, **SIZES)
     module = LanguageModel(GPT(data.vocab_size, 16, 2, 1, max_length=16), data.tokenizer)
-    trainer = Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = Trainer(accelerator="cpu", **quiet)
     (logged,) = trainer.validate(module, data, verbose=False)
     ids = torch.tensor(data.tokenizer.encode(data.texts["val"]))
     total = 0.0

@@ -16,19 +16,12 @@ def sentences():
     return set_up(ToyTranslation(train_size=20_000, val_size=1_000, test_size=3_000))
 
 
-def test_a_german_sentence_has_one_translation(sentences):
+def test_sentences_spelled_alike_without_umlauts_have_one_translation_and_split(sentences):
     translations = {}
-    for dataset in sentences.datasets.values():
+    for split, dataset in sentences.datasets.items():
         for pair in dataset.pairs:
-            assert translations.setdefault(pair.source, pair.target) == pair.target, pair.source
-
-
-def test_no_two_sentences_are_spelled_alike_without_umlauts(sentences):
-    translations = {}
-    for dataset in sentences.datasets.values():
-        for pair in dataset.pairs:
-            plain = toy_translation.spelled_plainly(pair.source)
-            assert translations.setdefault(plain, pair.target) == pair.target, pair.source
+            spelling, translation = toy_translation.spelled_plainly(pair.source), (pair.target, split)
+            assert translations.setdefault(spelling, translation) == translation, pair.source
 
 
 def test_longer_sentences_are_only_in_their_own_test_set():
@@ -40,9 +33,11 @@ def test_longer_sentences_are_only_in_their_own_test_set():
 
 def test_the_three_original_sentences_are_included(sentences):
     pairs = {pair.source: pair.target for dataset in sentences.datasets.values() for pair in dataset.pairs}
-    assert pairs["ich mochte ein bier"] == "i want a beer ."
-    assert pairs["ich mochte ein cola"] == "i want a coke ."
-    assert pairs["ich mag das Buch"] == "i like the book ."
+    assert {
+        "ich mochte ein bier": "i want a beer .",
+        "ich mochte ein cola": "i want a coke .",
+        "ich mag das Buch": "i like the book .",
+    }.items() <= pairs.items()
 
 
 KNOWN_BEGINNINGS = {
@@ -85,13 +80,6 @@ def test_alignments_cover_every_german_word(sentences):
             assert ("nicht" in german) == (("nicht", "not") in words)
             if german[-1] in infinitives and len(german) > 3:  # last in German, but not in English
                 assert pair.alignment[-1][1] < len(english) - 2
-
-
-def test_two_spellings_of_a_sentence_are_in_one_split(sentences):
-    homes = {}
-    for split, dataset in sentences.datasets.items():
-        for pair in dataset.pairs:
-            assert homes.setdefault(toy_translation.spelled_plainly(pair.source), split) == split, pair.source
 
 
 def test_the_language_has_reordering_negation_modals_and_inflection(sentences):

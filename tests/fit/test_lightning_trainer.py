@@ -36,7 +36,7 @@ from lightning_tfm.callbacks import AttentionLogger, Predictions
 from lightning_tfm.callbacks.predictions import SAMPLES
 from lightning_tfm.checkpoint import verify_checksum
 from lightning_tfm.optimizers import AdamW
-from support.corpora import TEXT, reviews, write_lines
+from support.corpora import reviews, text_file, write_table
 from support.processes import in_process
 
 SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
@@ -45,13 +45,17 @@ SIZES = {"train_size": 200, "val_size": 20, "test_size": 20, "batch_size": 20}
 SMALL = {"d_model": 16, "num_heads": 2, "num_layers": 1}
 
 
+def quiet_trainer(**settings):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(accelerator="cpu", **quiet | settings)
+
+
 def text(folder):
-    (folder / "text.txt").write_text(TEXT)
-    return Text(str(folder / "text.txt"), max_length=16, batch_size=8)
+    return Text(text_file(folder), max_length=16, batch_size=8)
 
 
 def labeled_texts(folder):
-    return Sentiment([write_lines(folder / "reviews.tsv", map("\t".join, reviews(200)))], max_length=16, batch_size=20)
+    return Sentiment([write_table(folder / "reviews.tsv", reviews(200))], max_length=16, batch_size=20)
 
 
 TASKS = {
@@ -62,8 +66,6 @@ TASKS = {
     "masked": (MaskedLanguageModel, lambda data: MaskedEncoder.from_data(data, **SMALL), text),
     "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labeled_texts),
 }
-
-"""The module, the network and the data of each task."""
 
 
 LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
@@ -76,8 +78,7 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
     lightning.seed_everything(1)
     data = make_data(tmp_path)
     module = cls.from_data(data, make_network(data), lr_schedule=LRSchedule(warmup_steps=2))
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_steps=4, **quiet)
+    trainer = quiet_trainer(max_steps=4)
     trainer.fit(module, data)
     (metrics,) = trainer.test(module, data, verbose=False)
     assert metrics["val/final/loss" if data.test_sets == ("val",) else "test/loss"] > 0
@@ -92,14 +93,13 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
 
 
 def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
     def train(name, steps, path=None):
         lightning.seed_everything(1)
         data = Copy(**SIZES)
         network = Transformer.from_data(data, d_ff=32, dropout=0.1, **SMALL)
         module = Seq2SeqModule.from_data(data, network, lr_schedule=LRSchedule(2, decay="inverse_sqrt"))
-        trainer = lightning.Trainer(max_steps=steps, default_root_dir=tmp_path / name, **quiet)
+        trainer = quiet_trainer(max_steps=steps, default_root_dir=tmp_path / name)
         trainer.fit(module, data, ckpt_path=path, weights_only=True)
         return module, trainer.checkpoint_callback.best_model_path
 
@@ -128,15 +128,9 @@ def test_another_logger_receives_tables_and_images(tmp_path):
     data = Copy(**SIZES)
     module = Seq2SeqModule.from_data(data, Transformer.from_data(data, d_ff=32, **SMALL))
     logger = MediaLog(tmp_path)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        val_check_interval=2,
-        logger=logger,
-        callbacks=[Predictions(), AttentionLogger()],
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-    )
+    callbacks = [Predictions(), AttentionLogger()]
+    settings = {"max_steps": 2, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    trainer = quiet_trainer(logger=logger, callbacks=callbacks, **settings)
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     columns, rows = logger.tables["val/predictions"]
@@ -153,9 +147,8 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         network = Transformer.from_data(data, d_ff=32, **SMALL)
         settings = {"optimizer": partial(AdamW, lr=lr), "lr_schedule": LRSchedule(2, decay="inverse_sqrt")}
         module = Seq2SeqModule.from_data(data, network, **settings)
-        quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         folder = tmp_path / f"{lr}-{clip}"
-        trainer = lightning.Trainer(max_steps=2, gradient_clip_val=clip, default_root_dir=folder, **quiet)
+        trainer = quiet_trainer(max_steps=2, gradient_clip_val=clip, default_root_dir=folder)
         trainer.fit(module, data, ckpt_path=path, weights_only=True)
         return trainer.checkpoint_callback.best_model_path
 
@@ -170,61 +163,39 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
 
 def test_modules_and_networks_refuse_data_of_another_task(tmp_path):
     data = Copy(**SIZES)
-    with pytest.raises(
-        UserError, match=r"data of Copy, but Classifier learns from texts with labels; try .*Seq2SeqModule"
-    ):
+    with pytest.raises(UserError, match=r"Copy, but Classifier .*; try .*Seq2SeqModule"):
         Classifier.from_data(data, None)
-    with pytest.raises(UserError, match=r"must learn from a text, .* try .*LanguageModel, .*MaskedLanguageModel"):
+    with pytest.raises(UserError, match=r"a text, .* try .*LanguageModel, .*MaskedLanguageModel"):
         Seq2SeqModule.from_data(text(tmp_path), None)
-    with pytest.raises(UserError, match="EncoderClassifier needs texts with labels, but Copy has none"):
+    with pytest.raises(UserError, match=r"EncoderClassifier .* Copy"):
         EncoderClassifier.from_data(data)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_epochs": -1}, "trainer.max_steps must be at least 1, .* but is -1"),
+        ({"max_steps": -1, "max_epochs": -1}, "trainer.max_steps must be at least 1, .* but is -1"),
+        ({"min_steps": 2}, "trainer.min_steps must not count epochs"),
+        ({"min_epochs": 2}, "trainer.min_epochs must not count epochs"),
+        ({"check_val_every_n_epoch": 2}, "trainer.check_val_every_n_epoch must not count epochs"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "trainer.reload_dataloaders_every_n_epochs must"),
+        ({"callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]}, "StochasticWeightAveraging"),
         (
-            {"max_steps": 2, "callbacks": [StochasticWeightAveraging(0.1, swa_epoch_start=1)]},
-            "must not contain StochasticWeightAveraging",
-        ),
-        ({"max_steps": 9, "min_steps": 2}, "trainer.min_steps must not count epochs"),
-        ({"max_steps": 9, "min_epochs": 2}, "trainer.min_epochs must not count epochs"),
-        ({"max_steps": 9, "check_val_every_n_epoch": 2}, "trainer.check_val_every_n_epoch must not count epochs"),
-        ({"max_steps": 9, "reload_dataloaders_every_n_epochs": 1}, "trainer.reload_dataloaders_every_n_epochs must"),
-        (
-            {
-                "max_steps": 9,
-                "check_val_every_n_epoch": None,
-                "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)],
-            },
+            {"check_val_every_n_epoch": None, "callbacks": [EarlyStopping("val/loss", check_on_train_epoch_end=True)]},
             "check_on_train_epoch_end of EarlyStopping must not count epochs",
         ),
-        (
-            {"max_steps": 9, "callbacks": [EarlyStopping("val/loss")]},
-            "trainer.check_val_every_n_epoch must not count epochs, .*; set it to null, and trainer.val_check_interval",
-        ),
-        (
-            {"max_steps": 9, "logger": True, "callbacks": [LearningRateMonitor("epoch")]},
-            "logging_interval of LearningRateMonitor must not count epochs",
-        ),
-        ({"max_steps": 9, "callbacks": [ModelCheckpoint(every_n_epochs=2)]}, "every_n_epochs of ModelCheckpoint must"),
-        (
-            {"max_steps": 9, "callbacks": [ModelCheckpoint(save_on_train_epoch_end=True)]},
-            "save_on_train_epoch_end of ModelCheckpoint must",
-        ),
-        ({"max_steps": 9, "callbacks": [Timer("00:01:00:00", interval="epoch")]}, "interval of Timer must not count"),
-        (
-            {"max_steps": 9, "callbacks": [GradientAccumulationScheduler({0: 2})]},
-            "must not contain GradientAccumulationScheduler, .*; try trainer.accumulate_grad_batches",
-        ),
+        ({"callbacks": [EarlyStopping("val/loss")]}, "check_val_every_n_epoch must .* trainer.val_check_interval"),
+        ({"logger": True, "callbacks": [LearningRateMonitor("epoch")]}, "logging_interval of LearningRateMonitor must"),
+        ({"callbacks": [ModelCheckpoint(every_n_epochs=2)]}, "every_n_epochs of ModelCheckpoint must"),
+        ({"callbacks": [ModelCheckpoint(save_on_train_epoch_end=True)]}, "save_on_train_epoch_end of ModelCheckpoint"),
+        ({"callbacks": [Timer("00:01:00:00", interval="epoch")]}, "interval of Timer must not count"),
+        ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "Grad.*Scheduler, .*; try trainer.accumulate_grad"),
     ],
 )
 def test_settings_that_the_command_refuses_are_refused_in_python(settings, message, tmp_path):
     data = Copy(**SIZES)
     module = Seq2SeqModule.from_data(data, AttentionLSTM.from_data(data, d_model=8))
-    settings = {"logger": False} | settings
-    trainer = lightning.Trainer(default_root_dir=tmp_path, accelerator="cpu", **settings)
+    trainer = quiet_trainer(default_root_dir=tmp_path, **{"max_steps": 9} | settings)
     with pytest.raises(UserError, match=message):
         trainer.fit(module, data)
 
@@ -233,15 +204,7 @@ def test_epochs_are_counted_where_lightning_has_several(tmp_path):
     data = Copy(**SIZES)
     module = Seq2SeqModule.from_data(data, AttentionLSTM.from_data(data, d_model=8))
     callbacks = [EarlyStopping("val/loss"), ModelCheckpoint(every_n_epochs=2, save_top_k=-1)]
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        max_epochs=4,
-        min_epochs=2,
-        callbacks=callbacks,
-    )
+    trainer = quiet_trainer(default_root_dir=tmp_path, max_epochs=4, min_epochs=2, callbacks=callbacks)
     trainer.fit(module, data)
     assert trainer.current_epoch == 4
     assert len(list(tmp_path.glob("**/*.ckpt"))) == 2

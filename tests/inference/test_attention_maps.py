@@ -18,9 +18,9 @@ def attention(network, tokenizer, pair):
 def test_attention_maps_are_labeled_with_their_tokens(network):
     tokenizer = SymbolTokenizer("abcdefgh")
     pair = Pair("abcd", "ba", ((1, 0), (0, 1)))
-    found = attention(network, tokenizer, pair)
-    assert any(attention_map.gold for attention_map in found)
-    for attention_map in found:
+    maps = attention(network, tokenizer, pair)
+    assert any(attention_map.gold for attention_map in maps)
+    for attention_map in maps:
         heads, T, S = attention_map.weights.shape
         assert (len(attention_map.queries), len(attention_map.keys)) == (T, S), attention_map.layer
         for column, row in attention_map.gold:
@@ -44,14 +44,14 @@ def test_attention_of_a_wrong_prediction_is_that_of_the_output(network):
     module = Seq2SeqModule(network, SymbolTokenizer("abcdefgh"), 10).eval()
     target = {"source": "abc", "target": "dcba", "alignment": [[0, 3], [1, 2]]}
     for text in ("dcba", "bb"):
-        shown = module.attention(target | {"prediction": text})
+        actual = module.attention(target | {"prediction": text})
         expected = module.attention(target | {"target": text})
-        for ours, theirs in zip(shown, expected, strict=True):
-            torch.testing.assert_close(ours.weights, theirs.weights)
-            assert ours.queries == theirs.queries
-            assert ours.gold == (theirs.gold if text == "dcba" else [])
-            assert (ours.predicts, theirs.predicts) in (("output", "target"), ("", ""))
-        assert any(layer.gold for layer in shown) == (text == "dcba")
+        for layer, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(layer.weights, other.weights)
+            assert layer.queries == other.queries
+            assert layer.gold == (other.gold if text == "dcba" else [])
+            assert (layer.predicts, other.predicts) in (("output", "target"), ("", ""))
+        assert any(layer.gold for layer in actual) == (text == "dcba")
 
 
 def test_cropping_a_long_joint_sequence_keeps_the_target():

@@ -24,22 +24,12 @@ def test_a_long_title_fits_into_its_figure(heads, size):
     sentences = " ".join(["Ein Mann schläft in einem grünen Raum auf einem Sofa."] * 2)
     title = f"example 7: {sentences}\ntrue: {sentences}\npredicted: {sentences}"
     symbols = ["Sofa"] * size
-    attention_map = AttentionMap(
-        "decoder.0.cross_attention", torch.ones(heads, size, size) / size, symbols, symbols, []
-    )
-    figure = draw_attention(attention_map, title)
+    weights = torch.ones(heads, size, size) / size
+    figure = draw_attention(AttentionMap("decoder.0.cross_attention", weights, symbols, symbols, []), title)
     figure.draw_without_rendering()
     box = figure._suptitle.get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.width
-    assert box.y1 <= figure.bbox.height
-    assert box.y0 >= max(axes.get_tightbbox().y1 for axes in figure.axes)
-
-
-def test_weights_that_are_drawn_can_still_be_freed_by_fsdp():
-    weight = torch.ones(5, 8)
-    draw_positions(weight)
-    weight.untyped_storage().resize_(0)
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert max(axes.get_tightbbox().y1 for axes in figure.axes) <= box.y0 < box.y1 <= figure.bbox.height
 
 
 @pytest.mark.parametrize(("largest", "darkest"), [(1.0, 1.0), (0.5, 1.0), (0.25, 0.25)])
@@ -51,41 +41,34 @@ def test_the_darkest_color_is_a_weight_of_1_or_the_largest_of_diffuse_attention(
 
 
 @pytest.mark.parametrize(
-    ("heads", "size", "columns"), [(1, (9, 9), 1), (2, (9, 9), 2), (4, (9, 9), 2), (2, (5, 40), 1)]
+    ("heads", "rows", "keys", "columns"), [(1, 9, 9, 1), (2, 9, 9, 2), (4, 9, 9, 2), (2, 5, 40, 1)]
 )
-def test_heads_are_placed_so_that_labels_stay_legible(heads, size, columns):
+def test_heads_are_placed_so_that_labels_stay_legible(heads, rows, keys, columns):
     """Place at most two panels in a row, and wide ones below each other; no label reaches the next panel."""
-    T, S = size
     symbols = ["a", " ", "Straßenbahn", *"bcdefgh"] * 4
-    weights = torch.ones(heads, T, S) / S
-    figure = draw_attention(AttentionMap("layers.0.self_attention", weights, symbols[:T], symbols[:S], []))
+    weights = torch.ones(heads, rows, keys) / keys
+    figure = draw_attention(AttentionMap("layers.0.self_attention", weights, symbols[:rows], symbols[:keys], []))
     figure.draw_without_rendering()
     panels = figure.axes[:-1]
     assert len({panel.get_window_extent().x0 for panel in panels}) == columns
     assert [label.get_text() for label in panels[-1].get_xticklabels()][:3] == ["a", "\N{OPEN BOX}", "Straßenbahn"]
     boxes = [panel.get_tightbbox() for panel in panels]
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert not any(box.overlaps(other) for box, other in itertools.combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
 
 
-@pytest.mark.parametrize(
-    ("layer", "name"),
-    [
-        ("decoder.1.cross_attention", "decoder1_cross"),
-        ("layers.10.self_attention", "layer10_self"),
-        ("attention", "attention"),
-        ("stack.blocks.0.mix", "stack_block0_mix"),
-    ],
-)
-def test_layers_have_short_names_in_file_names(layer, name):
-    assert short_name(layer) == name
+def test_layers_have_short_names_in_file_names():
+    layers = ["decoder.1.cross_attention", "layers.10.self_attention", "attention", "stack.blocks.0.mix"]
+    assert [*map(short_name, layers)] == ["decoder1_cross", "layer10_self", "attention", "stack_block0_mix"]
 
 
 def test_positions_are_drawn():
-    figure = draw_positions(torch.randn(20, 16))
+    weight = torch.randn(20, 16)
+    figure = draw_positions(weight)
     assert figure.axes[0].images[0].get_array().shape == (16, 20)
     assert len(figure.axes[1].lines) == 4
     assert figure.get_suptitle()
+    weight.untyped_storage().resize_(0)  # FSDP can still free it
 
 
 @pytest.mark.parametrize("size", [2, 20, 21, 200])
@@ -138,6 +121,6 @@ def test_characters_that_no_font_has_are_named_once(monkeypatch, capsys):
         for symbols in (["\u732b", "a"], ["\u732b", "\u72ac"]):
             draw_attention(AttentionMap("layer", torch.rand(1, 2, 2), symbols, symbols, [])).savefig(BytesIO())
     (line,) = capsys.readouterr().err.splitlines()
-    assert "pictures show boxes for 2 characters that no installed font has, such as '\u732b'; install a font" in line
+    assert "2 characters that no installed font has, such as '\u732b'; install a font" in line
     with pytest.warns(UserWarning, match="another"), missing_glyphs_named():
         warnings.warn("another", UserWarning, stacklevel=1)

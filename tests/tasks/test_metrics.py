@@ -28,24 +28,23 @@ def test_lists_of_all_processes_are_concatenated(monkeypatch):
 
 def scores_by_definition(weights, pairs, split):
     """Compute accuracy, alignment error rate and entropy of each head by definition, link by link."""
-    heads = weights.size(1)
     scores = []
-    for head in range(heads):
-        found, sure, possible, accurate, linked, entropies = set(), set(), set(), 0, 0, []
+    for head in range(len(weights[0])):
+        actual, sure, possible, accurate, linked, entropies = set(), set(), set(), 0, 0, []
         for row, pair in enumerate(pairs):
             source, target = split(pair.source), split(pair.target)
             for j in range(len(target)):
-                own = weights[row, head, j].tolist()
+                own = weights[row][head, j].tolist()
                 attended = max(range(len(own)), key=own.__getitem__)
                 entropies.append(-sum(w * math.log(w) for w in own if w > 0))
                 if attended < len(source):
-                    found.add((row, attended, j))
+                    actual.add((row, attended, j))
                 sources = {i for i, other in pair.alignment if other == j}
                 linked += bool(sources)
                 accurate += attended in sources
                 possible |= {(row, i, j) for i in sources}
                 sure |= {(row, i, j) for i in sources if len(sources) == 1}
-        error = 1 - (len(found & sure) + len(found & possible)) / (len(found) + len(sure))
+        error = 1 - (len(actual & sure) + len(actual & possible)) / (len(actual) + len(sure))
         scores.append((accurate / linked, error, sum(entropies) / len(entropies)))
     return scores
 
@@ -53,9 +52,8 @@ def scores_by_definition(weights, pairs, split):
 def test_alignment_scores_equal_their_definitions(make_data):
     data = set_up(make_data())
     dataset = data.datasets["val"]
-    split = data.tokenizer.split
     score = AlignmentScores()
-    every, shown = [], []
+    all_weights, all_pairs = [], []
     for rows in torch.arange(len(dataset)).split(13):
         batch = dataset[rows]
         weights = torch.rand(len(rows), 3, batch.target_out.size(1), batch.source.size(1)) ** 3
@@ -63,14 +61,13 @@ def test_alignment_scores_equal_their_definitions(make_data):
         weights = weights / weights.sum(-1, keepdim=True)
         pairs = [dataset.pairs[row] for row in rows.tolist()]
         score.update({"layer": weights}, gold_links(pairs, batch), batch)
-        every += [weights[row : row + 1] for row in range(len(rows))]
-        shown += pairs
-    widest = [torch.nn.functional.pad(w, (0, 48 - w.size(3), 0, 48 - w.size(2))) for w in every]
-    expected = scores_by_definition(torch.cat(widest), shown, split)
-    ours = score.compute()
+        all_weights += weights
+        all_pairs += pairs
+    expected = scores_by_definition(all_weights, all_pairs, data.tokenizer.split)
+    actual = score.compute()
     for head, values in enumerate(expected):
         for name, value in zip(("accuracy", "aer", "entropy"), values, strict=True):
-            assert ours[f"alignment/layer/head_{head}/{name}"].item() == pytest.approx(value, rel=1e-5)
+            assert actual[f"alignment/layer/head_{head}/{name}"].item() == pytest.approx(value, rel=1e-5)
     assert score.best_head == ("layer", max(range(3), key=lambda head: expected[head][0]))
 
 
