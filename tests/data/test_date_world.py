@@ -46,23 +46,21 @@ def dates_of(readings):
 
 def test_dates_written_by_hand_have_one_reading():
     grammar = date_world.grammar()
-    for known in KNOWN_DATES.values():
-        for day, *texts in known:
-            for text in texts:
-                assert dates_of(grammar.read(text)) == {day}, text
+    for day, *texts in itertools.chain(*KNOWN_DATES.values()):
+        for text in texts:
+            assert dates_of(grammar.read(text)) == {day}, text
     for text in AMBIGUOUS:
         assert len(dates_of(grammar.read(text))) != 1, text
 
 
 def test_babel_writes_the_dates_written_by_hand():
     grammar, draw = date_world.grammar(), random.Random(0)
-    for kind, known in KNOWN_DATES.items():
+    for kind, dates in KNOWN_DATES.items():
         writers = [pattern for group in range(3) for own in grammar.writers(group, kind) for pattern in own]
-        for day, *texts in known:
+        for day, *texts in dates:
             pairs = [grammar.write(date.fromisoformat(day), pattern, kind, draw) for pattern in writers]
-            found = {pair.source: pair.target for pair in pairs if pair}
-            for text in texts:
-                assert found.get(text) == day, text
+            written = {pair.source: pair.target for pair in pairs if pair}
+            assert {text: written.get(text) for text in texts} == dict.fromkeys(texts, day)
 
 
 @pytest.fixture(scope="module")
@@ -84,27 +82,26 @@ def normal(text):
 def test_no_text_of_any_date_is_a_source_of_another(world):
     """Every fifth date is written in every pattern; leading zeros, blanks, case and the digit system do not matter."""
     targets = {}
-    for dataset in world.datasets.values():
-        for pair in dataset.pairs:
-            assert targets.setdefault(normal(pair.source), pair.target) == pair.target, pair
-    found = 0
+    for pair in itertools.chain(*(dataset.pairs for dataset in world.datasets.values())):
+        assert targets.setdefault(normal(pair.source), pair.target) == pair.target, pair
+    sources = 0
     for pattern in date_world.grammar().groups:
         for day in itertools.islice(date_world.days_between(date_world.FIRST, date_world.LAST), 0, None, 5):
             text = normal(pattern.format(day)[0])
             if text in targets:
-                found += 1
+                sources += 1
                 assert targets[text] == day.isoformat(), text
-    assert found > 1000
+    assert sources > 1000
 
 
 def edits(text, alphabet):
     """Return all texts at most one insertion, deletion, substitution or transposition from a text."""
-    found = {text}
+    texts = {text}
     for i in range(len(text) + 1):
-        found |= {text[:i] + new + text[i:] for new in alphabet}
-        found |= {text[:i] + new + text[i + 1 :] for new in ("", *alphabet)}
-        found.add(text[:i] + text[i : i + 2][::-1] + text[i + 2 :])
-    return found
+        texts |= {text[:i] + new + text[i:] for new in alphabet}
+        texts |= {text[:i] + new + text[i + 1 :] for new in ("", *alphabet)}
+        texts.add(text[:i] + text[i : i + 2][::-1] + text[i + 2 :])
+    return texts
 
 
 def test_texts_near_a_typing_error_stand_for_its_date(world):

@@ -22,6 +22,7 @@ from lightning_tfm.layers import (
     monotonic_weights,
 )
 from lightning_tfm.tokenization import EOS, PAD
+from support.networks import randomize
 
 
 @pytest.mark.parametrize("masking", ["is_causal", "causal mask", "random mask"])
@@ -54,37 +55,35 @@ def test_cross_attention_equals_torch():
     torch.testing.assert_close(ours.weights(*inputs), expected_weights)
 
 
+NAMES = [
+    *(("self_attention.qkv_proj.", "self_attn.in_proj_"), ("self_attention.out_proj", "self_attn.out_proj")),
+    *(("cross_attention.out_proj", "multihead_attn.out_proj"), ("feed_forward.0", "linear1")),
+    *(("feed_forward.2", "linear2"), ("add_self.norm", "norm1"), ("add_cross.norm", "norm2")),
+]
+"""The beginnings of the names of our weights, and those of torch."""
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("cross_attention", [False, True])
 def test_transformer_layer_equals_torch(norm, cross_attention):
     ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), cross_attention="dot_product" if cross_attention else None)
-    their_class = nn.TransformerDecoderLayer if cross_attention else nn.TransformerEncoderLayer
-    theirs = their_class(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
-
-    def copy(their, our):
-        for name, parameter in our.named_parameters():
-            parameter.data.normal_()
-            their.get_parameter(name).data.copy_(parameter)
-
-    theirs.self_attn.in_proj_weight.data.copy_(ours.self_attention.qkv_proj.weight)
-    theirs.self_attn.in_proj_bias.data.copy_(ours.self_attention.qkv_proj.bias)
-    copy(theirs.self_attn.out_proj, ours.self_attention.out_proj)
-    copy(theirs.norm1, ours.add_self.norm)
-    copy(theirs.linear1, ours.feed_forward[0])
-    copy(theirs.linear2, ours.feed_forward[2])
-    copy(theirs.norm3 if cross_attention else theirs.norm2, ours.add_feed_forward.norm)
+    cls = nn.TransformerDecoderLayer if cross_attention else nn.TransformerEncoderLayer
+    theirs = cls(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
+    state = randomize(ours, 1.0).state_dict()
+    if cross_attention:
+        for kind in ("weight", "bias"):
+            query, keys = (state.pop(f"cross_attention.{name}.{kind}") for name in ("q_proj", "kv_proj"))
+            state[f"multihead_attn.in_proj_{kind}"] = torch.cat((query, keys))
+    for name, other in (*NAMES, ("add_feed_forward.norm", "norm3" if cross_attention else "norm2")):
+        state = {key.replace(name, other) if key.startswith(name) else key: value for key, value in state.items()}
+    theirs.load_state_dict(state)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
-    if not cross_attention:
-        torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-4)
-        return
-    cross = ours.cross_attention
-    theirs.multihead_attn.in_proj_weight.data.copy_(torch.cat((cross.q_proj.weight, cross.kv_proj.weight)))
-    theirs.multihead_attn.in_proj_bias.data.copy_(torch.cat((cross.q_proj.bias, cross.kv_proj.bias)))
-    copy(theirs.multihead_attn.out_proj, cross.out_proj)
-    copy(theirs.norm2, ours.add_cross.norm)
-    mask = torch.ones(3, 1, 1, 6, dtype=torch.bool)
-    expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
-    actual = ours(x, is_causal=True, memory=cross.project_memory(memory), memory_mask=mask)
+    if cross_attention:
+        keys = {"memory": ours.cross_attention.project_memory(memory), "memory_mask": torch.ones(3, 1, 1, 6).bool()}
+        actual = ours(x, is_causal=True, **keys)
+        expected = theirs(x, memory, tgt_mask=~causal_mask(5, 5, x.device))
+    else:
+        actual, expected = ours(x), theirs(x)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 

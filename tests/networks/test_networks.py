@@ -192,6 +192,19 @@ def test_attention_maps_are_collected_while_decoding(network, batch):
         torch.testing.assert_close(joined[name][:, :, -steps:], weights[:, :, -steps:], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("network", ["Transformer pointer_generator", "AttentionLSTM pointer_generator"], indirect=True)
+def test_pointer_generator_copies_by_the_recorded_attention(network, batch):
+    """Without generation, the probability of a token is the mean weight of its positions in the last attention."""
+    source, target_in = batch
+    nn.init.zeros_(network.pointer.generation.weight)
+    nn.init.constant_(network.pointer.generation.bias, -50.0)
+    with attention_maps(network) as maps:
+        probabilities = network(source, target_in).exp()
+    *_, weights = network.source_attention(maps, source).values()
+    expected = weights.mean(1) @ nn.functional.one_hot(source, VOCAB_SIZE).float()
+    torch.testing.assert_close(probabilities, expected)
+
+
 @torch.no_grad()
 def test_a_quantized_network_computes_nearly_the_same(network, batch):
     expected = network(*batch)
