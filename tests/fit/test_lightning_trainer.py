@@ -66,8 +66,6 @@ TASKS = {
     "masked": (MaskedLanguageModel, lambda data: MaskedEncoder.from_data(data, **SMALL), text),
     "classifier": (Classifier, lambda data: EncoderClassifier.from_data(data, d_ff=32, **SMALL), labeled_texts),
 }
-
-
 LINES = {"text": "ein", "masked": "ei[MASK]", "classifier": "the film"}
 
 
@@ -92,22 +90,29 @@ def test_checkpoints_of_lightnings_trainer_are_loaded_and_used_by_the_command(na
     assert capsys.readouterr().out.startswith(prediction.text)
 
 
-def test_a_run_of_lightnings_trainer_resumes_bitwise(tmp_path):
+def train(folder, steps=4, path=None, lr=0.001, clip=1.0):
+    """Train a network, also from a checkpoint; return its module and the path of its checkpoint."""
+    lightning.seed_everything(1)
+    data = Copy(**SIZES)
+    network = Transformer.from_data(data, d_ff=32, dropout=0.1, **SMALL)
+    settings = {"optimizer": partial(AdamW, lr=lr), "lr_schedule": LRSchedule(2, decay="inverse_sqrt")}
+    module = Seq2SeqModule.from_data(data, network, **settings)
+    trainer = quiet_trainer(max_steps=steps, gradient_clip_val=clip, default_root_dir=folder)
+    trainer.fit(module, data, ckpt_path=path, weights_only=True)
+    return module, trainer.checkpoint_callback.best_model_path
 
-    def train(name, steps, path=None):
-        lightning.seed_everything(1)
-        data = Copy(**SIZES)
-        network = Transformer.from_data(data, d_ff=32, dropout=0.1, **SMALL)
-        module = Seq2SeqModule.from_data(data, network, lr_schedule=LRSchedule(2, decay="inverse_sqrt"))
-        trainer = quiet_trainer(max_steps=steps, default_root_dir=tmp_path / name)
-        trainer.fit(module, data, ckpt_path=path, weights_only=True)
-        return module, trainer.checkpoint_callback.best_model_path
 
-    whole, _ = train("whole", 8)
-    _, path = train("first", 4)
-    resumed, _ = train("resumed", 8, path)
+def test_a_run_resumes_bitwise_or_with_other_settings_not_at_all(tmp_path):
+    """The Trainer of Lightning makes the checks of the command."""
+    whole, _ = train(tmp_path / "whole", 8)
+    _, path = train(tmp_path / "first")
+    resumed, _ = train(tmp_path / "resumed", 8, path)
     for name, weight in whole.state_dict().items():
         assert weight.equal(resumed.state_dict()[name]), name
+    with pytest.raises(UserError, match=r"lr must match .* \(0.001\)"):
+        train(tmp_path, 8, path, lr=0.002)
+    with pytest.raises(UserError, match=r"gradient_clip_val must match .* \(1.0\)"):
+        train(tmp_path, 8, path, clip=0.5)
 
 
 class MediaLog(CSVLogger):
@@ -137,28 +142,6 @@ def test_another_logger_receives_tables_and_images(tmp_path):
     assert columns == ["source", "target", "prediction", "correct"]
     assert len(rows) == min(SIZES["val_size"], SAMPLES)
     assert logger.images["test/attention"]
-
-
-def test_resuming_with_other_settings_is_refused(tmp_path):
-    """Lightning's own Trainer makes the checks of the command."""
-    data = Copy(**SIZES)
-
-    def train(lr, clip, path=None):
-        network = Transformer.from_data(data, d_ff=32, **SMALL)
-        settings = {"optimizer": partial(AdamW, lr=lr), "lr_schedule": LRSchedule(2, decay="inverse_sqrt")}
-        module = Seq2SeqModule.from_data(data, network, **settings)
-        folder = tmp_path / f"{lr}-{clip}"
-        trainer = quiet_trainer(max_steps=2, gradient_clip_val=clip, default_root_dir=folder)
-        trainer.fit(module, data, ckpt_path=path, weights_only=True)
-        return trainer.checkpoint_callback.best_model_path
-
-    path = train(0.001, 1.0)
-    for lr, clip, message in (
-        (0.002, 1.0, r"lr must match .* \(0.001\)"),
-        (0.001, 0.5, r"gradient_clip_val must match .* \(1.0\)"),
-    ):
-        with pytest.raises(UserError, match=message):
-            train(lr, clip, path)
 
 
 def test_modules_and_networks_refuse_data_of_another_task(tmp_path):

@@ -71,33 +71,32 @@ def test_alignment_scores_equal_their_definitions(make_data):
     assert score.best_head == ("layer", max(range(3), key=lambda head: expected[head][0]))
 
 
-def scores_of_head(score):
-    """Return the scores of the only head, by name."""
+def scores_of_head(pairs, weights_of):
+    """Return the scores, by name, of a head with weights (B, T, S) that are a function of the batch and its links."""
+    batch = PairDataset(pairs, SymbolTokenizer("abc"))[torch.arange(len(pairs))]
+    gold = gold_links(pairs, batch)
+    score = AlignmentScores()
+    score.update({"layer": weights_of(batch, gold).unsqueeze(1)}, gold, batch)
     return {name.rpartition("/")[2]: value.item() for name, value in score.compute().items()}
 
 
-def test_perfect_attention_scores_perfectly():
-    tokenizer = SymbolTokenizer("abc")
-    pairs = [Pair("abc", "cab", ((2, 0), (0, 1), (1, 2))), Pair("a", "a", ((0, 0),))]
-    batch = PairDataset(pairs, tokenizer)[torch.arange(2)]
-    gold = gold_links(pairs, batch)
+def uniform(batch, gold):
+    mask = (batch.source != PAD).unsqueeze(1).expand(gold.shape).float()
+    return mask / mask.sum(-1, keepdim=True)
+
+
+def perfect(batch, gold):
     weights = gold.float()
     weights[..., -1] += weights.sum(-1).eq(0)  # targets without a link attend to EOS
-    score = AlignmentScores()
-    score.update({"layer": weights.unsqueeze(1)}, gold, batch)
-    assert scores_of_head(score) == {"accuracy": 1.0, "aer": 0.0, "entropy": 0.0}
-    uniform = AlignmentScores()
-    real = (batch.source != PAD)[:, None, None].float().expand(-1, 1, 4, -1)
-    uniform.update({"layer": real / real.sum(-1, keepdim=True)}, gold, batch)
-    assert scores_of_head(uniform)["entropy"] == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
+    return weights
 
 
-def test_attending_to_eos_links_with_nothing():
-    tokenizer = SymbolTokenizer("ab")
-    pairs = [Pair("ab", "a", ((0, 0),))]
-    batch = PairDataset(pairs, tokenizer)[torch.arange(1)]
-    weights = (batch.source == EOS).float()[:, None, None].expand(-1, 1, 2, -1)
-    score = AlignmentScores()
-    score.update({"layer": weights}, gold_links(pairs, batch), batch)
-    assert scores_of_head(score)["accuracy"] == 0
-    assert scores_of_head(score)["aer"] == 1
+def to_eos(batch, gold):
+    return (batch.source == EOS).unsqueeze(1).expand(gold.shape).float()
+
+
+def test_scores_of_perfect_uniform_and_absent_alignments():
+    pairs = [Pair("abc", "cab", ((2, 0), (0, 1), (1, 2))), Pair("a", "a", ((0, 0),))]
+    assert scores_of_head(pairs, perfect) == {"accuracy": 1.0, "aer": 0.0, "entropy": 0.0}
+    assert scores_of_head(pairs, uniform)["entropy"] == pytest.approx((3 * math.log(4) + math.log(2)) / 4)
+    assert scores_of_head(pairs, to_eos) == {"accuracy": 0.0, "aer": 1.0, "entropy": 0.0}
