@@ -75,19 +75,15 @@ def without_padding(row):
 
 
 def test_a_short_beam_search_finds_fewer_sequences():
+    """Places without a sequence are padding."""
     tokens, scores = beam_search(table_step([random_table(0)]), start(1), 1, beam_size=6, n_best=6)
-    sequences = [without_padding(sequence) for sequence in tokens[0][scores[0].isfinite()]]
+    finite = scores[0].isfinite()
+    sequences = [without_padding(sequence) for sequence in tokens[0][finite]]
     assert sorted(sequences) == [(EOS,), *((symbol,) for symbol in SYMBOLS)]
-
-
-def test_places_without_a_sequence_are_padding():
-    def step(token, state):  # only the symbol 3 is possible
-        logits = torch.full((len(token), VOCAB_SIZE), -math.inf)
-        logits[:, 3] = 0.0
-        return logits, state
-
-    tokens, scores = beam_search(step, (torch.zeros(1),), 2, beam_size=5, n_best=5)
-    assert scores[0].isfinite().tolist() == [True, False, False, False, False]
+    assert tokens[0][~finite].eq(PAD).all()
+    logits = torch.full((VOCAB_SIZE,), -math.inf).index_fill(0, torch.tensor(3), 0.0)  # only the symbol 3 is possible
+    tokens, scores = beam_search(table_step([lambda number: logits]), start(1), 2, beam_size=5, n_best=5)
+    assert scores[0].isfinite().tolist() == [True, *[False] * 4]
     assert tokens[0].tolist() == [[3, 3], *[[PAD, PAD]] * 4]
 
 
