@@ -148,11 +148,11 @@ def test_kinds_have_their_shares(world):
 def test_nothing_of_training_can_write_unseen_patterns_and_locales(world):
     """Each known pattern writes each date, and texts without blanks and in lower case are compared."""
     grammar = date_world.grammar()
-    known = [pattern for pattern, group in grammar.groups.items() if group == 0]
+    trained = [pattern for pattern, group in grammar.groups.items() if group == 0]
     assert len({pattern.locale for pattern in grammar.groups}) == 30
     for split in ("unseen_patterns", "unseen_locales"):
         for pair in world.datasets[split].pairs[:200]:
-            written = {normal(pattern.format(date.fromisoformat(pair.target))[0]) for pattern in known}
+            written = {normal(pattern.format(date.fromisoformat(pair.target))[0]) for pattern in trained}
             assert normal(pair.source) not in written, pair
 
 

@@ -29,8 +29,8 @@ def test_rows_are_stored_without_padding_and_read_with_it(vocab_size):
 def test_stored_texts_are_those_of_a_list(texts, part, monkeypatch):
     monkeypatch.setattr(memory, "PART", part)
     stored = TextRows()
-    for some in memory.in_parts(texts):
-        stored.extend(some)
+    for texts_of_part in memory.in_parts(texts):
+        stored.extend(texts_of_part)
     assert [*stored] == texts
     assert [stored[row] for row in range(-len(texts), len(texts))] == [*texts, *texts]
     for rows in (slice(None), slice(1, 3), slice(-2, None), slice(2, 1), slice(None, None, -2), slice(9, 20)):

@@ -55,16 +55,16 @@ KNOWN_BEGINNINGS = {
 
 def test_grammar_and_alignment_of_known_sentences():
     draw = random.Random(0)
-    found = Counter()
+    counts = Counter()
     for _ in range(150_000):
         pair = toy_translation._sentence(draw, with_kept_back=True)
         for beginning, (translation, aligned) in KNOWN_BEGINNINGS.items():
             if pair.source.startswith(beginning + " ") or pair.source == beginning:
-                found[beginning] += 1
+                counts[beginning] += 1
                 german, english = pair.source.split(), pair.target.split()
                 assert " ".join(english).startswith(translation.removesuffix(" .")), pair
                 assert aligned <= {(german[i], english[j]) for i, j in pair.alignment}, pair
-    assert set(found) == set(KNOWN_BEGINNINGS)
+    assert set(counts) == set(KNOWN_BEGINNINGS)
 
 
 def test_alignments_cover_every_german_word(sentences):

@@ -61,8 +61,8 @@ def test_cropping_a_long_joint_sequence_keeps_the_target():
     pair = Pair(source, target, tuple((7 - i, i) for i in range(8)))
     network = GPT(tokenizer.vocab_size, 16, 2, 1, max_length=80)
     (attention_map,) = attention(network, tokenizer, pair)
-    shown = attention_map.cropped()
-    assert shown.queries == [*target, "EOS"]
-    assert len(shown.gold) == 8
-    assert all(shown.keys[column] == shown.queries[row] for column, row in shown.gold)
-    assert shown.weights.equal(attention_map.weights[:, -9:, :64])
+    cropped = attention_map.cropped()
+    assert cropped.queries == [*target, "EOS"]
+    assert len(cropped.gold) == 8
+    assert all(cropped.keys[column] == cropped.queries[row] for column, row in cropped.gold)
+    assert cropped.weights.equal(attention_map.weights[:, -9:, :64])

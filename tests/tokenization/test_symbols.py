@@ -27,9 +27,9 @@ from support.corpora import TEXTS
 def test_texts_encoded_together_equal_texts_encoded_one_by_one(tokenizer, are_targets):
     texts = ["ab a", "", "\U0001f600 xé", "b\tV;a;N", " ", "\ud800a", "aab"]
     encode = tokenizer.encode_target if are_targets else tokenizer.encode
-    for some in (texts, texts[:1], ["", ""]):
-        ids, lengths = tokenizer.encode_flat(some, are_targets)
-        assert [part.tolist() for part in ids.split(lengths.tolist())] == [encode(text) for text in some]
+    for together in (texts, texts[:1], ["", ""]):
+        ids, lengths = tokenizer.encode_flat(together, are_targets)
+        assert [part.tolist() for part in ids.split(lengths.tolist())] == [encode(text) for text in together]
 
 
 @pytest.mark.parametrize("part", [2, memory.PART])
