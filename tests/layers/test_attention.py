@@ -69,7 +69,7 @@ def test_transformer_layer_equals_torch(norm, cross_attention):
     ours = TransformerLayer(16, 4, 32, 0.0, norm, nn.ReLU(), cross_attention="dot_product" if cross_attention else None)
     cls = nn.TransformerDecoderLayer if cross_attention else nn.TransformerEncoderLayer
     theirs = cls(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm == "pre")
-    state = randomize(ours, 1.0).state_dict()
+    state = randomize(ours).state_dict()
     if cross_attention:
         for kind in ("weight", "bias"):
             query, keys = (state.pop(f"cross_attention.{name}.{kind}") for name in ("q_proj", "kv_proj"))

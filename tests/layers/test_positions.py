@@ -26,8 +26,8 @@ from support.networks import VOCAB_SIZE, randomize
 @pytest.mark.parametrize("d_model", [8, 7])
 def test_sinusoidal_positions_equal_their_formula(d_model):
     encoding = SinusoidalPositions(50, d_model)(torch.arange(50))
-    i = torch.arange(d_model)
-    angle = torch.arange(50.0, dtype=torch.float64)[:, None] / 10000 ** (2 * (i // 2) / d_model)
+    i = torch.arange(d_model, dtype=torch.float64)
+    angle = torch.arange(50)[:, None] / 10000 ** (2 * (i // 2) / d_model)
     torch.testing.assert_close(encoding.double(), torch.where(i % 2 == 1, angle.cos(), angle.sin()), atol=1e-4, rtol=0)
 
 
