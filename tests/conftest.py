@@ -17,7 +17,7 @@ from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
 from support.experiments import fit, made_once
-from support.networks import NETWORKS, VOCAB_SIZE
+from support.networks import NETWORKS, VOCAB_SIZE, randomize
 from support.processes import run
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
@@ -36,10 +36,7 @@ def seeded() -> None:
 def network(request: pytest.FixtureRequest) -> Network:
     """Return each network, untrained and in evaluation mode, with random biases."""
     torch.manual_seed(1)
-    network = NETWORKS[request.param]()
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return network.eval()
+    return randomize(NETWORKS[request.param]()).eval()
 
 
 @pytest.fixture(params=DATA)

@@ -15,7 +15,6 @@ from lightning_tfm.inference.decoding import (
     beam_search,
     continue_text,
     decode,
-    greedy,
     reorder_state,
     sampler,
 )
@@ -75,58 +74,17 @@ def without_padding(row):
     return tuple(token for token in row.tolist() if token != PAD)
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
-def test_a_wide_beam_equals_brute_force(length_penalty):
-    tables = [random_table(seed) for seed in range(8)]
-    tokens, scores = beam_search(table_step(tables), start(8), 4, beam_size=3**4, length_penalty=length_penalty)
-    for row, table in enumerate(tables):
-        best = max(all_sequences(4), key=lambda sequence: score(table, sequence, length_penalty))
-        assert without_padding(tokens[row, 0]) == best
-        assert scores[row, 0].item() == pytest.approx(score(table, best, length_penalty), abs=1e-4)
-
-
-def test_beam_search_returns_the_score_of_its_sequence():
-    tables = [random_table(seed) for seed in range(20)]
-    tokens, scores = beam_search(table_step(tables), start(20), 6, beam_size=2)
-    for row, table in enumerate(tables):
-        assert scores[row, 0].item() == pytest.approx(score(table, without_padding(tokens[row, 0]), 1.0), abs=1e-4)
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_an_exhaustive_beam_search_finds_the_n_best_sequences(length_penalty):
-    tables = [random_table(seed) for seed in range(8)]
-    tokens, scores = beam_search(table_step(tables), start(8), 4, 3**4, length_penalty, n_best=5)
-    for row, table in enumerate(tables):
-        ranked = sorted(all_sequences(4), key=lambda sequence: score(table, sequence, length_penalty), reverse=True)
-        assert [without_padding(sequence) for sequence in tokens[row]] == ranked[:5]
-        expected = [score(table, sequence, length_penalty) for sequence in ranked[:5]]
-        assert scores[row].tolist() == pytest.approx(expected, abs=1e-4)
-
-
 def test_a_short_beam_search_finds_fewer_sequences():
+    """Places without a sequence are padding."""
     tokens, scores = beam_search(table_step([random_table(0)]), start(1), 1, beam_size=6, n_best=6)
-    found = scores[0].isfinite()
-    assert found.sum() == 1 + len(SYMBOLS)
-    assert {without_padding(sequence) for sequence in tokens[0][found]} == {(EOS,), *((s,) for s in SYMBOLS)}
-
-
-def test_places_without_a_sequence_are_padding():
-    def step(token, state):  # only the symbol 3 is possible
-        logits = torch.full((len(token), VOCAB_SIZE), -math.inf)
-        logits[:, 3] = 0.0
-        return logits, state
-
-    tokens, scores = beam_search(step, (torch.zeros(1),), 2, beam_size=5, n_best=5)
-    assert scores[0].isfinite().tolist() == [True, False, False, False, False]
+    finite = scores[0].isfinite()
+    sequences = [without_padding(sequence) for sequence in tokens[0][finite]]
+    assert sorted(sequences) == [(EOS,), *((symbol,) for symbol in SYMBOLS)]
+    assert tokens[0][~finite].eq(PAD).all()
+    logits = torch.full((VOCAB_SIZE,), -math.inf).index_fill(0, torch.tensor(3), 0.0)  # only the symbol 3 is possible
+    tokens, scores = beam_search(table_step([lambda number: logits]), start(1), 2, beam_size=5, n_best=5)
+    assert scores[0].isfinite().tolist() == [True, *[False] * 4]
     assert tokens[0].tolist() == [[3, 3], *[[PAD, PAD]] * 4]
-
-
-def test_beam_search_rows_are_independent():
-    tables = [random_table(seed) for seed in range(6)]
-    together, _ = beam_search(table_step(tables), start(6), 6, beam_size=3)
-    for row, table in enumerate(tables):
-        alone, _ = beam_search(table_step([table]), start(1), 6, beam_size=3)
-        assert without_padding(alone[0, 0]) == without_padding(together[row, 0])
 
 
 def test_greedy_takes_the_likeliest_symbol_until_eos():
@@ -139,6 +97,7 @@ def test_greedy_takes_the_likeliest_symbol_until_eos():
             number = number * VOCAB_SIZE + expected[-1]
         assert without_padding(outputs[row]) == tuple(expected)
         assert outputs[row, len(expected) :].eq(PAD).all()
+    assert decode(table_step(tables), start(12), 0).shape == (12, 0)
 
 
 def slow_beam_search(table, max_length, beam_size, length_penalty):
@@ -164,13 +123,22 @@ def slow_beam_search(table, max_length, beam_size, length_penalty):
     return sorted(finished.items(), key=lambda item: item[1], reverse=True)[:beam_size]
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-@pytest.mark.parametrize("beam_size", [2, 3, 5])
-def test_beam_search_equals_a_slow_implementation(beam_size, length_penalty):
-    tables = [random_table(seed) for seed in range(30)]
-    tokens, scores = beam_search(table_step(tables), start(30), 7, beam_size, length_penalty, n_best=beam_size)
+def exhaustive_search(table, max_length, beam_size, length_penalty):
+    """Return all sequences of a row that a search may return with their scores, the best first."""
+    scores = {sequence: score(table, sequence, length_penalty) for sequence in all_sequences(max_length)}
+    return sorted(scores.items(), key=lambda item: item[1], reverse=True)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("search", "max_length", "beam_size"),
+    [(exhaustive_search, 4, 3**4), *((slow_beam_search, 7, beam_size) for beam_size in (2, 3, 5))],
+)
+def test_beam_search_equals_a_slow_implementation(search, max_length, beam_size, length_penalty):
+    tables, n_best = [random_table(seed) for seed in range(20)], min(beam_size, 5)
+    tokens, scores = beam_search(table_step(tables), start(20), max_length, beam_size, length_penalty, n_best=n_best)
     for row, table in enumerate(tables):
-        expected, expected_scores = zip(*slow_beam_search(table, 7, beam_size, length_penalty), strict=True)
+        expected, expected_scores = zip(*search(table, max_length, beam_size, length_penalty)[:n_best], strict=True)
         assert [without_padding(sequence) for sequence in tokens[row]] == [*expected]
         assert scores[row].tolist() == pytest.approx(expected_scores, abs=1e-4)
 
@@ -209,13 +177,8 @@ def test_decoding_stops_when_every_row_has_ended(search, expected):
 @pytest.mark.parametrize(
     ("length", "num_tokens", "max_length", "contexts"),
     [
-        (3, 12, 8, [2, 3, 3]),
-        (3, 5, 8, [2]),
-        (8, 3, 8, [7, 3]),
-        (9, 3, 8, [3]),
-        (20, 8, 9, [3, 3]),
-        (1, 2, 1, [0, 0]),
-        (1, 4, 2, [0, 0]),
+        *((3, 12, 8, [2, 3, 3]), (3, 5, 8, [2]), (8, 3, 8, [7, 3]), (9, 3, 8, [3])),
+        *((20, 8, 9, [3, 3]), (1, 2, 1, [0, 0]), (1, 4, 2, [0, 0])),
     ],
 )
 def test_a_continuation_moves_its_window_by_half_of_the_positions(length, num_tokens, max_length, contexts):
@@ -253,41 +216,30 @@ def test_log_probabilities_are_those_of_the_beam_search(network):
         assert output.log_probability == pytest.approx(total, abs=1e-3)
 
 
-def test_zero_steps_give_no_tokens():
-    assert decode(table_step([random_table(0)]), start(1), 0).shape == (1, 0)
-
-
 def test_pad_and_bos_are_never_generated():
     def step(token, state):
         return torch.tensor([[9.0, 9.0, 0.0, 1.0, 0.0, 0.0]]).expand(len(token), -1), state
 
     state = (torch.zeros(4),)
-    for tokens in (
-        decode(step, state, 5),
-        decode(step, state, 5, sampler(1.0)),
-        beam_search(step, state, 5, beam_size=2)[0][:, 0],
-    ):
-        symbols = [token for row in tokens for token in without_padding(row)]
+    beams, _ = beam_search(step, state, 5, beam_size=2)
+    for tokens in (decode(step, state, 5), decode(step, state, 5, sampler(1.0)), beams[:, 0]):
+        symbols = {token for row in tokens for token in without_padding(row)}
         assert symbols
-        assert set(symbols) <= {EOS, *SYMBOLS}
+        assert symbols <= {EOS, *SYMBOLS}
 
 
 def draws(sample_fn, logits, count=20_000):
     return torch.bincount(sample_fn(logits.expand(count, -1)), minlength=logits.size(-1)) / count
 
 
-def test_sampling_follows_probability_and_temperature():
+def test_sampling_follows_temperature_and_top_k():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     for temperature in (0.5, 1.0, 2.0):
         frequencies = draws(sampler(temperature, generator=torch.Generator().manual_seed(0)), logits)
         torch.testing.assert_close(frequencies, (logits / temperature).softmax(-1), atol=0.015, rtol=0)
 
-
-def test_top_k_keeps_the_k_likeliest():
-    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
-    frequencies = draws(sampler(top_k=2), logits)
     expected = torch.tensor([0.0, *logits[1:3].softmax(-1).tolist(), 0.0])
-    torch.testing.assert_close(frequencies, expected, atol=0.015, rtol=0)
+    torch.testing.assert_close(draws(sampler(top_k=2), logits), expected, atol=0.015, rtol=0)
     assert draws(sampler(top_k=100), logits).gt(0).all()
 
 
@@ -321,19 +273,14 @@ def test_decoding_does_not_depend_on_the_batch(network, batch):
         assert without_padding(beam[0, 0]) == without_padding(beams[row, 0])
 
 
-def test_reorder_state_keeps_the_memory_of_the_same_sources():
-    state = (torch.arange(4), Memory((torch.arange(4),)))
-    rows = torch.tensor([1, 0, 3, 2])
-    kept, copied = reorder_state(state, rows, same_sources=True), reorder_state(state, rows)
-    assert kept[0].tolist() == copied[0].tolist() == [1, 0, 3, 2]
-    assert kept[1] is state[1]
-    assert copied[1][0].tolist() == [1, 0, 3, 2]
-    assert isinstance(copied[1], Memory)
-
-
 def test_reorder_state_selects_rows_of_every_tensor():
-    state = (torch.arange(4), ((torch.arange(8).view(4, 2),), ()))
-    picked = reorder_state(state, torch.tensor([3, 1, 1]))
-    assert picked[0].tolist() == [3, 1, 1]
-    assert picked[1][0][0].tolist() == [[6, 7], [2, 3], [2, 3]]
-    assert greedy(torch.tensor([[0.0, 2.0, 1.0]])).tolist() == [1]
+    """The memory is kept if the rows have the same sources."""
+    state = (torch.arange(4), ((torch.arange(8).view(4, 2),), ()), Memory((torch.arange(4),)))
+    rows = torch.tensor([3, 1, 1])
+    copied, kept = reorder_state(state, rows), reorder_state(state, rows, same_sources=True)
+    for number, nested, _ in (copied, kept):
+        assert number.tolist() == [3, 1, 1]
+        assert nested[0][0].tolist() == [[6, 7], [2, 3], [2, 3]]
+    assert copied[2][0].tolist() == [3, 1, 1]
+    assert isinstance(copied[2], Memory)
+    assert kept[2] is state[2]

@@ -1,4 +1,4 @@
-"""Dropout against the binomial distribution."""
+"""Dropout: its probability, its scale and its stream of bits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,45 @@ from lightning_tfm.layers import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_zeroes_with_its_probability_and_keeps_the_mean(p):
+def test_dropout_is_independent_for_neighbors_and_seeded(p):
+    """Four neighbors share 64 random bits."""
     torch.manual_seed(0)
-    dropout, x = Dropout(p), torch.ones(1001, 999)  # not a multiple of the four values drawn together
+    dropout, x = Dropout(p), torch.ones(1001, 999)  # not a multiple of 4
     y = dropout(x)
-    zeroed = (y == 0).double().mean().item()
-    deviation = math.sqrt(p * (1 - p) / x.numel())
-    assert zeroed == pytest.approx(p, abs=5 * deviation)
     assert y.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-4)
-    # Neighbors, which share 64 random bits, are independent.
     together = ((y[:, 1:] == 0) & (y[:, :-1] == 0)).double().mean().item()
     assert together == pytest.approx(p * p, abs=5 * math.sqrt(p * p * (1 - p * p) / y[:, 1:].numel()) + 1e-3)
     torch.manual_seed(0)
     assert dropout(x).equal(y)
     assert not dropout(x).equal(y)
     assert dropout.eval()(x) is x
+
+
+EDGES = [1e-300, 1e-9, 2.0**-18, 2.0**-17, 1e-5, 1e-4]
+EDGES += [1 - p for p in (1e-4, 1e-5, 1e-6, 2.0**-16, 2.0**-17, 2.0**-53)]
+
+
+@pytest.mark.parametrize("p", [*EDGES, *torch.linspace(0.01, 0.99, 15).tolist()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_dropout_scales_by_its_rounded_probability(p, dtype):
+    rounded = min(round(p * 2**16), 2**16 - 2) / 2**16
+    x = torch.rand(300_001).to(dtype)
+    y = Dropout(p)(x)
+    assert y.isfinite().all()
+    kept = y != 0
+    torch.testing.assert_close(y[kept], (x[kept].double() / (1 - rounded)).to(dtype))
+    deviation = math.sqrt(rounded * (1 - rounded) / len(x))
+    assert kept.double().mean().item() == pytest.approx(1 - rounded, abs=5 * deviation)
+    assert abs(rounded - p) <= 2**-15
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.9])
+def test_dropout_uses_a_fixed_stream_of_bits(p):
+    """A resumed run must drop the same units, so the stream of bits must not change between versions."""
+    x = torch.randn(7, 143)
+    torch.manual_seed(1)
+    y = Dropout(p)(x)
+    torch.manual_seed(1)
+    bits = torch.empty(251, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[: 7 * 143].view(7, 143)
+    threshold = round(p * 2**16)
+    assert y.equal(x * ((bits >= threshold - 2**15).float() * (2**16 / (2**16 - threshold))))

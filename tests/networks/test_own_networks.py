@@ -53,24 +53,18 @@ def own_run(tmp_path_factory):
     """Train a network of a module in the current folder, and return the folder of the run."""
     cwd = tmp_path_factory.mktemp("own")
     (cwd / "my_nets.py").write_text(OWN)
-    arguments = [
-        "--config",
-        EXPERIMENTS / "copy_gpt.yaml",
-        "--model.network=my_nets.Mine",
-        "--trust-package=my_nets",
-        *SIZES,
-    ]
-    child = run("fit", *arguments, cwd=cwd)
+    arguments = ["--model.network=my_nets.Mine", "--trust-package=my_nets", *SIZES]
+    child = run("fit", "--config", EXPERIMENTS / "copy_gpt.yaml", *arguments, cwd=cwd)
     assert child.wait() == 0, child.err.read_text()
     return cwd / "runs/copy_gpt/version_0"
 
 
 def test_commands_printed_by_fit_trust_the_package_too(own_run):
     printed = (own_run.parents[2] / "stdout").read_text()
-    assert re.search(
-        r"lightning-tfm generate .* --trust-package my_nets\n.*lightning-tfm report .* --trust-package my_nets\n",
-        printed,
-    )
+    assert re.findall(r"lightning-tfm (generate|report) .* --trust-package my_nets\n", printed) == [
+        "generate",
+        "report",
+    ]
 
 
 @pytest.fixture
@@ -85,23 +79,17 @@ def checkpoint(own_run, monkeypatch):
     sys.modules.pop("my_nets", None)
 
 
-COMMANDS = {
-    "generate": lambda checkpoint, output: ["generate", checkpoint, "1 2 3", "--output", output],
-    "safetensors": lambda checkpoint, output: ["export", checkpoint, "--output", output],
-    "torch_export": lambda checkpoint, output: ["export", checkpoint, "--format", "torch_export", "--output", output],
-    "test": lambda checkpoint, output: [
-        "test",
-        "--config",
-        checkpoint.parents[1] / "config.yaml",
-        "--ckpt_path",
-        checkpoint,
-    ],
-}
+COMMANDS = [
+    "generate {checkpoint} 1 --output {output}",
+    "export {checkpoint} --output {output}",
+    "export {checkpoint} --format torch_export --output {output}",
+    "test --config {run}/config.yaml --ckpt_path {checkpoint}",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_load_a_network_of_a_trusted_package(command, checkpoint, monkeypatch, tmp_path, capsys):
-    arguments = COMMANDS[command](checkpoint, tmp_path / "output")
+def test_commands_load_a_network_of_a_trusted_package(command, own_run, checkpoint, monkeypatch, tmp_path, capsys):
+    arguments = command.format(checkpoint=checkpoint, run=own_run, output=tmp_path / "output").split()
     assert in_process(monkeypatch, *arguments) == 2
     assert "--trust-package" in capsys.readouterr().err
     assert "my_nets" not in sys.modules
@@ -109,17 +97,14 @@ def test_commands_load_a_network_of_a_trusted_package(command, checkpoint, monke
     assert not (tmp_path / "output").exists()
     assert in_process(monkeypatch, *arguments, "--trust-package", "other,my_nets") == 0, capsys.readouterr().err
     assert Path("canary").exists()
-    assert (tmp_path / "output").exists() or command == "test"
+    assert (tmp_path / "output").exists() or arguments[0] == "test"
 
 
 def test_a_report_shows_the_attention_of_trusted_networks_only(own_run, checkpoint, monkeypatch, tmp_path, capsys):
     arguments = ["report", own_run, "--output", tmp_path / "page.html"]
     assert in_process(monkeypatch, *arguments) == 0
-    message = capsys.readouterr().err
-    assert "cannot show the attention of" in message
-    assert message.endswith(
-        "names 'my_nets.Mine', which is not imported; if you trust its code: --trust-package my_nets\n"
-    )
+    message = "cannot show the attention of .* 'my_nets.Mine', which is not imported; .*: --trust-package my_nets\n"
+    assert re.search(message, capsys.readouterr().err, re.DOTALL)
     assert not Path("canary").exists()
     assert in_process(monkeypatch, *arguments, "--overwrite", "--trust-package=my_nets") == 0
     assert capsys.readouterr().err == ""
@@ -139,11 +124,11 @@ def test_load_imports_a_network_of_a_trusted_package(checkpoint):
 def test_a_trusted_package_must_define_the_network(checkpoint, tmp_path):
     content = read(checkpoint)
     for name, message in (
-        ("my_nets.Yours", "names 'my_nets.Yours', which cannot be imported: module 'my_nets' has no attribute 'Yours'"),
-        ("my_nets.inner.Mine", "names 'my_nets.inner.Mine', which cannot be imported"),
-        ("my_nets.nn.Linear", "names 'my_nets.nn.Linear', which cannot be imported"),
-        ("my_nets.Path", "must name a class that derives from Network, but names 'my_nets.Path'"),
-        ("my_nets.Seq2SeqNetwork", "must name a class that derives from Network, but names 'my_nets.Seq2SeqNetwork'"),
+        ("my_nets.Yours", "'my_nets.Yours', which cannot be imported: module 'my_nets' has no attribute 'Yours'"),
+        ("my_nets.inner.Mine", "'my_nets.inner.Mine', which cannot be imported"),
+        ("my_nets.nn.Linear", "'my_nets.nn.Linear', which cannot be imported"),
+        ("my_nets.Path", "derives from Network, but names 'my_nets.Path'"),
+        ("my_nets.Seq2SeqNetwork", "derives from Network, but names 'my_nets.Seq2SeqNetwork'"),
         (["my_nets"], "is not imported"),
     ):
         network = content["hyper_parameters"]["network"] | {"class_path": name}
@@ -155,9 +140,8 @@ def test_a_trusted_package_must_define_the_network(checkpoint, tmp_path):
 
 @pytest.mark.run
 def test_reproduce_passes_trusted_packages_to_its_runs(checkpoint, monkeypatch, tmp_path, capsys):
-    (tmp_path / "claims.yaml").write_text(
-        "mine: {test/exact_match: {11: 0, 12: 1}, training: {seconds: 2, machine: any}}\n"
-    )
+    claims = "mine: {test/exact_match: {11: 0, 12: 1}, training: {seconds: 2, machine: any}}\n"
+    (tmp_path / "claims.yaml").write_text(claims)
     config = (checkpoint.parents[1] / "config.yaml").read_text().replace("trust_package: my_nets", "trust_package: ''")
     config = config.partition("\n")[2]  # drop the line with the version of Lightning
     (tmp_path / "mine.yaml").write_text(config)
@@ -174,5 +158,5 @@ def test_trust_package_accepts_names_of_packages_only(name, monkeypatch, capsys)
     for command in (("fit", "--config", EXPERIMENTS / "copy_gpt.yaml"), ("generate", "none.ckpt", "x")):
         assert in_process(monkeypatch, *command, "--trust-package", name) == 2
         message = capsys.readouterr().err
-        assert f"argument --trust-package: must be names of packages, separated by commas, but has {name!r}" in message
+        assert re.search(f"--trust-package: .* names of packages, .* but has {re.escape(repr(name))}", message)
         assert "Traceback" not in message

@@ -18,3 +18,9 @@ def small(cls):
 
 CLASSES = [getattr(datamodules, name) for name in datamodules.__all__]
 DATA = {cls.__name__: small(cls) for cls in CLASSES if issubclass(cls, GeneratedDataModule)}
+
+
+def set_up(data):
+    """Prepare a data module for training, and return it."""
+    data.setup("fit")
+    return data

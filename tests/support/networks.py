@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from functools import partial
 
+import torch
+
 from lightning_tfm import networks
 from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Seq2SeqNetwork, Transformer
 
@@ -46,3 +48,30 @@ NETWORKS |= {
     "AttentionLSTM pointer_generator": tiny(AttentionLSTM, pointer_generator=True),
     "GPT no_bias": tiny(GPT, bias=False),
 }
+
+
+def randomize(network, std=0.3):
+    """Draw all parameters, biases included, and return the network."""
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return network
+
+
+def minimize(loss, network):
+    """Take 150 steps of Adam, and return the last value of the function `loss`."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        optimizer.step()
+    return value
+
+
+def step_by_step(network, source, target_in):
+    """Return the logits (B, T, V) of `decode_step` for each token."""
+    state, steps = network.encode(source), []
+    for token in target_in.unbind(1):
+        logits, state = network.decode_step(token, state)
+        steps.append(logits)
+    return torch.stack(steps, dim=1)

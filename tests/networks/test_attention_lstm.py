@@ -1,0 +1,114 @@
+"""The LSTM with attention: its cells, its precision and hard monotonic attention."""
+
+from __future__ import annotations
+
+import itertools
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_tfm.layers.losses import token_nll
+from lightning_tfm.networks import AttentionLSTM
+from lightning_tfm.tokenization import BOS, EOS, PAD
+from support.networks import VOCAB_SIZE, randomize
+
+
+@pytest.mark.parametrize("pointer_generator", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [
+        (torch.float64, False, 1e-12),
+        (torch.float32, False, 1e-5),
+        (torch.float32, True, 0.025),
+        (torch.bfloat16, False, 0.025),
+        (torch.float16, False, 0.003),
+    ],
+)
+def test_training_equals_evaluation_in_every_precision(dtype, autocast, tolerance, pointer_generator, batch):
+    """The loop over the decoder in evaluation mode, in float64, has the same logits and gradients."""
+    exact = randomize(AttentionLSTM(VOCAB_SIZE, 16, pointer_generator=pointer_generator))
+    trained = deepcopy(exact).to(dtype)
+    results = []
+    for network, enabled in ((trained.train(), autocast), (exact.double().eval(), False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logits = network(*batch)
+            token_nll(logits, batch[1]).backward()
+        results.append([logits.detach(), *(parameter.grad for parameter in network.parameters())])
+    for result, expected in zip(*results, strict=True):
+        assert (result - expected).norm() <= tolerance * expected.norm()
+
+
+def test_hard_monotonic_attention_sums_over_all_alignments():
+    """The probability of a target is the sum over all alignments that never move left, enumerated one by one."""
+    network = randomize(AttentionLSTM(VOCAB_SIZE, 8, attention="hard_monotonic"), 0.5).double().eval()
+    attention = network.attention
+    for source, target in (([3, 4, 5, EOS], [6, 7, EOS]), ([8, EOS], [3, 3, 3, 4, EOS]), ([EOS], [5, EOS])):
+        target_in = torch.tensor([[BOS, *target[:-1]]])
+        recurrent, _, (keys, memory, _) = network.encode(torch.tensor([source]))
+        S, moves, emissions = len(source), [], []
+        for token, output in zip(target_in[0], target, strict=True):
+            embedded = network.decoder_token(network.target_embedding(token[None]))
+            recurrent = network._cell(embedded, memory[:, 0, :0], recurrent)
+            energies = attention.energy(torch.tanh(attention.q_proj(recurrent[0]) + keys[0])).squeeze(1)
+            moves.append([energies[s:].softmax(0) for s in range(S)])  # from s to s, s + 1, ...
+            features = torch.cat((recurrent[0].expand(S, -1), memory[0]), dim=1)
+            emissions.append(network.head(torch.tanh(network.readout(features))).softmax(-1)[:, output])
+        expected = 0
+        for alignment in itertools.combinations_with_replacement(range(S), len(target)):
+            probability, previous = 1, 0
+            for place, move, emission in zip(alignment, moves, emissions, strict=True):
+                probability, previous = probability * move[previous][place - previous] * emission[place], place
+            expected += probability
+        log_probs = network(torch.tensor([source]), target_in)[0]
+        torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(target), dtype=torch.float64))
+        actual = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
+        torch.testing.assert_close(actual, expected.log(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_encoder_equals_a_packed_bidirectional_network(cell, batch):
+    source, _ = batch
+    ours = AttentionLSTM(11, 16, cell=cell).eval()
+    theirs = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](16, 16, batch_first=True, bidirectional=True)
+    for name, parameter in theirs.named_parameters():
+        direction = ours.encoder_backward if name.endswith("_reverse") else ours.encoder_forward
+        parameter.data.copy_(direction.get_parameter(name.removesuffix("_reverse")))
+    lengths = (source != PAD).sum(1)
+    embedded = ours.source_embedding(source)
+    packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+    expected, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    *_, (_, memory, _) = ours.encode(source)
+    torch.testing.assert_close(memory[source != PAD], expected[source != PAD])
+
+
+def test_lstm_decoder_cell_equals_torch():
+    ours, theirs = AttentionLSTM(11, 16), nn.LSTMCell(16 + 32, 16)
+
+    def reordered(weight):
+        forget, input, output, candidate = weight.chunk(4)  # torch has another order
+        return torch.cat((input, forget, candidate, output))
+
+    context_and_hidden = reordered(ours.decoder_state.weight)  # (4D, 2D + D)
+    theirs.weight_ih.data = torch.cat((reordered(ours.decoder_token.weight), context_and_hidden[:, :32]), dim=1)
+    theirs.weight_hh.data = context_and_hidden[:, 32:]
+    theirs.bias_ih.data, theirs.bias_hh.data = reordered(ours.decoder_token.bias), torch.zeros(64)
+    token, context, hidden, cell = torch.randn(3, 16), torch.randn(3, 32), torch.randn(3, 16), torch.randn(3, 16)
+    expected = theirs(torch.cat((token, context), dim=1), (hidden, cell))
+    actual = ours._cell(ours.decoder_token(token), context, (hidden, cell))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_gru_decoder_cell_equals_its_formula():
+    """Compare with A.2.2 of Bahdanau et al. (2015)."""
+    network, y = AttentionLSTM(11, 4, cell="gru"), torch.randn(3, 4)
+    c, s = torch.randn(3, 8), torch.randn(3, 4)
+    w_z, w_r, w = network.decoder_token(y).chunk(3, dim=1)
+    c_z, c_r = (c @ weight[:, :8].T for weight in network.decoder_state.weight.chunk(2))
+    u_z, u_r = (s @ weight[:, 8:].T for weight in network.decoder_state.weight.chunk(2))
+    z, r = torch.sigmoid(w_z + c_z + u_z), torch.sigmoid(w_r + c_r + u_r)
+    candidate = network.decoder_candidate.weight
+    proposal = torch.tanh(w + (r * s) @ candidate[:, 8:].T + c @ candidate[:, :8].T)
+    (actual,) = network._cell(network.decoder_token(y), c, (s,))
+    torch.testing.assert_close(actual, (1 - z) * s + z * proposal)
