@@ -16,7 +16,7 @@ import wandb
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
-from support.experiments import fit, made_once
+from support.experiments import fit, made_once, train_on_dates
 from support.networks import NETWORKS, VOCAB_SIZE
 from support.processes import run
 
@@ -101,3 +101,14 @@ def browser():
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    """Train briefly on dates by the console script, without a W&B login and without standard input."""
+    return made_once("user", train_on_dates, tmp_path_factory) / "runs/date_attention_lstm/version_0"
+
+
+@pytest.fixture
+def checkpoint(run_folder):
+    return run_folder / "checkpoints/best.ckpt"

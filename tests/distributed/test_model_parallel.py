@@ -9,17 +9,12 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.accelerators import CUDAAccelerator
 
 from lightning_tfm.checkpoint import read
-from lightning_tfm.distributed.parallel import broadcast_weights, check_activation_checkpointing, check_tensor_parallel
-from lightning_tfm.distributed.strategies import ModelParallel
 from lightning_tfm.errors import UserError
-from lightning_tfm.networks import GPT, AttentionLSTM, LinearTransformer, Transformer
 from support.equality import equal
 from support.experiments import AVERAGED, MUON, TASKS, fit, folder, new_folders, write_task
 from support.processes import (
-    CONTEXT,
     EXPERIMENTS,
     TWO_PROCESSES,
     in_process,
@@ -29,6 +24,9 @@ from support.processes import (
     start_parallel,
     start_two,
 )
+
+pytestmark = pytest.mark.run
+
 
 LAYOUTS = {
     "one process": start,
@@ -44,10 +42,13 @@ LAYOUTS = {
 }
 """Functions that start a run, by name of the layout."""
 
+
 TOLERANCE = 1e-5
+
 
 UNDIVIDED = {"model.init_args.network.init_args.dropout": 0.0, "trainer.max_steps": 50}
 """Settings of runs that are compared with one process; with data parallelism, each process has its own dropout."""
+
 
 FOUR_HEADS = {"model.init_args.network.init_args.num_heads": 4}
 TWO_HEADS = {"model.init_args.network.init_args.num_heads": 2}
@@ -55,6 +56,7 @@ DROPOUT = {"model.init_args.network.init_args.dropout": 0.2}
 ACCUMULATED = {"trainer.accumulate_grad_batches": 3}
 CLIPPED_BY_VALUE = {"trainer.gradient_clip_algorithm": "value", "trainer.gradient_clip_val": 0.01}
 WIDE = {"model.init_args.network.init_args.d_model": 64}
+
 
 VARIANTS = {
     "GPT, DDP": ("gpt", "DDP", TWO_HEADS),
@@ -77,7 +79,6 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.run
 def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
     model, layout, settings = VARIANTS[variant]
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -97,7 +98,6 @@ def test_a_run_of_several_processes_equals_one_process(variant, tmp_path):
         ("attention_lstm", "FSDP2"),
     ],
 )
-@pytest.mark.run
 def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_path):
     settings = UNDIVIDED | {"trainer.precision": "bf16-mixed"} | (TWO_HEADS if model != "attention_lstm" else {})
     runs = {}
@@ -112,35 +112,9 @@ def test_a_run_in_mixed_precision_is_close_to_one_process(model, layout, tmp_pat
     assert runs[layout] == pytest.approx(runs["one process"], rel=1e-3)
 
 
-def random_network(seed):
-    torch.manual_seed(seed)
-    return GPT(16, d_model=8, num_heads=2, num_layers=1, max_length=8)
-
-
-def broadcast(rank, rendezvous, results):
-    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=2)
-    network = random_network(rank)
-    broadcast_weights(network, torch.device("cpu"))
-    results.put({name: weight.tolist() for name, weight in network.named_parameters()})
-    torch.distributed.destroy_process_group()
-
-
-def test_all_processes_start_from_the_weights_of_the_first(tmp_path):
-    results = CONTEXT.SimpleQueue()
-    processes = [CONTEXT.Process(target=broadcast, args=(rank, tmp_path / "rendezvous", results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
-    expected = {name: weight.tolist() for name, weight in random_network(0).named_parameters()}
-    assert found == [expected, expected]
-
-
 @pytest.mark.parametrize(
     "layout", ["DDP", "FSDP2", "tensor parallel", "FSDP2 and tensor parallel", "elastic determinism"]
 )
-@pytest.mark.run
 def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tmp_path):
     fault = {"fault": ("in the loss", 31, "nan"), "faulty_rank": 1}
     child = LAYOUTS[layout](*fit("gpt", **UNDIVIDED | TWO_HEADS), cwd=tmp_path, **fault)
@@ -155,7 +129,6 @@ def test_nan_in_one_process_ends_all_and_earlier_checkpoints_are_kept(layout, tm
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.run
 def test_a_task_trains_as_in_one_process(task, tmp_path):
     path = write_task(task, tmp_path)
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -216,8 +189,13 @@ def predictions(run):
 
 
 ONE, DDP, FSDP, TENSOR = "one process", "DDP", "FSDP2", "tensor parallel"
+
+
 CIRCUIT = [ONE, DDP, ONE, FSDP, ONE, TENSOR, DDP, FSDP, DDP, TENSOR, FSDP, TENSOR, ONE]
 """Layouts such that each of the four follows each other one once."""
+assert (
+    len(set(zip(CIRCUIT, CIRCUIT[1:], strict=False)) - {(name, name) for name in CIRCUIT}) == 4 * 3 == len(CIRCUIT) - 1
+)
 
 
 SHARDED = [
@@ -240,7 +218,6 @@ SHARDED = [
     ],
     ids=["AdamW", "Muon", "sharded checkpoints"],
 )
-@pytest.mark.run
 def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | settings | {"trainer.max_steps": 5 * len(starts)}
     whole, killed = new_folders(tmp_path, "whole", "killed")
@@ -252,7 +229,6 @@ def test_a_killed_run_resumes_in_any_other_layout(starts, settings, tmp_path):
     assert_close_runs(folder(killed, "gpt"), folder(whole, "gpt"))
 
 
-@pytest.mark.run
 def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, capsys):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     one, divided = new_folders(tmp_path, "one", "divided")
@@ -283,7 +259,6 @@ def test_a_sharded_checkpoint_is_read_by_all_commands(tmp_path, monkeypatch, cap
         read(saved / "best.ckpt")
 
 
-@pytest.mark.run
 def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True)
@@ -299,7 +274,6 @@ def test_a_kill_while_shards_are_written_keeps_the_checkpoint_before(tmp_path):
 
 
 @pytest.mark.parametrize("faulty_rank", [None, 1], ids=["all processes", "one process"])
-@pytest.mark.run
 def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty_rank, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | WIDE | {"trainer.max_steps": 12}
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
@@ -322,7 +296,6 @@ def test_a_full_disk_while_shards_are_written_keeps_the_checkpoint_before(faulty
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.run
 def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed, tmp_path):
     settings = UNDIVIDED | TWO_HEADS | {"trainer.max_steps": 12}
     begin = partial(start_parallel, 2, 1, save_distributed_checkpoint=True, cwd=tmp_path)
@@ -339,12 +312,6 @@ def test_a_process_that_is_killed_while_shards_are_written_ends_the_other(killed
     assert sorted(path.name for path in saved.glob("*.shards")) == ["best_step_12.shards", "last_step_12.shards"]
 
 
-def test_the_circuit_has_all_pairs_of_layouts():
-    pairs = list(zip(CIRCUIT, CIRCUIT[1:], strict=False))
-    assert len(set(pairs)) == len(pairs) == 4 * 3
-    assert all(before != after for before, after in pairs)
-
-
 @pytest.mark.parametrize(
     ("settings", "layouts"),
     [
@@ -352,7 +319,6 @@ def test_the_circuit_has_all_pairs_of_layouts():
         ({"model.init_args.network.init_args.cross_attention": "monotonic"}, ["FSDP2"]),  # trained with noise
     ],
 )
-@pytest.mark.run
 def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
     start(*fit("transformer", **settings | {"trainer.max_steps": 20}), cwd=tmp_path).finish()
     trained = folder(tmp_path, "transformer")
@@ -364,29 +330,6 @@ def test_a_trained_model_is_tested_in_every_layout(settings, layouts, tmp_path):
             assert line == expected
 
 
-@pytest.mark.parametrize("network", [AttentionLSTM(11, 8), LinearTransformer(11, 8, 2, 1, max_length=8)])
-def test_networks_without_transformer_layers_are_only_sharded(network):
-    name = type(network).__name__
-    check_tensor_parallel(network, 1)
-    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {name}, whose layers cannot be divided"):
-        check_tensor_parallel(network, 2)
-    with pytest.raises(UserError, match=f"activation_checkpointing must be false for {name}"):
-        check_activation_checkpointing(network)
-
-
-@pytest.mark.parametrize(
-    ("network", "setting"),
-    [
-        (GPT(11, 8, 2, 1, max_length=8, positions="alibi"), "positions alibi"),
-        (Transformer(11, 8, 2, 1, 8, max_length=8, pointer_generator=True), "pointer_generator"),
-        (Transformer(11, 8, 2, 1, 8, max_length=8, cross_attention="monotonic"), "cross_attention monotonic"),
-    ],
-)
-def test_what_reads_all_heads_is_not_divided(network, setting):
-    with pytest.raises(UserError, match=f"tensor_parallel_size must be 1 for {setting}"):
-        check_tensor_parallel(network, 2)
-
-
 @pytest.mark.parametrize(
     ("model", "number", "size", "message"),
     [
@@ -396,18 +339,9 @@ def test_what_reads_all_heads_is_not_divided(network, setting):
         ("gpt", 1, 0, "tensor_parallel_size must be at least 1, but is 0; try 1"),
     ],
 )
-@pytest.mark.run
 def test_a_mistake_ends_all_processes_with_one_line(model, number, size, message, tmp_path):
     start_parallel(number, size, *fit(model), cwd=tmp_path).refuse(message)
     assert not list(tmp_path.glob(f"runs/copy_{model}/*"))
-
-
-def test_gloo_is_refused_on_gpus():
-    strategy = ModelParallel(process_group_backend="gloo")
-    strategy.accelerator = CUDAAccelerator()
-    strategy.check_processes(1)
-    with pytest.raises(UserError, match="process_group_backend must be nccl on GPUs"):
-        strategy.check_processes(2)
 
 
 SHARDED_BY_TWO = [
@@ -425,7 +359,6 @@ SHARDED_BY_TWO = [
     ],
     ids=["DDP", "elastic determinism", "tensor parallel"],
 )
-@pytest.mark.run
 def test_processes_with_different_strategies_are_refused(first_has, named, tmp_path):
     starts = [partial(start, *fit("gpt", *options), cwd=tmp_path) for options in (first_has, SHARDED_BY_TWO)]
     first, second = (begin(**rank) for begin, rank in zip(starts, ranks(), strict=True))
@@ -434,6 +367,5 @@ def test_processes_with_different_strategies_are_refused(first_has, named, tmp_p
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
-@pytest.mark.run
 def test_a_network_interface_that_does_not_exist_is_one_mistake(tmp_path):
     start_two(*fit("gpt"), cwd=tmp_path, GLOO_SOCKET_IFNAME="nosuch0").refuse("nosuch0")

@@ -334,3 +334,22 @@ def in_terminal(command, cwd, environment, columns=120):
             printed += part
     os.close(ours)
     return process.wait(60), printed.decode()
+
+
+def mistake(monkeypatch, capsys, *arguments):
+    """Run a command that fails, and return its error message, which is one line."""
+    assert in_process(monkeypatch, *arguments) == 2
+    err = capsys.readouterr().err
+    (line,) = err.splitlines()
+    assert line.startswith("lightning-tfm: error: ")
+    return line
+
+
+def last_line(child):
+    return child.err.read_text().splitlines()[-1]
+
+
+def shell_words(command):
+    """Return the arguments into which bash splits a command."""
+    shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
+    return os.fsdecode(shell.stdout).split("\0")[:-1]

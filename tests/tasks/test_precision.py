@@ -12,14 +12,6 @@ import sacrebleu
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-    XLAStrategy,
-)
 from torchmetrics.functional.text import word_error_rate
 
 from datamodules import Copy, Sentiment, Text
@@ -27,20 +19,19 @@ from lightning_tfm.callbacks import Checkpoints, WeightAveraging
 from lightning_tfm.checkpoint import read
 from lightning_tfm.checkpoint.plugin import VerifiedCheckpointIO
 from lightning_tfm.data import Batch
-from lightning_tfm.errors import UserError
 from lightning_tfm.layers.attention import MAX_UNFUSED_KEYS, scaled_dot_product_attention
 from lightning_tfm.layers.losses import token_nll
 from lightning_tfm.networks import GPT, EncoderClassifier, MaskedEncoder
 from lightning_tfm.optimizers import AdamW, LRSchedule
 from lightning_tfm.tasks import Classifier, LanguageModel, MaskedLanguageModel, Seq2SeqModule
 from lightning_tfm.tasks.alignment import AlignmentScores
-from lightning_tfm.tasks.checks import check_strategy
 from lightning_tfm.tasks.metrics import Mean, exact_sum
 from lightning_tfm.tokenization import EOS, PAD
 from support.corpora import TEXT, reviews, write_lines
 
 PRECISIONS = ("64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed")
 """Precisions without extra dependencies. Lightning replaces 16-mixed with bf16-mixed on a CPU; torch supports both."""
+
 
 BATCHES = 200
 
@@ -285,9 +276,6 @@ def test_naive_bayes_is_the_same_in_half_precision(tmp_path):
     torch.testing.assert_close(ours(words), theirs(words), rtol=0, atol=0)
 
 
-# NaN
-
-
 def test_sums_of_a_mean_are_never_in_half_precision():
     for dtype, kept in (
         (torch.bfloat16, torch.float32),
@@ -355,9 +343,6 @@ def test_weights_with_a_non_finite_loss_are_never_the_best(value, monitor, mode,
     assert f"val/loss is {value:g} at step 40; these weights are not saved as the best" in capsys.readouterr().err
 
 
-# Averaged weights
-
-
 class Weights(Callback):
     """Record the weights after each step in float64."""
 
@@ -420,9 +405,6 @@ def test_a_failing_validation_restores_the_trained_weights(tmp_path):
         assert ours.double().equal(trained)
 
 
-# Gradients
-
-
 def test_steps_skipped_by_the_gradient_scaler_are_counted(tmp_path, capsys):
     data, module = make_seq2seq(tmp_path)
     module.lr_schedule = LRSchedule(decay="inverse_sqrt")  # does not depend on max_steps
@@ -468,20 +450,3 @@ def test_the_logged_norm_is_that_of_the_whole_gradient(precision, tmp_path):
     assert not module.skipped_steps
     expected = norms[0] / batches[0].tokens.item()
     assert trainer.callback_metrics["train/gradient_norm"].item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy, XLAStrategy])
-def test_an_unknown_strategy_is_refused(strategy):
-    with pytest.raises(UserError, match=f"trainer.strategy must be ddp, .* but is {strategy.__name__}$"):
-        check_strategy(object.__new__(strategy))  # some need packages that are not installed
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_strategy_that_copies_the_process_is_refused(method):
-    with pytest.raises(UserError, match=f"must start each process with the command, but ddp_{method} copies"):
-        check_strategy(DDPStrategy(start_method=method))
-
-
-@pytest.mark.parametrize("strategy", [DDPStrategy(), SingleDeviceStrategy()])
-def test_a_known_strategy_is_accepted(strategy):
-    check_strategy(strategy)

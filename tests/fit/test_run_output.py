@@ -1,0 +1,179 @@
+"""What a finished run writes and prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import ProgressBar as AnyProgressBar
+
+from datamodules.date import FORMATS
+from lightning_tfm.checkpoint import read
+from lightning_tfm.commands.seeds import SettingsCLI
+from lightning_tfm.fit.cli import run as cli_run
+from lightning_tfm.inference.loading import load
+from lightning_tfm.runs.record import Run
+from support.experiments import COPY, DATE, fit
+from support.processes import in_process, run
+
+
+def test_fit_writes_a_summary_and_checkpoints(run_folder):
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert set(summary) == {
+        "test",
+        "higher_is_better",
+        "token_metrics",
+        "signatures",
+        "train_seconds",
+        "samples_per_second",
+        "steps",
+        "parameters",
+        "seed",
+    }
+    assert summary["steps"] == 400
+    whole = {name for name in summary["test"] if "/" not in name}
+    assert whole == {"loss", "perplexity", "token_accuracy", "exact_match", "ser"}
+    lower = {"loss", "perplexity", "ser", *(f"nll/{format}" for format in FORMATS)}
+    directions = summary["higher_is_better"]
+    assert {name: directions[name] for name in summary["test"]} == {name: name not in lower for name in summary["test"]}
+    validated = {name.rpartition("/")[2]: directions[name] for name in directions if name.startswith("alignment/")}
+    assert validated == {"accuracy": True, "aer": False}
+    assert set(summary["token_metrics"]) == {"loss", "perplexity", "token_accuracy", "ser"}
+    lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
+    categories = {}
+    for format in FORMATS:
+        of_format = [line for line in lines if line["category"] == format]
+        categories[f"exact_match/{format}"] = sum(line["correct"] for line in of_format) / len(of_format)
+        categories[f"nll/{format}"] = sum(line["nll"] for line in of_format) / len(of_format)
+    assert {name: value for name, value in summary["test"].items() if "/" in name} == pytest.approx(
+        categories, rel=1e-4
+    )
+    assert summary["test"]["exact_match"] > 0.9
+    assert summary["seed"] == yaml.safe_load(DATE.read_text())["seed_everything"]
+    assert summary["samples_per_second"] * summary["train_seconds"] == pytest.approx(400 * 32, rel=0.01)
+    best, last = (read(run_folder / f"checkpoints/{name}.ckpt") for name in ("best", "last"))
+    assert last["global_step"] == 400
+    assert best["global_step"] in (200, 400)
+    network = load(run_folder / "checkpoints/best.ckpt").network
+    assert summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_fit_prints_its_metrics_and_examples(run_folder):
+    user = run_folder.parents[2]
+    out = (user / "stdout").read_text()
+    assert "\x1b" not in out + (user / "stderr").read_text(), "colors are for terminals"
+    for name, value in json.loads((run_folder / "summary.json").read_text())["test"].items():
+        assert bool(re.search(rf"^ *{re.escape(name)} +{value:.4f} *$", out, re.M)) == ("/" not in name)
+    lines = [json.loads(line) for line in (run_folder / "predictions.jsonl").read_text().splitlines()]
+    right = [f"correct  {line['source']} → {line['prediction']}" for line in lines if line["correct"]]
+    assert [line for line in out.splitlines() if line.startswith("correct")] == right[:3]
+    wrong = {
+        f"wrong    {line['source']} → {line['prediction']} (expected {line['target']})"
+        for line in lines
+        if not line["correct"]
+    }
+    shown = [line for line in out.splitlines() if line.startswith("wrong")]
+    assert set(shown) <= wrong
+    assert len(shown) == min(3, len(lines) - len(right))
+
+
+def test_a_run_records_its_provenance(run_folder):
+    (start,) = Run(run_folder).starts  # has all keys
+    assert start["step"] == 0
+    assert "fit --config" in start["command"]
+    assert set(start["data_fingerprint"]) == {"train", "val", "test"}
+    assert start["versions"]["torch"] == torch.__version__
+    assert {"python", "lightning", "babel", "faker"} <= set(start["versions"])
+    assert start["hardware"]["cores"] >= start["hardware"]["threads"] >= 1
+    assert start["hardware"]["processor"]
+    repository = Path(__file__).parents[2]
+    head = subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert start["framework"]["commit"] == (head.stdout.strip() if head.returncode == 0 else None)
+    assert start["git"] == {"commit": None, "dirty": None}, "the working directory is in no repository"
+    assert not (run_folder / "uncommitted_0.diff").exists()
+
+
+def test_the_state_of_the_working_directory_is_recorded(tmp_path):
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    (tmp_path / "mine.py").write_text("one\n")
+    (tmp_path / ".gitignore").write_text("std*\nruns\n")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "mine.py").write_text("two\n")
+    assert run(*fit("gpt", **{"trainer.max_steps": 1}), cwd=tmp_path).wait() == 0
+    (folder,) = (tmp_path / "runs/copy_gpt").iterdir()
+    (start,) = json.loads((folder / "provenance.json").read_text())
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert start["git"] == {"commit": commit, "dirty": True, "untracked": []}
+    difference = folder / "uncommitted_0.diff"
+    assert "-one\n+two\n" in difference.read_text()
+    assert difference.stat().st_mode & 0o777 == 0o600
+
+
+def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
+    header = (run_folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {
+        "train/loss",
+        "val/loss",
+        "val/exact_match",
+        "val/token_accuracy",
+        "val/perplexity",
+        "test/exact_match",
+    } <= set(header)
+    assert summary_fingerprint(run_folder) in (run_folder / "hparams.yaml").read_text()
+    assert (run_folder / "config.yaml").is_file()
+    (offline,) = (run_folder.parent.parent / "wandb").glob("offline-run-*")
+    assert list(offline.glob("*.wandb"))
+
+
+def summary_fingerprint(run_folder):
+    return json.loads((run_folder / "provenance.json").read_text())[0]["data_fingerprint"]["test"]
+
+
+def test_the_saved_config_runs_again(run_folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert in_process(monkeypatch, "fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true") == 0
+
+
+def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = ["--data.init_args.test_size=500", "--trainer.logger=false"]
+    settings.append(f"--ckpt_path={checkpoint}")
+    assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
+    printed = re.search(r"^ *exact_match +([\d.]+) *$", capsys.readouterr().out, re.MULTILINE)
+    exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
+    assert printed[1] == f"{exact_match:.4f}"
+    assert list(tmp_path.iterdir()) == []  # no file is left in the current folder
+
+
+def test_an_offline_wandb_test_prints_the_command_that_uploads_it(checkpoint, monkeypatch, tmp_path, capsys, new_wandb):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = ["--data.init_args.test_size=100", f"--ckpt_path={checkpoint}"]
+    assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (Path(command[0]).name, command[1]) == ("wandb", "sync")
+    assert list(tmp_path.glob(command[2]))
+
+
+@pytest.mark.parametrize("bar", ["RichProgressBar", "TQDMProgressBar"])
+def test_a_progress_bar_is_shown_in_a_terminal_only(bar, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for is_terminal, bars in ((False, []), (True, [bar])):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        cli = cli_run(["fit", "--config", str(COPY), "--dry-run", f"--trainer.callbacks+={bar}"], SettingsCLI)
+        shown = [type(callback).__name__ for callback in cli.trainer.callbacks if isinstance(callback, AnyProgressBar)]
+        assert shown == bars
+
+
+def test_the_table_of_a_profiler_is_shown(tmp_path):
+    child = run(*fit("gpt", "--trainer.profiler=simple", **{"trainer.max_steps": 2}), cwd=tmp_path)
+    assert child.wait() == 0
+    assert "run_training_batch" in child.err.read_text() + child.out.read_text()

@@ -1,0 +1,175 @@
+"""Signals that save a checkpoint and end a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lightning_tfm.checkpoint import read
+from support.equality import assert_same_run
+from support.experiments import fit, folder
+from support.processes import run, shell_words, start, start_two
+
+pytestmark = pytest.mark.run
+
+
+@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("moment", "call"),
+    [
+        ("in a training step", 7),
+        ("before an update of the weights", 12),
+        ("in a validation", 4),
+        ("while a checkpoint is written", 10),
+        ("in a training step", 60),
+    ],
+)
+def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, status, moment, call, reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, fault=(moment, call, signum))
+    assert child.wait() == status, child.err.read_text()
+    message, command = child.err.read_text().splitlines()[-2:]
+    step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
+    assert message == f"lightning-tfm: interrupted by {signum}, saved after step {step}; resume with:"
+    if moment == "in a training step":
+        assert step == call, "no step is lost"
+    assert "Traceback" not in child.err.read_text()
+
+    program, *arguments = shlex.split(command)
+    assert program == "lightning-tfm"
+    child = run(*arguments, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in the test", 1, signum))
+    assert child.wait() == status
+    message, command = child.err.read_text().splitlines()[-2:]
+    assert message == f"lightning-tfm: interrupted by {signum}; resume with:"
+    assert not (folder(tmp_path, "gpt") / "summary.json").exists()
+    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
+    assert (folder(tmp_path, "gpt") / "summary.json").exists()
+
+
+def test_resume_command_with_quoted_paths_resumes(tmp_path):
+    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
+    path = started / "version_0/checkpoints/last.ckpt"
+    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: 'a\tb  c'}}"
+    arguments = fit("gpt", "--ckpt_path", path.relative_to(tmp_path), "--trainer.logger", logger)
+    child = run(*arguments, cwd=tmp_path, fault=("in a training step", 7, "SIGTERM"))
+    assert child.wait() == 143, child.err.read_text()
+    _, *words = shell_words(child.err.read_text().splitlines()[-1])
+    child = run(*words, cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+    assert [start["step"] for start in json.loads(next(tmp_path.glob("runs/*/*/provenance.json")).read_text())] == [
+        30,
+        37,
+    ]
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference, tmp_path):
+    """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the data loader workers."""
+    script = Path(sys.executable).with_name("lightning-tfm")
+    command = [script, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
+    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "stderr").open("w") as err:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=err, stderr=err, start_new_session=True
+        )
+    while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # so that the validation workers exist, too
+        assert process.poll() is None, (tmp_path / "stderr").read_text()
+        time.sleep(0.05)
+    os.killpg(process.pid, signum)
+    try:
+        assert process.wait(60) == status
+    finally:
+        process.kill()
+    printed = (tmp_path / "stderr").read_text()
+    assert "saved after step" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
+    child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 7, "SIGHUP"))
+    assert child.wait() == 129
+    message, command = child.err.read_text().splitlines()[-2:]
+    assert message == "lightning-tfm: interrupted by SIGHUP, saved after step 7; resume with:"
+    assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
+    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
+    assert_same_run(tmp_path, reference("gpt"), "gpt")
+
+
+def test_a_repeated_sighup_of_a_terminal_that_was_closed_is_one(tmp_path):
+    """The kernel and the shell both send one, and the messages cannot be written."""
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).with_name("lightning-tfm"), *map(str, fit("gpt", **{"trainer.max_steps": 5_000}))]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    while not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
+        with suppress(BlockingIOError):
+            os.read(ours, 65_536)
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.close(ours)
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 129
+    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
+    assert child.wait() == 0, child.err.read_text()
+
+
+@pytest.mark.parametrize("moment", ["at the start", "in training"])
+def test_two_signals_at_once_print_no_traceback(moment, tmp_path):
+    for wait in (0.0, 0.02, 0.05):
+        (tmp_path / "stderr").unlink(missing_ok=True)
+        child = start(*fit("gpt", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
+        while not (tmp_path / "stderr").exists():  # the command starts then
+            time.sleep(0.02)
+        while moment == "in training" and not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
+            assert child.process.is_alive(), child.err.read_text()
+            time.sleep(0.02)
+        time.sleep(0.3)
+        for _ in range(2):
+            with suppress(ProcessLookupError):  # it may have ended
+                os.kill(child.process.pid, signal.SIGINT)
+            time.sleep(wait)
+        assert child.wait() == 130
+        assert "Traceback" not in child.err.read_text()
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(20, 21), (35, 36), (59, 60), (60, 60)])
+def test_two_processes_stop_at_the_same_step_after_a_signal_to_the_second(steps, saved, tmp_path):
+    """The signal is exchanged after the step, and read after the next step, in a validation or at the end."""
+    fault = {"fault": ("in a training step", steps, "SIGTERM"), "faulty_rank": 1}
+    child = start_two(*fit("gpt"), cwd=tmp_path, **fault)
+    assert child.wait() == 143, child.err.read_text()
+    assert [other.exitcode for other in child.others] == [0]  # so that a launcher does not kill the first
+    assert f"saved after step {saved}" in child.err.read_text()
+    assert read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] == saved
