@@ -40,8 +40,7 @@ def test_the_average_equals_its_definition(tmp_path):
 def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsys):
     """A run can keep the checkpoints of its last validations to average them."""
     folder = trained_run("spelling_gpt", tmp_path_factory)
-    child = run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path)
-    assert child.wait() == 0
+    run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path).finish()
     checkpoints = tmp_path / "runs/spelling_gpt/version_0/checkpoints"
     paths = [checkpoints / f"step_{step}.ckpt" for step in (20, 30, 40)]
     assert sorted(checkpoints.glob("*.ckpt")) == sorted([*paths, checkpoints / "best.ckpt", checkpoints / "last.ckpt"])
@@ -53,8 +52,7 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
     for name, weight in weights[3].items():
         torch.testing.assert_close(weight, sum(other[name] for other in weights[:3]) / 3)
     assert in_process(monkeypatch, "generate", mean, "abc") == 0
-    child = run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path).finish()
     other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
     capsys.readouterr()
     assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2

@@ -107,7 +107,7 @@ def test_the_state_of_the_working_directory_is_recorded(tmp_path):
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *command], check=True)
     (tmp_path / "mine.py").write_text("two\n")
-    assert run(*fit("gpt", **{"trainer.max_steps": 1}), cwd=tmp_path).wait() == 0
+    run(*fit("gpt", **{"trainer.max_steps": 1}), cwd=tmp_path).finish()
     (folder,) = (tmp_path / "runs/copy_gpt").iterdir()
     (start,) = json.loads((folder / "provenance.json").read_text())
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
@@ -174,6 +174,5 @@ def test_a_progress_bar_is_shown_in_a_terminal_only(bar, monkeypatch, tmp_path):
 
 
 def test_the_table_of_a_profiler_is_shown(tmp_path):
-    child = run(*fit("gpt", "--trainer.profiler=simple", **{"trainer.max_steps": 2}), cwd=tmp_path)
-    assert child.wait() == 0
+    child = run(*fit("gpt", "--trainer.profiler=simple", **{"trainer.max_steps": 2}), cwd=tmp_path).finish()
     assert "run_training_batch" in child.err.read_text() + child.out.read_text()

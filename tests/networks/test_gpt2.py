@@ -62,8 +62,7 @@ def test_fine_tuning_lowers_the_loss_of_gpt2(gpt2_folder, tmp_path):
     path = write_task("text_gpt", tmp_path)
     validated = ["--trainer.val_check_interval=1", "--trainer.max_steps=30"]
     rate = ["--model.init_args.optimizer.init_args.lr=3e-3", "--model.init_args.lr_schedule.warmup_steps=0"]
-    child = run("fit", "--config", path, *gpt2_settings(gpt2_folder), *validated, *rate, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("fit", "--config", path, *gpt2_settings(gpt2_folder), *validated, *rate, cwd=tmp_path).finish()
     with (tmp_path / "runs/text_gpt/version_0/metrics.csv").open() as file:
         losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
     assert losses[0] == pytest.approx(math.log(287), abs=0.3), "a random model is uniform over the ids of GPT-2"
@@ -79,8 +78,7 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
         "--trainer.max_steps=1",
         "--model.init_args.optimizer.init_args.lr=1e-12",
     ]
-    child = run("fit", "--config", path, *settings, cwd=tmp_path, fault=("after a validation", 2))
-    assert child.wait() == -9, child.err.read_text()
+    run("fit", "--config", path, *settings, cwd=tmp_path, fault=("after a validation", 2)).die()
     module = load(tmp_path / "runs/text_gpt/version_0/checkpoints/best.ckpt")
     network, tokenizer = module.network, module.tokenizer
     theirs = GPT2LMHeadModel.from_pretrained(gpt2_folder).eval()
@@ -90,8 +88,7 @@ def test_training_starts_from_the_weights_of_gpt2(gpt2_folder, tmp_path):
         expected = torch.nn.functional.pad(theirs(ids - 3).logits.softmax(-1), (3, 0))
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
     (Path(gpt2_folder) / "model.safetensors").unlink()  # a resumed run does not need it
-    child = run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("fit", "--config", path, *settings, "--ckpt_path=last", cwd=tmp_path).finish()
 
 
 def test_rounded_weights_of_gpt2_are_reported(gpt2_folder, capsys):

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.run
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("model", NETWORKS)
 def test_repeated_runs_are_bitwise_equal(model, num_workers, reference, tmp_path):
-    child = run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit(model, **{"data.init_args.num_workers": num_workers}), cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference(model), model)
 
 
@@ -51,16 +50,14 @@ def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
     for fault in KILLS:
         child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, fault=fault)
         assert child.wait() == -9, (fault, child.err.read_text())
-    child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit(model, "--ckpt_path=last"), cwd=tmp_path).finish()
     # Lightning logs a step after saving it: a kill in between, within a millisecond, loses its row of metrics.csv
     assert_same_run(tmp_path, reference(model), model, rows_lost=2)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 13, 30])
 def test_a_kill_loses_at_most_the_steps_since_the_last_checkpoint(call, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 5 + call))
-    assert child.wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("before an update of the weights", 5 + call)).die()
     assert (4 + call) - read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"] < 5
 
 
@@ -98,14 +95,12 @@ VARIANTS = {
 def test_other_settings_resume_bitwise(variant, tmp_path):
     settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads).finish()
     arguments = fit("gpt", "--ckpt_path=last", **settings)
     for fault in (("in a training step", 7), ("in a training step", 9), ("in the test", 1)):
         child = run(*arguments, cwd=killed, fault=fault, OMP_NUM_THREADS=threads)
         assert child.wait() == -9, child.err.read_text()
-    child = run(*arguments, cwd=killed, OMP_NUM_THREADS=threads)
-    assert child.wait() == 0, child.err.read_text()
+    run(*arguments, cwd=killed, OMP_NUM_THREADS=threads).finish()
     assert_same_run(killed, whole, "gpt", best=variant != "no validation")
 
 
@@ -129,8 +124,7 @@ def whole(tmp_path):
 
     def train(model):
         folders = new_folders(tmp_path, "whole", "disturbed")
-        child = start_two(*fit(model), cwd=folders[0])
-        assert child.wait() == 0, child.err.read_text()
+        start_two(*fit(model), cwd=folders[0]).finish()
         return folders
 
     return train
@@ -145,8 +139,7 @@ def test_two_processes_stop_together_and_resume_bitwise(whole):
         printed = (disturbed / "stderr").read_text()
         assert "Traceback" not in printed
         assert "saved after step" in printed
-    child = start_two(*fit("transformer", "--ckpt_path=last"), cwd=disturbed)
-    assert child.wait() == 0, child.err.read_text()
+    start_two(*fit("transformer", "--ckpt_path=last"), cwd=disturbed).finish()
     assert_same_run(disturbed, undisturbed, "transformer")
 
 
@@ -162,8 +155,7 @@ def test_two_repeatedly_killed_processes_resume_bitwise(model, whole):
             printed = child.err.read_text()
             assert "Traceback" not in printed
             assert "saved after step" in printed
-    child = start_two(*fit(model, "--ckpt_path=last"), cwd=disturbed)
-    assert child.wait() == 0, child.err.read_text()
+    start_two(*fit(model, "--ckpt_path=last"), cwd=disturbed).finish()
     assert_same_run(disturbed, undisturbed, model, rows_lost=2)
 
 
@@ -171,13 +163,11 @@ def test_a_run_of_two_processes_resumes_on_one(tmp_path):
     """The weights differ from those of one process by rounding only, since gradients are summed in another order."""
     whole, resumed = new_folders(tmp_path, "whole", "resumed")
     settings = {"trainer.precision": "64-true", "model.init_args.network.init_args.dropout": 0.0}
-    child = run(*fit("transformer", **settings), cwd=whole)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("transformer", **settings), cwd=whole).finish()
     child = start_two(*fit("transformer", **settings), cwd=resumed)
     signal_after(20, signal.SIGTERM, child.process, resumed, "transformer")
     assert child.wait() == 143, child.err.read_text()
-    child = run(*fit("transformer", "--ckpt_path=last", **settings), cwd=resumed)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("transformer", "--ckpt_path=last", **settings), cwd=resumed).finish()
     ours, theirs = (read(folder(cwd, "transformer") / "checkpoints/last.ckpt") for cwd in (resumed, whole))
     assert ours["global_step"] == theirs["global_step"] == 60
     for name, weight in theirs["state_dict"].items():
@@ -189,8 +179,7 @@ def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
     """Kill 30 times: some time after a checkpoint, in a step, a checkpoint or a validation, or during the start."""
     whole, killed = new_folders(tmp_path, "whole", "killed")
     settings = {"trainer.max_steps": 800}
-    child = run(*fit(model, **settings), cwd=whole)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*fit(model, **settings), cwd=whole).finish()
     draw = random.Random(model)
     arguments = fit(model, "--ckpt_path=last", **settings)
     step = 0
@@ -204,6 +193,5 @@ def test_a_run_killed_at_random_times_is_bitwise_equal(model, tmp_path):
             signal_after(step, signal.SIGKILL, child.process, killed, model)
         assert child.wait() == -9, child.err.read_text()
         step = max((read(path)["global_step"] for path in killed.glob("runs/*/*/checkpoints/last.ckpt")), default=0)
-    child = run(*arguments, cwd=killed)
-    assert child.wait() == 0, child.err.read_text()
+    run(*arguments, cwd=killed).finish()
     assert_same_run(killed, whole, model, rows_lost=30)

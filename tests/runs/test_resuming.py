@@ -35,11 +35,10 @@ def test_an_active_run_is_locked(tmp_path):
 
 def test_resuming_from_a_path_starts_a_new_run(tmp_path):
     """The run continues in a new folder and leaves the first one unchanged."""
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     killed = folder(tmp_path, "gpt")
     before = contents(killed)
-    child = run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path).finish()
     assert contents(killed) == before
     (other,) = set(killed.parent.iterdir()) - {killed}
     assert read(other / "checkpoints/last.ckpt")["global_step"] == 60
@@ -49,7 +48,7 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
 def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
-    assert run(*fit("gpt", **settings), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt", **settings), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path)
     checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     saved = read(checkpoint)["global_step"]
@@ -61,10 +60,9 @@ def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatc
 
 
 def test_settings_of_the_hardware_may_change_and_are_recorded(reference, tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     settings = {"data.init_args.num_workers": 1, "trainer.enable_progress_bar": "false"}
-    child = run(*fit("gpt", "--ckpt_path=runs/copy_gpt/version_0", **settings), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", "--ckpt_path=runs/copy_gpt/version_0", **settings), cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
     starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
     assert [start["changed_settings"] for start in starts] == [{}, {"data.init_args.num_workers": [0, 1]}]
@@ -83,16 +81,15 @@ def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
     """The extended run equals one of that length, and the finished one stays as it is."""
     whole, extended = new_folders(tmp_path, "whole", "extended")
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 36}
-    assert run(*fit("gpt", **settings), cwd=whole).wait() == 0
-    assert run(*fit("gpt", **settings | {"trainer.max_steps": 24}), cwd=extended).wait() == 0
+    run(*fit("gpt", **settings), cwd=whole).finish()
+    run(*fit("gpt", **settings | {"trainer.max_steps": 24}), cwd=extended).finish()
     before = contents(extended / "runs")
     for named in ("last", "runs/copy_gpt/version_0"):
         child = run(*fit("gpt", f"--ckpt_path={named}", **settings | {"trainer.max_steps": 24}), cwd=extended)
         assert child.wait() == 2
         assert re.search(r"(has|have) (not )?finished", child.err.read_text())
         assert contents(extended / "runs") == before
-    child = run(*fit("gpt", "--ckpt_path=last", **settings), cwd=extended)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", "--ckpt_path=last", **settings), cwd=extended).finish()
     first, second = (extended / f"runs/copy_gpt/version_{version}" for version in (0, 1))
     assert contents(first).items() <= before.items()
     ours, theirs = (read(run / "checkpoints/last.ckpt") for run in (second, whole / "runs/copy_gpt/version_0"))
@@ -109,27 +106,25 @@ def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
 
 def test_last_is_the_newest_run_that_has_not_finished(tmp_path):
     """A finished run is newer than one that was stopped."""
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
-    assert run(*fit("gpt"), cwd=tmp_path).wait() == 0
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
+    run(*fit("gpt"), cwd=tmp_path).finish()
     stopped, finished = (tmp_path / f"runs/copy_gpt/version_{version}" for version in (0, 1))
     before = contents(finished)
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
     assert contents(finished) == before
     assert_same_files(stopped, finished)
 
 
 def test_last_resumes_an_unfinished_run_rather_than_extend_a_finished_one(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
-    assert run(*fit("gpt", **{"trainer.max_steps": 5}), cwd=tmp_path).wait() == 0
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
+    run(*fit("gpt", **{"trainer.max_steps": 5}), cwd=tmp_path).finish()
+    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
     assert "resuming from runs/copy_gpt/version_0" in child.err.read_text()
     assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == 2
 
 
 def test_other_data_are_refused_on_resuming(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path / "runs")
     for split, size in (("val", 40), ("test", 40), ("train", 220)):
         checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
@@ -149,18 +144,16 @@ def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
     for first, second in (((), ("--skip-test",)), (("--skip-test",), ())):
         cwd = tmp_path / str(len(first))
         cwd.mkdir()
-        assert run(*fit("gpt", *first), cwd=cwd, fault=("in a training step", 33)).wait() == -9
-        child = run(*fit("gpt", "--ckpt_path=last", *second), cwd=cwd)
-        assert child.wait() == 0, child.err.read_text()
+        run(*fit("gpt", *first), cwd=cwd, fault=("in a training step", 33)).die()
+        run(*fit("gpt", "--ckpt_path=last", *second), cwd=cwd).finish()
         summary = json.loads((folder(cwd, "gpt") / "summary.json").read_text())
         assert ("test" in summary) == (not second)
 
 
 def test_a_run_that_starts_from_a_checkpoint_records_it(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     (folder(tmp_path, "gpt") / "checkpoints/last.ckpt").replace(tmp_path / "begin.ckpt")
-    child = run(*fit("gpt", "--ckpt_path=begin.ckpt", **{"trainer.val_check_interval": 15}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", "--ckpt_path=begin.ckpt", **{"trainer.val_check_interval": 15}), cwd=tmp_path).finish()
     new = tmp_path / "runs/copy_gpt/version_1"
     (entry,) = json.loads((new / "provenance.json").read_text())
     assert (entry["step"], entry["checkpoint"]) == (30, "begin.ckpt")
@@ -169,9 +162,8 @@ def test_a_run_that_starts_from_a_checkpoint_records_it(tmp_path):
 
 
 def test_the_saved_settings_name_the_experiment(tmp_path):
-    assert run(*fit("gpt", **{"trainer.max_steps": 2}), cwd=tmp_path).wait() == 0
-    child = run("fit", "--config", "runs/copy_gpt/version_0/config.yaml", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", **{"trainer.max_steps": 2}), cwd=tmp_path).finish()
+    run("fit", "--config", "runs/copy_gpt/version_0/config.yaml", cwd=tmp_path).finish()
     assert sorted(path.name for path in (tmp_path / "runs").glob("*/*")) == ["version_0", "version_1"]
 
 
@@ -195,7 +187,7 @@ def test_commands_that_start_together_have_folders_of_their_own(tmp_path):
 def test_a_test_does_not_enter_the_folder_of_a_run(reference, tmp_path):
     checkpoint = folder(reference("gpt"), "gpt") / "checkpoints/last.ckpt"
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
-    assert run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path).wait() == 0
+    run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path).finish()
     before = contents(tmp_path / "runs")
     child = run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path)
     assert child.wait() == 2
@@ -204,15 +196,13 @@ def test_a_test_does_not_enter_the_folder_of_a_run(reference, tmp_path):
 
 
 def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path / "runs")
-    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run"), cwd=tmp_path).finish()
     assert "dry run passed: trained and validated on one batch" in child.out.read_text()
     assert contents(tmp_path / "runs") == before
     checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
-    child = run("test", checkpoint, "--dry-run", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run("test", checkpoint, "--dry-run", cwd=tmp_path).finish()
     assert child.out.read_text() == "dry run passed: evaluated one batch; nothing was written\n"
     assert contents(tmp_path / "runs") == before
 
@@ -220,10 +210,8 @@ def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
 def test_two_processes_extend_a_finished_run(tmp_path):
     """Both resume from the same checkpoint, although the best one is copied to the new folder."""
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.val_check_interval": 12}
-    child = start_two(*fit("gpt", **settings, **{"trainer.max_steps": 18}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
-    child = start_two(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 24}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    start_two(*fit("gpt", **settings, **{"trainer.max_steps": 18}), cwd=tmp_path).finish()
+    start_two(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 24}), cwd=tmp_path).finish()
     extended = tmp_path / "runs/copy_gpt/version_1"
     assert [start["step"] for start in json.loads((extended / "provenance.json").read_text())] == [0, 18]
     assert read(extended / "checkpoints/last.ckpt")["global_step"] == 24
@@ -231,7 +219,7 @@ def test_two_processes_extend_a_finished_run(tmp_path):
 
 def test_a_run_that_stopped_early_has_finished(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **{"trainer.callbacks": STOPPING % "val/loss"})
-    assert run(*arguments, cwd=tmp_path).wait() == 0
+    run(*arguments, cwd=tmp_path).finish()
     before = contents(tmp_path / "runs")
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
@@ -240,8 +228,7 @@ def test_a_run_that_stopped_early_has_finished(tmp_path):
     assert contents(tmp_path / "runs") == before
     (path,) = re.findall("train on in a new folder, name '(.*?)'", message)
     for version, settings, steps in ((1, {"trainer.callbacks": STOPPING % "val/loss"}, 48), (2, {}, 60)):
-        child = run(*fit("gpt", f"--ckpt_path={path}", **settings), cwd=tmp_path)
-        assert child.wait() == 0, child.err.read_text()
+        run(*fit("gpt", f"--ckpt_path={path}", **settings), cwd=tmp_path).finish()
         assert summary_of(tmp_path, version)["steps"] == steps
     assert contents(tmp_path / "runs").items() >= before.items()
 
@@ -256,16 +243,17 @@ def test_a_run_is_continued_after_a_time_limit(tmp_path):
     settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 10**6}
     steps = [0]
     for version in (0, 1):
-        child = run(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited)
-        assert child.wait() == 0, child.err.read_text()
+        child = run(
+            *fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited
+        ).finish()
         summary = summary_of(limited, version)
         assert summary["stopped_early"] == "time limit"
         steps.append(summary["steps"])
     assert 0 < steps[1] < steps[2]
     settings["trainer.max_steps"] = steps[2] + 3
     arguments = fit("gpt", "--ckpt_path=last", **settings)
-    assert run(*arguments, cwd=limited).wait() == 0
-    assert run(*arguments, cwd=whole).wait() == 0
+    run(*arguments, cwd=limited).finish()
+    run(*arguments, cwd=whole).finish()
     runs = (limited / "runs/copy_gpt/version_2", whole / "runs/copy_gpt/version_0")
     ours, theirs = (read(run / "checkpoints/last.ckpt") for run in runs)
     for name in ("global_step", "state_dict", "optimizer_states"):
@@ -278,14 +266,13 @@ def test_a_run_is_continued_after_a_time_limit(tmp_path):
 def test_a_new_run_does_not_enter_the_folder_of_another(tmp_path):
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
     arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 1})
-    assert run(*arguments, cwd=tmp_path).wait() == 0
+    run(*arguments, cwd=tmp_path).finish()
     before = contents(tmp_path / "runs")
     child = run(*arguments, cwd=tmp_path)
     assert child.wait() == 2
     assert "trainer.logger must name a new folder" in child.err.read_text()
     assert contents(tmp_path / "runs") == before
-    child = run("test", "runs/mine/version_0", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("test", "runs/mine/version_0", cwd=tmp_path).finish()
     assert contents(tmp_path / "runs/mine/version_0").items() <= before.items()
 
 
@@ -293,8 +280,7 @@ def test_a_resumed_run_of_epochs_equals_one_of_steps(tmp_path):
     """A pass over 200 pairs has 13 batches of 15."""
     epochs, steps = new_folders(tmp_path, "epochs", "steps")
     arguments = [argument for argument in fit("gpt", "--trainer.max_epochs=4") if "max_steps" not in str(argument)]
-    assert run(*arguments, cwd=epochs, fault=("in a training step", 20)).wait() == -9
-    child = run(*arguments, "--ckpt_path=last", cwd=epochs)
-    assert child.wait() == 0, child.err.read_text()
-    assert run(*fit("gpt", **{"trainer.max_steps": 52}), cwd=steps).wait() == 0
+    run(*arguments, cwd=epochs, fault=("in a training step", 20)).die()
+    run(*arguments, "--ckpt_path=last", cwd=epochs).finish()
+    run(*fit("gpt", **{"trainer.max_steps": 52}), cwd=steps).finish()
     assert_same_run(epochs, steps, "gpt")

@@ -49,8 +49,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, statu
 
     program, *arguments = shlex.split(command)
     assert program == "lightning-tfm"
-    child = run(*arguments, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*arguments, cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
@@ -61,12 +60,12 @@ def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path)
     message, command = child.err.read_text().splitlines()[-2:]
     assert message == f"lightning-tfm: interrupted by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
-    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
+    run(*shlex.split(command)[1:], cwd=tmp_path).finish()
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 
 def test_resume_command_with_quoted_paths_resumes(tmp_path):
-    assert run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).wait() == -9
+    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
     started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
     path = started / "version_0/checkpoints/last.ckpt"
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: 'a\tb  c'}}"
@@ -74,8 +73,7 @@ def test_resume_command_with_quoted_paths_resumes(tmp_path):
     child = run(*arguments, cwd=tmp_path, fault=("in a training step", 7, "SIGTERM"))
     assert child.wait() == 143, child.err.read_text()
     _, *words = shell_words(child.err.read_text().splitlines()[-1])
-    child = run(*words, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*words, cwd=tmp_path).finish()
     assert [start["step"] for start in json.loads(next(tmp_path.glob("runs/*/*/provenance.json")).read_text())] == [
         30,
         37,
@@ -111,7 +109,7 @@ def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
     message, command = child.err.read_text().splitlines()[-2:]
     assert message == "lightning-tfm: interrupted by SIGHUP, saved after step 7; resume with:"
     assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
-    assert run(*shlex.split(command)[1:], cwd=tmp_path).wait() == 0
+    run(*shlex.split(command)[1:], cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
@@ -140,8 +138,7 @@ def test_a_repeated_sighup_of_a_terminal_that_was_closed_is_one(tmp_path):
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 129
-    child = run(*fit("gpt", "--ckpt_path=last", "--dry-run", **{"trainer.max_steps": 5_000}), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run(*fit("gpt", "--ckpt_path=last", "--dry-run", **{"trainer.max_steps": 5_000}), cwd=tmp_path).finish()
 
 
 @pytest.mark.parametrize("moment", ["at the start", "in training"])

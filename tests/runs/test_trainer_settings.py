@@ -26,8 +26,7 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, o
     """Training and generation work for all three models, in half precision and with two processes."""
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=51", "--data.init_args.test_size=51"]
     sizes += ["--data.init_args.longer_size=51", "--data.init_args.batch_size=15", "--trainer.max_steps=20"]
-    child = begin("fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *options, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    begin("fit", "--config", EXPERIMENTS / f"copy_{model}.yaml", *sizes, *options, cwd=tmp_path).finish()
     (folder,) = (tmp_path / f"runs/copy_{model}").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert {"exact_match", "longer/exact_match", "x10/exact_match"} <= set(summary["test"])
@@ -162,8 +161,7 @@ def test_modes_are_checked_without_a_sanity_check(tmp_path):
 
 
 def test_a_run_without_a_logger_writes_nothing(tmp_path):
-    child = run(*fit("gpt", "--trainer.logger=false"), cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*fit("gpt", "--trainer.logger=false"), cwd=tmp_path).finish()
     assert "exact_match" in child.out.read_text()
     assert "no checkpoint is saved, and the last weights are tested" in child.err.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"stdout", "stderr"}

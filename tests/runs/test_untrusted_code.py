@@ -104,6 +104,5 @@ def test_trusted_packages_are_imported(tmp_path):
     assert (tmp_path / "canary").exists(), "the tests above look for this file"
     (tmp_path / "mine.py").write_text("import datamodules\nclass Mine(datamodules.Copy):\n    pass\n")
     for count, option in enumerate(("--trust-package=mine", "--trust-package=other,mine")):
-        child = run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path)
-        assert child.wait() == 0, child.err.read_text()
+        run(*fit("gpt", "--data=mine.Mine", option), cwd=tmp_path).finish()
         assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == count + 1

@@ -30,8 +30,7 @@ def test_a_killed_run_resumes_bitwise(task, trained, tmp_path):
             fault=("before an update of the weights", call),
         )
         assert child.wait() == -9, child.err.read_text()
-    child = run("fit", "--config", path, "--ckpt_path=last", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("fit", "--config", path, "--ckpt_path=last", cwd=tmp_path).finish()
     assert_same_files(tmp_path / f"runs/{task}/version_0", trained)
 
 
@@ -42,8 +41,7 @@ def test_two_processes_reach_the_same_test_metrics(task, trained, tmp_path):
     arguments.append("--model.init_args.optimizer.init_args.lr=1e-12")
     for name, begin in (("one", start), ("two", start_two)):
         (tmp_path / name).mkdir()
-        child = begin(*arguments, cwd=tmp_path / name)
-        assert child.wait() == 0, child.err.read_text()
+        begin(*arguments, cwd=tmp_path / name).finish()
     one, two = (metrics_of(tmp_path / name / f"runs/{task}/version_0")["test"] for name in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-4, abs=1e-4)
 
@@ -52,8 +50,7 @@ def test_a_checkpoint_is_tested_in_a_folder_of_its_own(task, trained, tmp_path):
     """Evaluate without a YAML, and leave the run unchanged."""
     before = contents(trained)
     for command, split in (("test", "test"), ("validate", "val"), ("test", "test")):
-        child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path)
-        assert child.wait() == 0, child.err.read_text()
+        child = run(command, trained / "checkpoints/best.ckpt", cwd=tmp_path).finish()
         printed = child.out.read_text()
         folder = max(tmp_path.glob(f"runs/{task}/{command}_*"))
         summary = metrics_of(folder)
@@ -88,8 +85,7 @@ def test_sources_that_also_occur_in_training_are_counted(task, tmp_path):
     else:
         settings["val"] = settings["train"]
     path.write_text(yaml.safe_dump(config))
-    child = run("fit", "--config", path, "--trainer.max_steps=1", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run("fit", "--config", path, "--trainer.max_steps=1", cwd=tmp_path).finish()
     found = re.search(r"([\d,]+) of ([\d,]+) \w+ of val also occur in train", child.err.read_text())
     assert found[1] == found[2] or (task.startswith("reviews") and int(found[1]) > 100)  # some are held out of train
 
@@ -102,19 +98,16 @@ def test_averaged_weights_are_validated_tested_and_resumed(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for cwd in (whole, killed):
         cwd.mkdir()
-    child = run(*arguments, cwd=whole)
-    assert child.wait() == 0, child.err.read_text()
+    child = run(*arguments, cwd=whole).finish()
     for call in (4, 5):
         child = run(*arguments, "--ckpt_path=last", cwd=killed, fault=("before an update of the weights", call))
         assert child.wait() == -9, child.err.read_text()
-    child = run(*arguments, "--ckpt_path=last", cwd=killed)
-    assert child.wait() == 0, child.err.read_text()
+    run(*arguments, "--ckpt_path=last", cwd=killed).finish()
     folders = [cwd / "runs/reviews_classifier/version_0" for cwd in (whole, killed)]
     assert_same_files(*folders)
     last = read(folders[0] / "checkpoints/last.ckpt")
     assert any(not weight.equal(last["current_model_state"][name]) for name, weight in last["state_dict"].items())
-    child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run("test", "--config", path, "--ckpt_path", folders[0] / "checkpoints/best.ckpt", cwd=tmp_path).finish()
     accuracy = metrics_of(folders[0])["test"]["accuracy"]
     printed = float(re.search(r"^ *accuracy +([\d.]+)", child.out.read_text(), re.MULTILINE)[1])
     assert printed == pytest.approx(accuracy, abs=1e-4), "the average is tested"
@@ -132,8 +125,7 @@ def test_adding_or_removing_weight_averaging_is_refused_on_resuming(tmp_path, mo
             ([averaging], [], "must contain WeightAveraging to resume from '.*', which was trained with it"),
         )
     ):
-        child = run(*arguments, *before, cwd=tmp_path)
-        assert child.wait() == 0, child.err.read_text()
+        run(*arguments, *before, cwd=tmp_path).finish()
         last = f"--ckpt_path=runs/spelling_gpt/version_{version}/checkpoints/last.ckpt"
         assert in_process(monkeypatch, *arguments, *now, last) == 2
         assert re.search(message, capsys.readouterr().err)

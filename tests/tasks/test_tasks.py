@@ -57,8 +57,7 @@ def test_data_without_a_test_split_are_tested_on_the_validation_split(task, tmp_
     for name in ("test", "test_fraction"):
         config["data"]["init_args"].pop(name, None)
     path.write_text(yaml.safe_dump(config))
-    child = run("fit", "--config", path, "--trainer.max_steps=10", cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    child = run("fit", "--config", path, "--trainer.max_steps=10", cwd=tmp_path).finish()
     assert "the data have no test split: the model is tested on the validation split" in child.err.read_text()
     folder = tmp_path / f"runs/{task}/version_0"
     summary = metrics_of(folder)
@@ -137,8 +136,7 @@ def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(monkeypatch,
     path = Path(__file__).parents[2] / "experiments/imdb_classifier.yaml"
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
     size.append("--model.init_args.optimizer.init_args.lr=0.003")
-    child = run("fit", "--config", path, *size, cwd=tmp_path)
-    assert child.wait() == 0, child.err.read_text()
+    run("fit", "--config", path, *size, cwd=tmp_path).finish()
     folder = tmp_path / "runs/imdb_classifier/version_0"
     assert len(lines_of(folder)) == 60, "the test split of the archive is tested"
     assert metrics_of(folder)["test"]["accuracy"] > 0.9
