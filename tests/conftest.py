@@ -13,12 +13,13 @@ import pytest
 import torch
 import wandb
 
+from lightning_tfm.data import GeneratedDataModule
 from lightning_tfm.networks import Network
 from lightning_tfm.tokenization import BOS, EOS, PAD
 from support.data import DATA
 from support.experiments import fit, made_once, train_on_dates
 from support.networks import NETWORKS, VOCAB_SIZE
-from support.processes import run
+from support.processes import in_process, run
 
 # child processes inherit ignored signals: those of a job in the background, or of nohup
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -101,6 +102,25 @@ def browser():
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a command that fails before data are generated, and returns its line of error."""
+    monkeypatch.chdir(tmp_path)
+
+    def generated(self, split):
+        raise AssertionError("data were generated")
+
+    monkeypatch.setattr(GeneratedDataModule, "pairs", generated)
+
+    def mistake(*arguments):
+        assert in_process(monkeypatch, *arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("lightning-tfm: error: ")
+        return line
+
+    return mistake
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from support.experiments import INPUTS, OUTPUTS
-from support.processes import in_process, mistake
+from support.processes import in_process
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,9 @@ def test_generate_reads_and_writes_files(checkpoint, monkeypatch, tmp_path, caps
         (["--beem-size", "3"], "unrecognized arguments: --beem-size 3"),
     ],
 )
-def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpoint, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpoint, mistake):
     texts = [] if "--input" in options else ["3 May 1979"]
-    assert message in mistake(monkeypatch, capsys, "generate", checkpoint, *texts, *options)
+    assert message in mistake("generate", checkpoint, *texts, *options)
 
 
 def test_generate_refuses_a_binary_file(checkpoint, monkeypatch, tmp_path, capsys):

@@ -15,7 +15,7 @@ from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.fit.help import BASE_CLASSES
 from support.experiments import COPY
-from support.processes import EXPERIMENTS, in_process, mistake
+from support.processes import EXPERIMENTS, in_process
 
 
 def test_help_lists_every_command(monkeypatch, capsys):
@@ -73,8 +73,8 @@ def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, monk
         (["--data.help", "transformer"], "but is 'transformer'; try --model.network.help Transformer"),
     ],
 )
-def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, monkeypatch, capsys):
-    assert message in mistake(monkeypatch, capsys, "fit", *arguments)
+def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, mistake):
+    assert message in mistake("fit", *arguments)
 
 
 def test_all_settings_are_listed_without_markup(monkeypatch, capsys):

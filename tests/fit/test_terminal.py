@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from support.experiments import INPUTS, OUTPUTS, fit, trained_run
-from support.processes import in_terminal
+from support.processes import ENVIRONMENT, SCRIPT, in_terminal
 
 pytestmark = pytest.mark.run
 
@@ -33,10 +33,8 @@ def test_the_commands_that_fit_prints_run(run_folder):
 
 @pytest.mark.parametrize("columns", [80, 110])
 def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-    environment.pop("COLUMNS", None)
-    script = Path(sys.executable).with_name("lightning-tfm")
-    status, printed = in_terminal([script, *map(str, fit("gpt"))], tmp_path, environment, columns)
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "COLUMNS"}
+    status, printed = in_terminal([SCRIPT, *map(str, fit("gpt"))], tmp_path, environment, columns)
     assert status == 0, printed
     bars = [line for line in re.split(r"[\r\n]|\x1b\[A", printed) if " left" in line]
     assert max(map(len, bars)) < columns, "a longer line would break"
@@ -51,7 +49,7 @@ def test_a_terminal_shows_progress_bars(columns, checkpoint, tmp_path):
     assert "Epoch" not in printed
     (tmp_path / "input").write_text("May 3, 1979\n" * 600)
     files = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
-    status, printed = in_terminal([script, "generate", checkpoint, *files], tmp_path, environment)
+    status, printed = in_terminal([SCRIPT, "generate", checkpoint, *files], tmp_path, environment)
     assert status == 0, printed
     assert "processing" in printed
     assert "/600" in printed
@@ -62,15 +60,13 @@ def test_no_warning_about_workers_is_printed_on_many_cores(tmp_path):
     """Lightning would suggest more workers on many cores, but data in memory need none."""
     script = "import os, sys; os.sched_getaffinity = lambda pid: set(range(8)); os.cpu_count = lambda: 8; "
     script += "from lightning_tfm.__main__ import main; sys.exit(main())"
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
-    child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert child.returncode == 0, child.stderr
-    assert child.stderr == ""
+    child = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert (child.returncode, child.stderr) == (0, "")
 
 
 def test_a_run_works_in_an_ascii_terminal(tmp_path):
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "lightning_tfm", *map(str, fit("gpt"))]
     child = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=200)
     assert child.returncode == 0, child.stderr
@@ -79,8 +75,7 @@ def test_a_run_works_in_an_ascii_terminal(tmp_path):
 
 def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
     (tmp_path / "input").write_text("31/12/1999\n" * 20_000)
-    script = Path(sys.executable).with_name("lightning-tfm")
-    command = f"{script} generate {checkpoint} --input input | head -n 1"
+    command = f"{SCRIPT} generate {checkpoint} --input input | head -n 1"
     run = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert (run.stdout, run.stderr) == ("1999-12-31\n", "")
 
@@ -88,8 +83,8 @@ def test_generate_ends_quietly_if_its_output_is_closed(checkpoint, tmp_path):
 def test_generate_loses_no_output_in_an_ascii_terminal(tmp_path_factory, tmp_path):
     checkpoint = trained_run("translation_transformer", tmp_path_factory) / "checkpoints/best.ckpt"
     command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint, "--max-tokens", "9", "--temperature", "9"]
-    repeated = [*command, *["der Hund"] * 40]
-    run = subprocess.run(repeated, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([*command, *["der Hund"] * 40], cwd=tmp_path, env=environment, capture_output=True)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.split(b"\n")) == 40 + 1
     assert b"\\u" in run.stdout or b"\\x" in run.stdout, "some sampled bytes are not ASCII"
@@ -97,14 +92,8 @@ def test_generate_loses_no_output_in_an_ascii_terminal(tmp_path_factory, tmp_pat
 
 def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
     text = "\n".join([INPUTS[0], "", "3 Mäy 1979", INPUTS[1], "   ", "x" * 3]) + "\n"
-    run = subprocess.run(
-        [sys.executable, "-m", "lightning_tfm", "generate", checkpoint],
-        input=text,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        encoding="utf-8",
-    )
+    command = [sys.executable, "-m", "lightning_tfm", "generate", checkpoint]
+    run = subprocess.run(command, input=text, capture_output=True, cwd=tmp_path, encoding="utf-8")
     assert run.returncode == 1
     assert run.stdout.splitlines() == [OUTPUTS[0], "", "", OUTPUTS[1], "", ""]
     assert run.stderr.splitlines() == [
@@ -116,17 +105,15 @@ def test_generate_as_a_module_reads_standard_input(checkpoint, tmp_path):
 
 
 def test_generate_prompts_in_a_terminal(checkpoint, tmp_path):
-    ours, theirs = pty.openpty()
-    script = Path(sys.executable).with_name("lightning-tfm")
-    process = subprocess.Popen(
-        [script, "generate", checkpoint], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
+    terminal, stream = pty.openpty()
+    command = [SCRIPT, "generate", checkpoint]
+    process = subprocess.Popen(command, cwd=tmp_path, stdin=stream, stdout=stream, stderr=stream)
+    os.close(stream)
     printed = b""
     while b"> " not in printed:
-        printed += os.read(ours, 4096)
-    os.write(ours, b"31/12/1999\n\x04")
+        printed += os.read(terminal, 4096)
+    os.write(terminal, b"31/12/1999\n\x04")
     while b"1999-12-31" not in printed:
-        printed += os.read(ours, 4096)
+        printed += os.read(terminal, 4096)
     assert process.wait(60) == 0
     assert b"Type a text and press Enter; Ctrl-D ends." in printed

@@ -6,16 +6,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_tfm.checkpoint import read
 from support.equality import assert_same_run
-from support.experiments import NETWORKS, fit, folder, new_folders, wait_for_step
-from support.processes import TWO_PROCESSES, run, start, start_two
+from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, fit, folder, new_folders, wait_for_step
+from support.processes import ENVIRONMENT, SCRIPT, TWO_PROCESSES, run, start, start_two
 
 pytestmark = pytest.mark.run
 
@@ -48,8 +46,7 @@ KILLS = [
 )
 def test_a_repeatedly_killed_run_is_bitwise_equal(model, reference, tmp_path):
     for fault in KILLS:
-        child = run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, fault=fault)
-        assert child.wait() == -9, (fault, child.err.read_text())
+        run(*fit(model, "--ckpt_path=last"), cwd=tmp_path, fault=fault).die()
     run(*fit(model, "--ckpt_path=last"), cwd=tmp_path).finish()
     # Lightning logs a step after saving it: a kill in between, within a millisecond, loses its row of metrics.csv
     assert_same_run(tmp_path, reference(model), model, rows_lost=2)
@@ -69,24 +66,15 @@ VARIANTS = {
     "workers": {"data.init_args.num_workers": 2},
     "bf16": {"trainer.precision": "bf16-mixed"},
     "float64": {"trainer.precision": "64-true"},
-    "early stopping": {
-        "trainer.callbacks": "[{class_path: lightning.pytorch.callbacks.EarlyStopping, "
-        "init_args: {monitor: val/loss, patience: 1, min_delta: 0.5}}]"
-    },
+    "early stopping": {"trainer.callbacks": STOPPING % "val/loss"},
     "compiled": {
         "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.Compile, init_args: {backend: aot_eager}}]"
     },
-    "averaged weights": {"trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]"},
-    "averaged weights in float64": {
-        "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]",
-        "trainer.precision": "64-true",
-    },
-    "averaged weights in bfloat16": {
-        "trainer.callbacks": "[{class_path: lightning_tfm.callbacks.WeightAveraging}]",
-        "trainer.precision": "bf16-true",
-    },
+    "averaged weights": AVERAGED,
+    "averaged weights in float64": AVERAGED | {"trainer.precision": "64-true"},
+    "averaged weights in bfloat16": AVERAGED | {"trainer.precision": "bf16-true"},
     "two threads": {"trainer.enable_progress_bar": "false"},
-    "Muon": {"model.init_args.optimizer": "lightning_tfm.optimizers.Muon"},
+    "Muon": MUON,
     "inverse square root": {"model.init_args.lr_schedule.decay": "inverse_sqrt"},
 }
 
@@ -95,21 +83,19 @@ VARIANTS = {
 def test_other_settings_resume_bitwise(variant, tmp_path):
     settings, threads = VARIANTS[variant], "2" if variant == "two threads" else "1"
     whole, killed = new_folders(tmp_path, "whole", "killed")
-    child = run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads).finish()
+    run(*fit("gpt", **settings), cwd=whole, OMP_NUM_THREADS=threads).finish()
     arguments = fit("gpt", "--ckpt_path=last", **settings)
     for fault in (("in a training step", 7), ("in a training step", 9), ("in the test", 1)):
-        child = run(*arguments, cwd=killed, fault=fault, OMP_NUM_THREADS=threads)
-        assert child.wait() == -9, child.err.read_text()
+        run(*arguments, cwd=killed, fault=fault, OMP_NUM_THREADS=threads).die()
     run(*arguments, cwd=killed, OMP_NUM_THREADS=threads).finish()
     assert_same_run(killed, whole, "gpt", best=variant != "no validation")
 
 
 def by_the_console_script(model, cwd, *options):
     """Start a run of two processes as users do: Lightning starts the second one."""
-    command = [Path(sys.executable).with_name("lightning-tfm"), *map(str, fit(model, *TWO_PROCESSES, *options))]
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    command = [SCRIPT, *map(str, fit(model, *TWO_PROCESSES, *options))]
     with (cwd / "stderr").open("w") as err:
-        return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=err)
+        return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=err)
 
 
 def signal_after(steps, signum, process, cwd, model):
@@ -118,20 +104,9 @@ def signal_after(steps, signum, process, cwd, model):
     os.kill(process.pid, signum)
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """Return a function that trains an undisturbed run of two processes, and returns its folder and another one."""
-
-    def train(model):
-        folders = new_folders(tmp_path, "whole", "disturbed")
-        start_two(*fit(model), cwd=folders[0]).finish()
-        return folders
-
-    return train
-
-
-def test_two_processes_stop_together_and_resume_bitwise(whole):
-    undisturbed, disturbed = whole("transformer")
+def test_two_processes_stop_together_and_resume_bitwise(tmp_path):
+    undisturbed, disturbed = new_folders(tmp_path, "undisturbed", "disturbed")
+    start_two(*fit("transformer"), cwd=undisturbed).finish()
     for steps, signum, status in ((10, signal.SIGTERM, 143), (30, signal.SIGINT, 130)):
         process = by_the_console_script("transformer", disturbed, "--ckpt_path=last")
         signal_after(steps, signum, process, disturbed, "transformer")
@@ -144,8 +119,9 @@ def test_two_processes_stop_together_and_resume_bitwise(whole):
 
 
 @pytest.mark.parametrize("model", NETWORKS)
-def test_two_repeatedly_killed_processes_resume_bitwise(model, whole):
-    undisturbed, disturbed = whole(model)
+def test_two_repeatedly_killed_processes_resume_bitwise(model, tmp_path):
+    undisturbed, disturbed = new_folders(tmp_path, "undisturbed", "disturbed")
+    start_two(*fit(model), cwd=undisturbed).finish()
     for number, signum in enumerate([signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL], start=1):
         child = start_two(*fit(model, "--ckpt_path=last"), cwd=disturbed)
         signal_after(10 * number, signum, child.process, disturbed, model)

@@ -11,11 +11,24 @@ import pytest
 import yaml
 
 from lightning_tfm.checkpoint import read, write
+from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, assert_same_run, contents, equal
 from support.experiments import STOPPING, fit, folder, new_folders
-from support.processes import in_process, last_line, run, start, start_two
+from support.processes import in_process, run, start, start_two
 
 pytestmark = pytest.mark.run
+
+EXTENDABLE = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
+"""Settings of a schedule that does not depend on the number of steps."""
+
+LOGGER = "--trainer.logger={class_path: lightning.pytorch.loggers.CSVLogger, init_args: {%s}}"
+
+
+def assert_same_weights(*runs):
+    """Assert that the last checkpoints of two runs have equal steps, weights and states of the optimizer."""
+    contents = [read(run / "checkpoints/last.ckpt") for run in runs]
+    for name in ("global_step", "state_dict", "optimizer_states"):
+        equal(*(content[name] for content in contents))
 
 
 def test_an_active_run_is_locked(tmp_path):
@@ -24,19 +37,15 @@ def test_an_active_run_is_locked(tmp_path):
     while not list(tmp_path.glob("runs/*/*/checkpoints/last.ckpt")):
         assert first.process.is_alive()
         time.sleep(0.1)
-    (tmp_path / "second").mkdir()
-    (tmp_path / "second/runs").symlink_to(tmp_path / "runs")
-    second = run(*arguments, cwd=tmp_path / "second")
-    assert second.wait() == 2
-    assert "/version_0' is locked by another process; stop that process first" in last_line(second)
+    (second,) = new_folders(tmp_path, "second")
+    (second / "runs").symlink_to(tmp_path / "runs")
+    run(*arguments, cwd=second).refuse("/version_0' is locked by another process; stop that process first")
     first.process.terminate()
     assert first.wait() == 143
 
 
-def test_resuming_from_a_path_starts_a_new_run(tmp_path):
+def test_resuming_from_a_path_starts_a_new_run(killed, tmp_path):
     """The run continues in a new folder and leaves the first one unchanged."""
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
-    killed = folder(tmp_path, "gpt")
     before = contents(killed)
     run(*fit("gpt", f"--ckpt_path={killed / 'checkpoints/last.ckpt'}"), cwd=tmp_path).finish()
     assert contents(killed) == before
@@ -47,25 +56,22 @@ def test_resuming_from_a_path_starts_a_new_run(tmp_path):
 
 def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt"}
-    run(*fit("gpt", **settings), cwd=tmp_path, fault=("in a training step", 33)).die()
+    run(*fit("gpt", **EXTENDABLE), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path)
     checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     saved = read(checkpoint)["global_step"]
     for path, steps, rule in (("last", saved - 1, "at least"), (checkpoint, saved, "above")):
-        changed = settings | {"trainer.max_steps": steps}
+        changed = EXTENDABLE | {"trainer.max_steps": steps}
         assert in_process(monkeypatch, *fit("gpt", f"--ckpt_path={path}", **changed)) == 2
         assert f"trainer.max_steps must be {rule} the step of the checkpoint" in capsys.readouterr().err
         assert contents(tmp_path) == before
 
 
-def test_settings_of_the_hardware_may_change_and_are_recorded(reference, tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
+def test_settings_of_the_hardware_may_change_and_are_recorded(killed, reference, tmp_path):
     settings = {"data.init_args.num_workers": 1, "trainer.enable_progress_bar": "false"}
     run(*fit("gpt", "--ckpt_path=runs/copy_gpt/version_0", **settings), cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
-    starts = json.loads((folder(tmp_path, "gpt") / "provenance.json").read_text())
-    assert [start["changed_settings"] for start in starts] == [{}, {"data.init_args.num_workers": [0, 1]}]
+    assert [start["changed_settings"] for start in Run(killed).starts] == [{}, {"data.init_args.num_workers": [0, 1]}]
 
 
 def metrics_of(run):
@@ -80,82 +86,62 @@ def metrics_of(run):
 def test_a_finished_run_is_extended_in_a_new_folder(tmp_path):
     """The extended run equals one of that length, and the finished one stays as it is."""
     whole, extended = new_folders(tmp_path, "whole", "extended")
-    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 36}
+    settings = EXTENDABLE | {"trainer.max_steps": 36}
     run(*fit("gpt", **settings), cwd=whole).finish()
     run(*fit("gpt", **settings | {"trainer.max_steps": 24}), cwd=extended).finish()
     before = contents(extended / "runs")
     for named in ("last", "runs/copy_gpt/version_0"):
         child = run(*fit("gpt", f"--ckpt_path={named}", **settings | {"trainer.max_steps": 24}), cwd=extended)
-        assert child.wait() == 2
-        assert re.search(r"(has|have) (not )?finished", child.err.read_text())
+        child.refuse("(has|have) (not )?finished")
         assert contents(extended / "runs") == before
     run(*fit("gpt", "--ckpt_path=last", **settings), cwd=extended).finish()
     first, second = (extended / f"runs/copy_gpt/version_{version}" for version in (0, 1))
     assert contents(first).items() <= before.items()
-    ours, theirs = (read(run / "checkpoints/last.ckpt") for run in (second, whole / "runs/copy_gpt/version_0"))
-    for name in ("global_step", "state_dict", "optimizer_states"):
-        equal(ours[name], theirs[name])
+    assert_same_weights(second, whole / "runs/copy_gpt/version_0")
     assert metrics_of(second) == metrics_of(whole / "runs/copy_gpt/version_0")
-    starts = json.loads((second / "provenance.json").read_text())
-    assert [(start["step"], start["changed_settings"]) for start in starts] == [
-        (0, {}),
-        (24, {"trainer.max_steps": [24, 36]}),
-    ]
+    starts = [(start["step"], start["changed_settings"]) for start in Run(second).starts]
+    assert starts == [(0, {}), (24, {"trainer.max_steps": [24, 36]})]
     assert yaml.safe_load((second / "config.yaml").read_text())["trainer"]["max_steps"] == 36
 
 
-def test_last_is_the_newest_run_that_has_not_finished(tmp_path):
-    """A finished run is newer than one that was stopped."""
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
-    run(*fit("gpt"), cwd=tmp_path).finish()
-    stopped, finished = (tmp_path / f"runs/copy_gpt/version_{version}" for version in (0, 1))
-    before = contents(finished)
+@pytest.mark.parametrize("max_steps", [60, 5])
+def test_last_is_the_newest_run_that_has_not_finished(max_steps, killed, reference, tmp_path):
+    """A finished run is newer than one that was stopped, and one of fewer steps could be extended."""
+    run(*fit("gpt", **{"trainer.max_steps": max_steps}), cwd=tmp_path).finish()
+    before = contents(killed.with_name("version_1"))
     run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
-    assert contents(finished) == before
-    assert_same_files(stopped, finished)
+    assert contents(killed.with_name("version_1")) == before
+    assert len(list(killed.parent.iterdir())) == 2
+    assert_same_files(killed, folder(reference("gpt"), "gpt"))
 
 
-def test_last_resumes_an_unfinished_run_rather_than_extend_a_finished_one(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
-    run(*fit("gpt", **{"trainer.max_steps": 5}), cwd=tmp_path).finish()
-    child = run(*fit("gpt", "--ckpt_path=last"), cwd=tmp_path).finish()
-    assert "resuming from runs/copy_gpt/version_0" in child.err.read_text()
-    assert len(list((tmp_path / "runs/copy_gpt").iterdir())) == 2
-
-
-def test_other_data_are_refused_on_resuming(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
+def test_other_data_are_refused_on_resuming(killed, tmp_path):
     before = contents(tmp_path / "runs")
     for split, size in (("val", 40), ("test", 40), ("train", 220)):
-        checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
+        checkpoint = killed / "checkpoints/last.ckpt"
         content = read(checkpoint)
-        content["experiment"]["config"] = content["experiment"]["config"].replace(
-            f"{split}_size: {30 if split != 'train' else 200}", f"{split}_size: {size}"
-        )
-        write(content, checkpoint)
+        config = re.sub(rf"\b{split}_size: \d+", f"{split}_size: {size}", content["experiment"]["config"])
+        write(content | {"experiment": content["experiment"] | {"config": config}}, checkpoint)
         child = run(*fit("gpt", "--ckpt_path=last", **{f"data.init_args.{split}_size": size}), cwd=tmp_path)
-        assert child.wait() == 2
-        assert f"the {split} data must match the run 'runs/copy_gpt/version_0'" in child.err.read_text()
+        child.refuse(f"the {split} data must match the run 'runs/copy_gpt/version_0'")
         checkpoint.write_bytes(before[checkpoint])
         assert contents(tmp_path / "runs") == before
 
 
 def test_a_run_may_be_resumed_with_or_without_its_test(tmp_path):
     for first, second in (((), ("--skip-test",)), (("--skip-test",), ())):
-        cwd = tmp_path / str(len(first))
-        cwd.mkdir()
+        (cwd,) = new_folders(tmp_path, str(len(first)))
         run(*fit("gpt", *first), cwd=cwd, fault=("in a training step", 33)).die()
         run(*fit("gpt", "--ckpt_path=last", *second), cwd=cwd).finish()
         summary = json.loads((folder(cwd, "gpt") / "summary.json").read_text())
         assert ("test" in summary) == (not second)
 
 
-def test_a_run_that_starts_from_a_checkpoint_records_it(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
-    (folder(tmp_path, "gpt") / "checkpoints/last.ckpt").replace(tmp_path / "begin.ckpt")
+def test_a_run_that_starts_from_a_checkpoint_records_it(killed, tmp_path):
+    (killed / "checkpoints/last.ckpt").replace(tmp_path / "begin.ckpt")
     run(*fit("gpt", "--ckpt_path=begin.ckpt", **{"trainer.val_check_interval": 15}), cwd=tmp_path).finish()
     new = tmp_path / "runs/copy_gpt/version_1"
-    (entry,) = json.loads((new / "provenance.json").read_text())
+    (entry,) = Run(new).starts
     assert (entry["step"], entry["checkpoint"]) == (30, "begin.ckpt")
     assert entry["changed_settings"] == {"trainer.val_check_interval": [12, 15]}
     assert yaml.safe_load((new / "config.yaml").read_text())["ckpt_path"] == "begin.ckpt"
@@ -168,52 +154,44 @@ def test_the_saved_settings_name_the_experiment(tmp_path):
 
 
 def test_commands_that_start_together_have_folders_of_their_own(tmp_path):
-    logger = f"{{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path}, name: mine}}}}"
-    arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 2})
-    folders = new_folders(tmp_path, "first", "second")
-    children = [start(*arguments, cwd=cwd) for cwd in folders]
-    assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
+    folders, logger = new_folders(tmp_path, "first", "second"), LOGGER % f"save_dir: {tmp_path}, name: mine"
     checkpoint = tmp_path / "mine/version_0/checkpoints/last.ckpt"
-    children = [start("test", checkpoint, f"--trainer.logger={logger}", cwd=cwd) for cwd in folders]
-    assert [child.wait() for child in children] == [0, 0], [child.err.read_text() for child in children]
-    assert {path.parent.name for path in tmp_path.glob("mine/*/summary.json")} == {
-        "version_0",
-        "version_1",
-        "test_0",
-        "test_1",
-    }
+    for arguments in (fit("gpt", logger, **{"trainer.max_steps": 2}), ("test", checkpoint, logger)):
+        for child in [start(*arguments, cwd=cwd) for cwd in folders]:
+            child.finish()
+    names = {path.parent.name for path in tmp_path.glob("mine/*/summary.json")}
+    assert names == {"version_0", "version_1", "test_0", "test_1"}
 
 
-def test_a_test_does_not_enter_the_folder_of_a_run(reference, tmp_path):
+def test_the_folder_of_another_run_is_not_entered(reference, tmp_path):
     checkpoint = folder(reference("gpt"), "gpt") / "checkpoints/last.ckpt"
-    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
-    run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path).finish()
-    before = contents(tmp_path / "runs")
-    child = run("test", checkpoint, f"--trainer.logger={logger}", cwd=tmp_path)
-    assert child.wait() == 2
-    assert "trainer.logger must name a new folder" in child.err.read_text()
-    assert contents(tmp_path / "runs") == before
+    for name, arguments in (("fit", fit("gpt", **{"trainer.max_steps": 1})), ("test", ("test", checkpoint))):
+        arguments = (*arguments, LOGGER % f"save_dir: runs, name: {name}, version: 0")
+        run(*arguments, cwd=tmp_path).finish()
+        before = contents(tmp_path / "runs")
+        run(*arguments, cwd=tmp_path).refuse("trainer.logger must name a new folder")
+        assert contents(tmp_path / "runs") == before
+    run("test", "runs/fit/version_0", cwd=tmp_path).finish()
+    assert contents(tmp_path / "runs/fit/version_0").items() <= before.items()
 
 
-def test_a_dry_run_of_a_resumed_run_trains_a_batch(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
+def test_a_dry_run_of_a_resumed_run_trains_a_batch(killed, tmp_path):
     before = contents(tmp_path / "runs")
     child = run(*fit("gpt", "--ckpt_path=last", "--dry-run"), cwd=tmp_path).finish()
     assert "dry run passed: trained and validated on one batch" in child.out.read_text()
     assert contents(tmp_path / "runs") == before
-    checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
-    child = run("test", checkpoint, "--dry-run", cwd=tmp_path).finish()
+    child = run("test", killed / "checkpoints/last.ckpt", "--dry-run", cwd=tmp_path).finish()
     assert child.out.read_text() == "dry run passed: evaluated one batch; nothing was written\n"
     assert contents(tmp_path / "runs") == before
 
 
 def test_two_processes_extend_a_finished_run(tmp_path):
     """Both resume from the same checkpoint, although the best one is copied to the new folder."""
-    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.val_check_interval": 12}
+    settings = EXTENDABLE | {"trainer.val_check_interval": 12}
     start_two(*fit("gpt", **settings, **{"trainer.max_steps": 18}), cwd=tmp_path).finish()
     start_two(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_steps": 24}), cwd=tmp_path).finish()
     extended = tmp_path / "runs/copy_gpt/version_1"
-    assert [start["step"] for start in json.loads((extended / "provenance.json").read_text())] == [0, 18]
+    assert [start["step"] for start in Run(extended).starts] == [0, 18]
     assert read(extended / "checkpoints/last.ckpt")["global_step"] == 24
 
 
@@ -221,10 +199,7 @@ def test_a_run_that_stopped_early_has_finished(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **{"trainer.callbacks": STOPPING % "val/loss"})
     run(*arguments, cwd=tmp_path).finish()
     before = contents(tmp_path / "runs")
-    child = run(*arguments, cwd=tmp_path)
-    assert child.wait() == 2
-    message = child.err.read_text()
-    assert "needs an unfinished run" in message
+    message = run(*arguments, cwd=tmp_path).refuse("needs an unfinished run")
     assert contents(tmp_path / "runs") == before
     (path,) = re.findall("train on in a new folder, name '(.*?)'", message)
     for version, settings, steps in ((1, {"trainer.callbacks": STOPPING % "val/loss"}, 48), (2, {}, 60)):
@@ -240,12 +215,9 @@ def summary_of(cwd, version):
 def test_a_run_is_continued_after_a_time_limit(tmp_path):
     """Each run has its own time limit, and the last one the weights of a run without any."""
     whole, limited = new_folders(tmp_path, "whole", "limited")
-    settings = {"model.init_args.lr_schedule.decay": "inverse_sqrt", "trainer.max_steps": 10**6}
-    steps = [0]
+    settings, steps = EXTENDABLE | {"trainer.max_steps": 10**6}, [0]
     for version in (0, 1):
-        child = run(
-            *fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited
-        ).finish()
+        run(*fit("gpt", "--ckpt_path=last", **settings, **{"trainer.max_time": "00:00:00:01"}), cwd=limited).finish()
         summary = summary_of(limited, version)
         assert summary["stopped_early"] == "time limit"
         steps.append(summary["steps"])
@@ -254,26 +226,8 @@ def test_a_run_is_continued_after_a_time_limit(tmp_path):
     arguments = fit("gpt", "--ckpt_path=last", **settings)
     run(*arguments, cwd=limited).finish()
     run(*arguments, cwd=whole).finish()
-    runs = (limited / "runs/copy_gpt/version_2", whole / "runs/copy_gpt/version_0")
-    ours, theirs = (read(run / "checkpoints/last.ckpt") for run in runs)
-    for name in ("global_step", "state_dict", "optimizer_states"):
-        equal(ours[name], theirs[name])
-    child = run(*arguments, cwd=limited)
-    assert child.wait() == 2
-    assert "but all have finished; raise trainer.max_steps" in child.err.read_text()
-
-
-def test_a_new_run_does_not_enter_the_folder_of_another(tmp_path):
-    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: mine, version: 0}}"
-    arguments = fit("gpt", f"--trainer.logger={logger}", **{"trainer.max_steps": 1})
-    run(*arguments, cwd=tmp_path).finish()
-    before = contents(tmp_path / "runs")
-    child = run(*arguments, cwd=tmp_path)
-    assert child.wait() == 2
-    assert "trainer.logger must name a new folder" in child.err.read_text()
-    assert contents(tmp_path / "runs") == before
-    run("test", "runs/mine/version_0", cwd=tmp_path).finish()
-    assert contents(tmp_path / "runs/mine/version_0").items() <= before.items()
+    assert_same_weights(limited / "runs/copy_gpt/version_2", whole / "runs/copy_gpt/version_0")
+    run(*arguments, cwd=limited).refuse("but all have finished; raise trainer.max_steps")
 
 
 def test_a_resumed_run_of_epochs_equals_one_of_steps(tmp_path):

@@ -3,92 +3,78 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import termios
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.runs.record import Run
 from support.equality import assert_same_run
 from support.experiments import fit, folder
-from support.processes import run, shell_words, start, start_two
+from support.processes import ENVIRONMENT, SCRIPT, run, start, start_two
 
 pytestmark = pytest.mark.run
 
 
-@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+SIGNALS = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
+"""Exit status by signal."""
+MOMENTS = [
+    ("in a training step", 7),
+    ("before an update of the weights", 12),
+    ("in a validation", 4),
+    ("while a checkpoint is written", 10),
+    ("in a training step", 60),
+]
+
+
 @pytest.mark.parametrize(
-    ("moment", "call"),
-    [
-        ("in a training step", 7),
-        ("before an update of the weights", 12),
-        ("in a validation", 4),
-        ("while a checkpoint is written", 10),
-        ("in a training step", 60),
-    ],
+    ("signum", "moment", "call"),
+    [*((signum, *moment) for signum in ("SIGTERM", "SIGINT") for moment in MOMENTS), ("SIGHUP", *MOMENTS[0])],
 )
-def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, status, moment, call, reference, tmp_path):
+def test_a_signal_saves_a_checkpoint_and_prints_the_resume_command(signum, moment, call, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, fault=(moment, call, signum))
-    assert child.wait() == status, child.err.read_text()
-    message, command = child.err.read_text().splitlines()[-2:]
+    message, arguments = child.interrupted(SIGNALS[signum])
     step = read(folder(tmp_path, "gpt") / "checkpoints/last.ckpt")["global_step"]
     assert message == f"lightning-tfm: interrupted by {signum}, saved after step {step}; resume with:"
-    if moment == "in a training step":
-        assert step == call, "no step is lost"
-    assert "Traceback" not in child.err.read_text()
-
-    program, *arguments = shlex.split(command)
-    assert program == "lightning-tfm"
+    assert step == call or moment != "in a training step", "no step is lost"
+    assert arguments[-2:] == ["--ckpt_path", "runs/copy_gpt/version_0"]
     run(*arguments, cwd=tmp_path).finish()
     assert_same_run(tmp_path, reference("gpt"), "gpt")
 
 
-@pytest.mark.parametrize(("signum", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_signal_in_the_test_ends_the_run_immediately(signum, status, tmp_path):
+@pytest.mark.parametrize("signum", ["SIGTERM", "SIGINT"])
+def test_a_signal_in_the_test_ends_the_run_immediately(signum, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, fault=("in the test", 1, signum))
-    assert child.wait() == status
-    message, command = child.err.read_text().splitlines()[-2:]
+    message, arguments = child.interrupted(SIGNALS[signum])
     assert message == f"lightning-tfm: interrupted by {signum}; resume with:"
     assert not (folder(tmp_path, "gpt") / "summary.json").exists()
-    run(*shlex.split(command)[1:], cwd=tmp_path).finish()
+    run(*arguments, cwd=tmp_path).finish()
     assert (folder(tmp_path, "gpt") / "summary.json").exists()
 
 
-def test_resume_command_with_quoted_paths_resumes(tmp_path):
-    run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 33)).die()
-    started = folder(tmp_path, "gpt").parent.rename(tmp_path / "it's my run")
-    path = started / "version_0/checkpoints/last.ckpt"
+def test_resume_command_with_quoted_paths_resumes(killed, tmp_path):
+    path = killed.parent.rename(tmp_path / "it's my run") / "version_0/checkpoints/last.ckpt"
     logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: runs, name: 'a\tb  c'}}"
     arguments = fit("gpt", "--ckpt_path", path.relative_to(tmp_path), "--trainer.logger", logger)
     child = run(*arguments, cwd=tmp_path, fault=("in a training step", 7, "SIGTERM"))
-    assert child.wait() == 143, child.err.read_text()
-    _, *words = shell_words(child.err.read_text().splitlines()[-1])
-    run(*words, cwd=tmp_path).finish()
-    assert [start["step"] for start in json.loads(next(tmp_path.glob("runs/*/*/provenance.json")).read_text())] == [
-        30,
-        37,
-    ]
+    run(*child.interrupted(143)[1], cwd=tmp_path).finish()
+    assert [start["step"] for start in Run(next(tmp_path.glob("runs/*/version_0"))).starts] == [30, 37]
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference, tmp_path):
+def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, tmp_path):
     """Ctrl-C in a terminal and SIGTERM from a scheduler also reach the data loader workers."""
-    script = Path(sys.executable).with_name("lightning-tfm")
-    command = [script, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
-    environment = {**os.environ, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    command = [SCRIPT, *map(str, fit("gpt", **{"data.init_args.num_workers": 2, "trainer.max_steps": 100_000}))]
     with (tmp_path / "stderr").open("w") as err:
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=err, stderr=err, start_new_session=True
+            command, cwd=tmp_path, env=ENVIRONMENT, stdout=err, stderr=err, start_new_session=True
         )
     while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):  # so that the validation workers exist, too
         assert process.poll() is None, (tmp_path / "stderr").read_text()
@@ -103,38 +89,27 @@ def test_a_signal_to_all_processes_saves_a_checkpoint(signum, status, reference,
     assert "Traceback" not in printed
 
 
-def test_a_closed_terminal_saves_a_checkpoint(reference, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 7, "SIGHUP"))
-    assert child.wait() == 129
-    message, command = child.err.read_text().splitlines()[-2:]
-    assert message == "lightning-tfm: interrupted by SIGHUP, saved after step 7; resume with:"
-    assert command.endswith("--ckpt_path runs/copy_gpt/version_0")
-    run(*shlex.split(command)[1:], cwd=tmp_path).finish()
-    assert_same_run(tmp_path, reference("gpt"), "gpt")
-
-
 def test_a_repeated_sighup_of_a_terminal_that_was_closed_is_one(tmp_path):
     """The kernel and the shell both send one, and the messages cannot be written."""
-    ours, theirs = pty.openpty()
-    command = [Path(sys.executable).with_name("lightning-tfm"), *map(str, fit("gpt", **{"trainer.max_steps": 5_000}))]
+    terminal, stream = pty.openpty()
     process = subprocess.Popen(
-        command,
+        [SCRIPT, *map(str, fit("gpt", **{"trainer.max_steps": 5_000}))],
         cwd=tmp_path,
-        env=os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        env=ENVIRONMENT,
+        stdin=stream,
+        stdout=stream,
+        stderr=stream,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
-    os.close(theirs)
-    os.set_blocking(ours, False)
+    os.close(stream)
+    os.set_blocking(terminal, False)
     while not list(tmp_path.glob("runs/copy_gpt/*/checkpoints/last.ckpt")):
         with suppress(BlockingIOError):
-            os.read(ours, 65_536)
+            os.read(terminal, 65_536)
         assert process.poll() is None
         time.sleep(0.02)
-    os.close(ours)
+    os.close(terminal)
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 129

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lightning_tfm.checkpoint import read
+from lightning_tfm.runs.record import Run
 from support.experiments import COPY, NETWORKS, STOPPING, fit, folder, write_task
-from support.processes import EXPERIMENTS, in_process, last_line, run, start, start_two
+from support.processes import EXPERIMENTS, in_process, run, start, start_two
 
 pytestmark = pytest.mark.run
 
@@ -61,28 +61,24 @@ def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "steps", "validations"),
+    ("settings", "steps", "validations"),
     [
-        (["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1"], 15, [5, 10, 15]),
-        (["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2"], 15, [10]),
-        (["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=2"], 5, [5]),
-        (["--trainer.max_steps=9", "--trainer.check_val_every_n_epoch=1"], 9, [5]),
-        (["--trainer.max_epochs=2", "--trainer.val_check_interval=4"], 10, [4, 8]),
-        (
-            ["--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1", "--trainer.accumulate_grad_batches=2"],
-            8,
-            [3, 6],
-        ),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 1}, 15, [5, 10, 15]),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 2}, 15, [10]),
+        ({"max_epochs": 1, "check_val_every_n_epoch": 2}, 5, [5]),
+        ({"max_steps": 9, "check_val_every_n_epoch": 1}, 9, [5]),
+        ({"max_epochs": 2, "val_check_interval": 4}, 10, [4, 8]),
+        ({"max_epochs": 3, "check_val_every_n_epoch": 1, "accumulate_grad_batches": 2}, 8, [3, 6]),
     ],
 )
-def test_a_run_validates_after_passes_over_the_data(options, steps, validations, monkeypatch, tmp_path):
+def test_a_run_validates_after_passes_over_the_data(settings, steps, validations, monkeypatch, tmp_path):
     """A pass over 100 pairs has 5 batches of 20."""
     monkeypatch.chdir(tmp_path)
     arguments = ["fit", "--config", str(write_task("spelling_gpt", tmp_path)), "--trainer.log_every_n_steps=1"]
-    assert in_process(monkeypatch, *arguments, *options) == 0
-    rows = list(csv.DictReader(Path("runs/spelling_gpt/version_0/metrics.csv").read_text().splitlines()))
-    assert [int(row["step"]) + 1 for row in rows if row["val/loss"]] == validations
-    assert max(int(row["step"]) for row in rows if row["train/loss"]) + 1 == steps
+    assert in_process(monkeypatch, *arguments, *(f"--trainer.{name}={value}" for name, value in settings.items())) == 0
+    rows = Run(Path("runs/spelling_gpt/version_0")).metrics()
+    assert [row["step"] + 1 for row in rows if "val/loss" in row] == validations
+    assert max(row["step"] for row in rows if "train/loss" in row) + 1 == steps
 
 
 @pytest.mark.parametrize(("moment", "loss"), [("in the loss", "nan"), ("in a training step", r"[12]\.\d+")])
@@ -90,11 +86,8 @@ def test_a_run_validates_after_passes_over_the_data(options, steps, validations,
 def test_nan_stops_training_and_earlier_checkpoints_are_kept(model, moment, loss, tmp_path):
     """NaN occurs in the loss and thus in the gradients, or in the gradients alone."""
     arguments = fit(model, **{"trainer.log_every_n_steps": 10, "checkpoint.every_n_train_steps": 7})
-    child = run(*arguments, cwd=tmp_path, fault=(moment, 31, "nan"))
-    assert child.wait() == 2
-    line = last_line(child)
-    assert re.search(rf"at step 31 the loss is {loss} and .* \d+ weights are not finite \(first network\.", line)
-    assert "Traceback" not in child.err.read_text()
+    message = rf"at step 31 the loss is {loss} and .* \d+ weights are not finite \(first network\."
+    line = run(*arguments, cwd=tmp_path, fault=(moment, 31, "nan")).refuse(message)
     checkpoints = folder(tmp_path, model) / "checkpoints"
     assert str(checkpoints.relative_to(tmp_path)) in line
     for name, step in (("last", 28), ("best", 24)):
@@ -112,52 +105,39 @@ KEEPING = "[{class_path: lightning.pytorch.callbacks.ModelCheckpoint, init_args:
         ({"checkpoint.monitor": "val/bleu"}, "checkpoint.monitor must be a metric of the validation"),
         ({"checkpoint.mode": "max"}, "checkpoint.mode must be min for val/loss, of which lower values are better"),
         ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
+        (
+            {"trainer.callbacks": STOPPING % "val/los"},
+            "monitor of EarlyStopping .* is 'val/los'; did you mean 'val/loss'",
+        ),
         ({"model.init_args.optimizer.init_args.lr": 1e30}, "loss and gradients must be finite"),
     ],
 )
 def test_a_mistake_found_while_training_leaves_no_empty_folder(setting, message, tmp_path):
     tensorboard = "--trainer.logger+=lightning_tfm.loggers.TensorBoardLogger"
-    child = run(*fit("gpt", tensorboard, **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path)
-    assert child.wait() == 2
-    assert message in child.err.read_text()
+    run(*fit("gpt", tensorboard, **setting | {"trainer.log_every_n_steps": 100}), cwd=tmp_path).refuse(message)
     assert not (tmp_path / "runs/copy_gpt").exists()
     assert not (tmp_path / "runs/tensorboard").exists()
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("option", "setting", "message"),
     [
-        ({"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
-        ({"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
-        ({"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping in trainer.callbacks must be max"),
-        ({"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint in trainer.callbacks must be"),
-        ({"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
+        ("--dry-run", {"trainer.accumulate_grad_batches": 5}, "val_check_interval must be a multiple"),
+        ("--dry-run", {"trainer.callbacks": STOPPING % "val/los"}, "did you mean 'val/loss'?"),
+        ("--dry-run", {"trainer.callbacks": STOPPING % "val/exact_match"}, "mode of EarlyStopping .* must be max"),
+        ("--dry-run", {"trainer.callbacks": KEEPING % "val/exact_match"}, "mode of ModelCheckpoint .* must be max"),
+        ("--dry-run", {"trainer.max_steps": -1}, "trainer.max_steps must be at least 1"),
+        (
+            "--trainer.num_sanity_val_steps=0",
+            {"trainer.callbacks": STOPPING % "val/exact_match"},
+            "mode of EarlyStopping in trainer.callbacks must be max",
+        ),
+        # The names of training metrics are not known before the first step.
+        ("--skip-test", {"trainer.callbacks": STOPPING % "train/los"}, "metric `train/los` which is not available"),
     ],
 )
-def test_a_dry_run_finds_mistakes_of_the_training(setting, message, tmp_path):
-    child = run(*fit("gpt", "--dry-run", **setting), cwd=tmp_path)
-    assert child.wait() == 2
-    assert message in child.err.read_text().splitlines()[-1]
-
-
-def test_early_stopping_by_an_unknown_metric_is_one_mistake(tmp_path):
-    """Report it before the first step, except that the names of training metrics are not known before."""
-    child = run(*fit("gpt", **{"trainer.callbacks": STOPPING % "val/los"}), cwd=tmp_path)
-    assert child.wait() == 2
-    message = "monitor of EarlyStopping in trainer.callbacks must be a metric of the validation, but is 'val/los'"
-    assert f"{message}; did you mean 'val/loss'?" in child.err.read_text().splitlines()[-1]
-    assert not (tmp_path / "runs/copy_gpt").exists()
-    child = run(*fit("gpt", **{"trainer.callbacks": STOPPING % "train/los"}), cwd=tmp_path)
-    assert child.wait() == 2
-    assert "conditioned on metric `train/los` which is not available" in child.err.read_text().splitlines()[-1]
-    assert "Traceback" not in child.err.read_text()
-
-
-def test_modes_are_checked_without_a_sanity_check(tmp_path):
-    settings = {"trainer.callbacks": STOPPING % "val/exact_match", "trainer.num_sanity_val_steps": 0}
-    child = run(*fit("gpt", **settings), cwd=tmp_path)
-    assert child.wait() == 2
-    assert "mode of EarlyStopping in trainer.callbacks must be max" in child.err.read_text().splitlines()[-1]
+def test_a_mistake_of_the_training_is_reported_in_one_line(option, setting, message, tmp_path):
+    run(*fit("gpt", option, **setting), cwd=tmp_path).refuse(message)
 
 
 def test_a_run_without_a_logger_writes_nothing(tmp_path):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from support.equality import assert_same_run
 from support.experiments import fit
-from support.processes import in_terminal, run
+from support.processes import ENVIRONMENT, SCRIPT, in_terminal, run
 
 pytestmark = pytest.mark.run
 
@@ -47,51 +44,46 @@ def server(request):
 LOGGED_IN = {"WANDB_MODE": None, "WANDB_API_KEY": "0" * 40}
 
 
-def assert_unchanged(child, reference, cwd):
-    assert child.wait() == 0, child.err.read_text()
+def assert_unchanged(child, reference, offline=False):
+    cwd = child.finish().err.parent
     assert_same_run(cwd, reference("gpt"), "gpt")
     assert "Traceback" not in child.err.read_text()
+    assert not offline or list((cwd / "runs/wandb").glob("offline-run-*"))
 
 
 @pytest.mark.parametrize("server", [401, 503, None], indirect=True)
 def test_a_failing_wandb_server_does_not_change_the_run(server, reference, tmp_path):
-    child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server)
-    assert_unchanged(child, reference, tmp_path)
-    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+    assert_unchanged(run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL=server), reference, offline=True)
 
 
 def test_a_missing_network_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, **LOGGED_IN, WANDB_BASE_URL="http://wandb.invalid")
-    assert_unchanged(child, reference, tmp_path)
+    assert_unchanged(child, reference, offline=True)
     assert "W&B cannot be reached at http://wandb.invalid, so the run is offline" in child.err.read_text()
-    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
-
-
-def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
-    """A prompt would wait for input until the timeout."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"}
-    script = Path(sys.executable).with_name("lightning-tfm")
-    command = [script, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
-    status, printed = in_terminal(command, tmp_path, environment)
-    assert status == 0, printed
-    assert "The run is saved in" in printed
 
 
 def test_a_missing_wandb_account_does_not_change_the_run(reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE=None, HOME=str(tmp_path), NETRC=str(tmp_path / "none"))
-    assert_unchanged(child, reference, tmp_path)
-    assert list((tmp_path / "runs/wandb").glob("offline-run-*"))
+    assert_unchanged(child, reference, offline=True)
 
 
 @pytest.mark.parametrize("fault", ["W&B dies", "W&B cannot write"])
 def test_a_failing_wandb_service_does_not_change_the_run(fault, reference, tmp_path):
     child = run(*fit("gpt"), cwd=tmp_path, fault=("in a training step", 20, fault), WANDB_MODE="offline")
-    assert_unchanged(child, reference, tmp_path)
+    assert_unchanged(child, reference)
 
 
 def test_an_unusable_wandb_folder_does_not_change_the_run(reference, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/wandb").write_text("in its place")
-    child = run(*fit("gpt"), cwd=tmp_path, WANDB_MODE="offline")
-    assert_unchanged(child, reference, tmp_path)
+    assert_unchanged(run(*fit("gpt"), cwd=tmp_path, WANDB_MODE="offline"), reference)
+
+
+def test_a_terminal_shows_no_prompt_for_a_wandb_account(tmp_path):
+    """A prompt would wait for input until the timeout."""
+    environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    command = [SCRIPT, *map(str, fit("gpt", **{"trainer.max_steps": 3}))]
+    status, printed = in_terminal(command, tmp_path, environment)
+    assert status == 0, printed
+    assert "The run is saved in" in printed

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lightning_tfm import networks
 from lightning_tfm.checkpoint import read
 from lightning_tfm.tokenization import train_tokenizer
 from support.corpora import TEXT, reviews, sentences, write_lines
-from support.processes import EXPERIMENTS, run
+from support.processes import EXPERIMENTS, SCRIPT, run
 
 NETWORKS = {
     "transformer": {"d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 32, "positions": "sinusoidal"},
@@ -257,11 +256,10 @@ COPY = EXPERIMENTS / "copy_transformer.yaml"
 def train_on_dates(folder):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment |= {"HOME": str(folder), "NETRC": str(folder / "none")}
-    script = Path(sys.executable).with_name("lightning-tfm")
     settings = ["--trainer.max_steps=400", "--trainer.val_check_interval=200"]
     settings += ["--data.init_args.train_size=12000", "--data.init_args.val_size=500", "--data.init_args.test_size=500"]
     run = subprocess.run(
-        [script, "fit", "--config", DATE, *settings],
+        [SCRIPT, "fit", "--config", DATE, *settings],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
