@@ -105,9 +105,23 @@ def browser():
 
 
 @pytest.fixture
-def mistake(monkeypatch, capsys, tmp_path):
-    """Return a function that runs a command that fails before data are generated, and returns its line of error."""
+def command(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a command in a new folder, and returns what it prints."""
     monkeypatch.chdir(tmp_path)
+
+    def command(*arguments, status=0):
+        capsys.readouterr()
+        actual = in_process(monkeypatch, *arguments)
+        printed = capsys.readouterr()
+        assert actual == status, printed.err
+        return printed
+
+    return command
+
+
+@pytest.fixture
+def mistake(command, monkeypatch):
+    """Return a function that runs a command that fails before data are generated, and returns its line of error."""
 
     def generated(self, split):
         raise AssertionError("data were generated")
@@ -115,8 +129,7 @@ def mistake(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(GeneratedDataModule, "pairs", generated)
 
     def mistake(*arguments):
-        assert in_process(monkeypatch, *arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = command(*arguments, status=2).err.splitlines()
         assert line.startswith("lightning-tfm: error: ")
         return line
 

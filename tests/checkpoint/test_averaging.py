@@ -9,7 +9,7 @@ import torch
 from lightning_tfm.checkpoint import read
 from support.equality import equal
 from support.experiments import trained_run, write_task
-from support.processes import in_process, run
+from support.processes import run
 
 
 def test_the_average_equals_its_definition(tmp_path):
@@ -37,7 +37,7 @@ def test_the_average_equals_its_definition(tmp_path):
             torch.testing.assert_close(last["state_dict"][name].double(), mean, rtol=1e-4, atol=1e-6)
 
 
-def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsys):
+def test_checkpoints_are_averaged(tmp_path_factory, tmp_path, command):
     """A run can keep the checkpoints of its last validations to average them."""
     folder = trained_run("spelling_gpt", tmp_path_factory)
     run("fit", "--config", folder.parents[2] / "spelling_gpt.yaml", "--checkpoint.keep_last=3", cwd=tmp_path).finish()
@@ -47,20 +47,17 @@ def test_checkpoints_are_averaged(tmp_path_factory, monkeypatch, tmp_path, capsy
     assert [read(path)["global_step"] for path in paths] == [20, 30, 40]
     equal(read(paths[2])["state_dict"], read(checkpoints / "last.ckpt")["state_dict"])
     mean = tmp_path / "mean.ckpt"
-    assert in_process(monkeypatch, "average", *paths, "--output", mean) == 0, capsys.readouterr().err
+    command("average", *paths, "--output", mean)
     weights = [read(path)["state_dict"] for path in (*paths, mean)]
     for name, weight in weights[3].items():
         torch.testing.assert_close(weight, sum(other[name] for other in weights[:3]) / 3)
-    assert in_process(monkeypatch, "generate", mean, "abc") == 0
+    command("generate", mean, "abc")
     run("test", "--config", folder.parents[2] / "spelling_gpt.yaml", "--ckpt_path", mean, cwd=tmp_path).finish()
     other = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
-    capsys.readouterr()
-    assert in_process(monkeypatch, "average", paths[0], other, "--output", tmp_path / "none.ckpt") == 2
-    message = capsys.readouterr().err
+    message = command("average", paths[0], other, "--output", tmp_path / "none.ckpt", status=2).err
     assert "all checkpoints must have the same class_path" in message
     assert len(set(re.findall(r"'[^']+'", message))) == 2, "both files are named"
-    assert in_process(monkeypatch, "average", paths[0], "--output", mean) == 2
-    assert "--output must be a new file" in capsys.readouterr().err
+    assert "--output must be a new file" in command("average", paths[0], "--output", mean, status=2).err
     path = folder.parents[2] / "spelling_gpt.yaml"
-    assert in_process(monkeypatch, "fit", "--config", path, "--ckpt_path", mean) == 2
-    assert "mean.ckpt' must hold the optimizer's state to resume its run" in capsys.readouterr().err
+    message = command("fit", "--config", path, "--ckpt_path", mean, status=2).err
+    assert "mean.ckpt' must hold the optimizer's state to resume its run" in message

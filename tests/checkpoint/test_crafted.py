@@ -24,7 +24,7 @@ from lightning_tfm.inference.loading import load
 from lightning_tfm.networks import GPT
 from lightning_tfm.tokenization import SymbolTokenizer, train_tokenizer
 from support.corpora import TEXT
-from support.processes import EXPERIMENTS, in_process
+from support.processes import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -189,14 +189,14 @@ def test_a_checkpoint_must_name_a_trusted_predictor(path, crafted, tmp_path):
 
 
 @pytest.mark.parametrize(("setting", "value"), [("num_layers", 10**9), ("d_model", 10**5), ("max_length", 10**9)])
-def test_a_network_much_larger_than_the_weights_is_refused(setting, value, crafted, monkeypatch, capsys, tmp_path):
+def test_a_network_much_larger_than_the_weights_is_refused(setting, value, crafted, tmp_path, command):
     config = yaml.safe_load((EXPERIMENTS / "copy_gpt.yaml").read_text())
     config["trainer"] |= {"logger": None, "callbacks": None}
     config["model"]["init_args"]["network"]["init_args"] |= {"num_heads": 1, setting: value}
     write(placed(crafted, yaml.safe_dump(config), "experiment", "config"), tmp_path / "a.ckpt")
-    monkeypatch.chdir(tmp_path)
-    assert in_process(monkeypatch, "test", "a.ckpt") == 2
-    assert "the network must fit the weights of the checkpoint, but is larger" in capsys.readouterr().err
+    assert (
+        "the network must fit the weights of the checkpoint, but is larger" in command("test", "a.ckpt", status=2).err
+    )
 
 
 def test_the_unmodified_checkpoint_is_valid(crafted, tmp_path):

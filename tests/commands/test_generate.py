@@ -7,58 +7,51 @@ import re
 import pytest
 
 from support.experiments import INPUTS, OUTPUTS
-from support.processes import in_process
 
 
 @pytest.mark.parametrize(
     "options", [[], ["--beam-size", "4"], ["--temperature", "0.1", "--top-k", "3", "--top-p", "0.9"]]
 )
-def test_generate_normalizes_typed_dates(options, checkpoint, monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", checkpoint, *INPUTS, *options) == 0
-    out, err = capsys.readouterr()
+def test_generate_normalizes_typed_dates(options, checkpoint, command):
+    out, err = command("generate", checkpoint, *INPUTS, *options)
     assert out.splitlines() == OUTPUTS
     assert err == ""
-    assert in_process(monkeypatch, "generate", checkpoint, *options, INPUTS[0]) == 0
-    assert capsys.readouterr().out.splitlines() == OUTPUTS[:1]
+    assert command("generate", checkpoint, *options, INPUTS[0]).out.splitlines() == OUTPUTS[:1]
 
 
-def test_a_very_long_line_does_not_affect_the_others(checkpoint, monkeypatch, capsys, tmp_path):
+def test_a_very_long_line_does_not_affect_the_others(checkpoint, tmp_path, command):
     lines = [INPUTS[0], "1/" * 20_000, INPUTS[1]]
     (tmp_path / "input").write_text("\n".join(lines))
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 0
-    outputs = capsys.readouterr().out.splitlines()
+    outputs = command("generate", checkpoint, "--input", tmp_path / "input").out.splitlines()
     assert len(outputs) == 3
     assert [outputs[0], outputs[2]] == OUTPUTS[:2]
 
 
-def test_generate_reports_lines_that_are_not_utf8(checkpoint, monkeypatch, capsys, tmp_path):
+def test_generate_reports_lines_that_are_not_utf8(checkpoint, tmp_path, command):
     (tmp_path / "input").write_bytes(b"\xef\xbb\xbf31/12/1999\n3 M\xff 1979\n29/02/2000")
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
-    out, err = capsys.readouterr()
+    out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
     assert out.splitlines() == ["1999-12-31", "", "2000-02-29"]
     assert "line 2: it is not valid UTF-8" in err
 
 
-def test_generate_reads_lines_as_training_does(checkpoint, monkeypatch, capsys, tmp_path):
+def test_generate_reads_lines_as_training_does(checkpoint, tmp_path, command):
     """Surrounding blanks are stripped, and only line feeds end a line, so that outputs stay aligned."""
     (tmp_path / "input").write_bytes(b" 31/12/1999\t\r\n29/02/2000\r\n3 May\r1979\n29/02/2000 \n")
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
-    out, err = capsys.readouterr()
+    out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
     assert out.split("\n") == ["1999-12-31", "2000-02-29", "", "2000-02-29", ""]
     assert r"line 3: the vocabulary has no character '\r' (position 6" in err
 
 
-def test_generate_reads_and_writes_files(checkpoint, monkeypatch, tmp_path, capsys):
+def test_generate_reads_and_writes_files(checkpoint, tmp_path, command):
     """Outputs of several batches are in the order of the lines."""
     lines = [f"{day:02}/{month:02}/{year}" for year in range(1990, 2010) for month in (1, 11) for day in range(10, 28)]
     (tmp_path / "input").write_text("\n".join(lines))
     options = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
-    assert in_process(monkeypatch, "generate", checkpoint, *options) == 0
+    assert command("generate", checkpoint, *options).out == ""
     outputs = (tmp_path / "output").read_text().splitlines()
     assert len(outputs) == len(lines) == 720
     right = sum(output.split("-")[::-1] == line.split("/") for output, line in zip(outputs, lines, strict=True))
     assert right / len(lines) > 0.9
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -85,15 +78,12 @@ def test_a_mistake_in_generate_is_reported_in_one_line(options, message, checkpo
     assert message in mistake("generate", checkpoint, *texts, *options)
 
 
-def test_generate_refuses_a_binary_file(checkpoint, monkeypatch, tmp_path, capsys):
+def test_generate_refuses_a_binary_file(checkpoint, tmp_path, mistake):
     (tmp_path / "input").write_bytes(bytes(range(256)))
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 2
-    assert re.search("--input must be a text in UTF-8, but '.*input' has zero bytes", capsys.readouterr().err)
+    message = mistake("generate", checkpoint, "--input", tmp_path / "input")
+    assert re.search("--input must be a text in UTF-8, but '.*input' has zero bytes", message)
 
 
-def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", checkpoint, "Thursday, May 3, 1979" * 3) == 0
-    assert re.fullmatch(
-        r"lightning-tfm: line 1: it has 63 tokens, more than any training text \(\d+\)\n",
-        capsys.readouterr().err,
-    )
+def test_generate_warns_of_a_text_longer_than_any_in_training(checkpoint, command):
+    _, err = command("generate", checkpoint, "Thursday, May 3, 1979" * 3)
+    assert re.fullmatch(r"lightning-tfm: line 1: it has 63 tokens, more than any training text \(\d+\)\n", err)

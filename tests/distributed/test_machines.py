@@ -28,7 +28,6 @@ from support.processes import (
     TWO_PROCESSES,
     Child,
     free_port,
-    in_process,
     run,
     start,
     start_elastic,
@@ -293,17 +292,13 @@ def test_devices_that_do_not_exist_are_refused(options, environment, message, tm
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 
-def test_a_machine_without_ipv4_needs_an_address(tmp_path, monkeypatch, capsys):
+def test_a_machine_without_ipv4_needs_an_address(monkeypatch, command):
     def refuse(*args, **settings):
         raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket, "create_server", refuse)
-    assert in_process(monkeypatch, *fit("gpt", *TWO_PROCESSES)) == 2
-    assert (
-        "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1"
-        in capsys.readouterr().err
-    )
+    _, err = command(*fit("gpt", *TWO_PROCESSES), status=2)
+    assert "MASTER_ADDR must be set on a machine without IPv4, but is unset; set MASTER_ADDR=::1" in err
 
 
 def test_a_short_limit_is_refused():

@@ -9,7 +9,6 @@ from lightning_tfm.commands.seeds import SettingsCLI
 from lightning_tfm.data import BatchDivision
 from lightning_tfm.fit.cli import run as cli_run
 from support.experiments import write_task
-from support.processes import in_process
 
 
 @pytest.mark.parametrize(
@@ -39,11 +38,10 @@ def test_max_epochs_is_the_number_of_steps_of_all_passes(task, arguments, steps,
     assert f"corresponds to trainer.max_steps {settings['max_steps']}" in capsys.readouterr().err
 
 
-def test_training_data_that_epochs_count_are_built_once(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_training_data_that_epochs_count_are_built_once(monkeypatch, command):
     built, encode = [], Copy.examples
     monkeypatch.setattr(Copy, "examples", lambda data, split: built.append(split) or encode(data, split))
     sizes = [f"--data.{name}=30" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
-    assert in_process(monkeypatch, "fit", "copy_gpt", "--dry-run", "--trainer.max_epochs=2", *sizes) == 0
+    command("fit", "copy_gpt", "--dry-run", "--trainer.max_epochs=2", *sizes)
     assert built.count("train") == 1
     assert len(built) == len(set(built))

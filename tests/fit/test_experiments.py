@@ -9,7 +9,7 @@ from lightning_tfm.config.experiments import list_experiments
 from lightning_tfm.tasks import TaskModule
 from support.corpora import TEXT, reviews, sentences, write_lines
 from support.experiments import COPY
-from support.processes import EXPERIMENTS, in_process
+from support.processes import EXPERIMENTS
 
 TAB = "\t"
 YAMLS = [experiment.path for experiment in list_experiments(EXPERIMENTS)]
@@ -51,13 +51,12 @@ LARGE = {"multi30k_transformer_gpu", "shakespeare_gpt2"}
     [pytest.param(path, marks=[pytest.mark.run] if path.stem in LARGE else []) for path in YAMLS],
     ids=lambda path: path.stem,
 )
-def test_experiment_runs(path, monkeypatch, tmp_path):
+def test_experiment_runs(path, monkeypatch, tmp_path, command):
     """Train and validate on one batch each, of fewer pairs and otherwise as configured.
 
     Note:
         Large networks are trained in float32: on CPUs without instructions for bfloat16, a step would take minutes.
     """
-    monkeypatch.chdir(tmp_path)
     tested = []
     monkeypatch.setattr(TaskModule, "on_validation_end", lambda module: tested.append(module))
     if path.stem.startswith(("copy", "toy_translation", "date")):
@@ -69,7 +68,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
             sizes += ["--model.init_args.pretrained=null", "--data.init_args.max_length=64"]
     if path.stem in LARGE:
         sizes.append("--trainer.precision=32-true")
-    assert in_process(monkeypatch, "fit", "--config", path, "--trainer.fast_dev_run=true", *sizes) == 0
+    command("fit", "--config", path, "--trainer.fast_dev_run=true", *sizes)
     (module,) = tested
     assert module.network.hyper_parameters["vocab_size"] == module.tokenizer.vocab_size
     assert module.trainer.global_step == 1
@@ -79,9 +78,7 @@ def test_experiment_runs(path, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("experiment", ["copy_gpt", COPY])
-def test_an_experiment_is_fit_by_its_name_alone(experiment, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_experiment_is_fit_by_its_name_alone(experiment, tmp_path, command):
     sizes = [f"--data.{name}=30" for name in ("train_size", "val_size", "test_size", "longer_size", "batch_size")]
-    assert in_process(monkeypatch, "fit", experiment, "--dry-run", *sizes) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("dry run passed")
+    assert command("fit", experiment, "--dry-run", *sizes).out.splitlines()[-1].startswith("dry run passed")
     assert not list(tmp_path.iterdir())

@@ -15,21 +15,19 @@ from lightning_tfm.__main__ import COMMANDS
 from lightning_tfm.config.settings import flatten
 from lightning_tfm.fit.help import BASE_CLASSES
 from support.experiments import COPY
-from support.processes import EXPERIMENTS, in_process
+from support.processes import EXPERIMENTS
 
 
-def test_help_lists_every_command(monkeypatch, capsys):
-    assert in_process(monkeypatch, "--help") == 0
-    printed = capsys.readouterr().out
+def test_help_lists_every_command(command):
+    printed = command("--help").out
     assert all(f"\n  {command:<10}  {summary}\n" in printed for command, summary in COMMANDS.items())
     assert "generate \\\n    runs/" in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test"])
-def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
-    assert in_process(monkeypatch, command, "--help") == 0
-    shown = capsys.readouterr().out
+@pytest.mark.parametrize("name", ["fit", "validate", "test"])
+def test_help_fits_a_screen_and_names_what_exists(name, command):
+    shown = command(name, "--help").out
     assert len(shown.splitlines()) <= 24
     assert max(map(len, shown.splitlines())) <= 80
     for package in (datamodules, tasks, networks):
@@ -37,11 +35,10 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
             cls = getattr(package, name)
             assert (inspect.isabstract(cls) or name in BASE_CLASSES) is (name not in re.split(r"\W+", shown)), name
     options = set(re.findall(r"--([a-z_.-]+)", shown)) - {"help-all"}
-    assert in_process(monkeypatch, "fit", "--config", COPY, "--print_config") == 0
-    known = flatten(yaml.safe_load(capsys.readouterr().out)).keys()
+    settings = flatten(yaml.safe_load(command("fit", "--config", COPY, "--print_config").out))
     for option in options - {"config", "dry-run", "print_config", "data.help", "model.network.help", "seeds", "jobs"}:
         name = option.replace("model.", "model.init_args.")
-        assert any(other == name or other.startswith(f"{name}.") for other in known), option
+        assert any(other == name or other.startswith(f"{name}.") for other in settings), option
 
 
 @pytest.mark.parametrize(
@@ -54,9 +51,8 @@ def test_help_fits_a_screen_and_names_what_exists(command, monkeypatch, capsys):
         (["copy_gpt", "--model.init_args.network.help=EncoderClassifier"], "EncoderClassifier", "--network.d_ff"),
     ],
 )
-def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, monkeypatch, capsys):
-    assert in_process(monkeypatch, "fit", *arguments) == 0
-    shown = capsys.readouterr().out
+def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, command):
+    shown = command("fit", *arguments).out
     assert re.search(rf"^Help for .*\b{name}$", shown, re.MULTILINE)
     assert f"  {setting}" in shown
 
@@ -77,9 +73,8 @@ def test_the_help_of_an_unknown_class_names_what_exists(arguments, message, mist
     assert message in mistake("fit", *arguments)
 
 
-def test_all_settings_are_listed_without_markup(monkeypatch, capsys):
-    assert in_process(monkeypatch, "fit", "--help-all") == 0
-    shown = capsys.readouterr().out
+def test_all_settings_are_listed_without_markup(command):
+    shown = command("fit", "--help-all").out
     assert "--trainer.gradient_clip_algorithm" in shown
     assert not re.search(r":(class|meth|func|attr):`|``", shown)
     for refused in ("overfit_batches", "limit_train_batches"):
@@ -99,23 +94,19 @@ def test_all_settings_are_listed_without_markup(monkeypatch, capsys):
         (["test", "pyproj"], ["pyproject.toml"]),
     ],
 )
-def test_commands_are_completed_in_bash(words, completed, monkeypatch, capsys):
+def test_commands_are_completed_in_bash(words, completed, monkeypatch, command):
     monkeypatch.chdir(EXPERIMENTS.parent)
-    assert in_process(monkeypatch, "completion", "bash") == 0
-    script = capsys.readouterr().out
+    script = command("completion", "bash").out
     typed = f"COMP_WORDS=({' '.join(['lightning-tfm', *words])}); COMP_CWORD={len(words)}; _shtab_lightning_tfm"
     command = ["bash", "-c", f'{script}\n{typed}\nprintf "%s\\n" "${{COMPREPLY[@]}}"']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == completed
 
 
-def test_the_version_is_printed(monkeypatch, capsys):
-    assert in_process(monkeypatch, "--version") == 0
-    assert re.fullmatch(r"lightning-tfm \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
-    assert in_process(monkeypatch, "help", "runs") == 0
-    assert "List the runs below a folder" in capsys.readouterr().out
+def test_the_version_is_printed(command):
+    assert re.fullmatch(r"lightning-tfm \d+\.\d+\.\d+\S*\n", command("--version").out)
+    assert "List the runs below a folder" in command("help", "runs").out
 
 
-def test_help_explains_the_temperature(monkeypatch, capsys):
-    assert in_process(monkeypatch, "generate", "--help") == 0
-    assert "lower is more conservative" in " ".join(capsys.readouterr().out.split())
+def test_help_explains_the_temperature(command):
+    assert "lower is more conservative" in " ".join(command("generate", "--help").out.split())

@@ -12,7 +12,7 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.fit.resuming import Resumption, check_data, find_run, open_run
 from support.equality import contents
 from support.experiments import fit, folder
-from support.processes import in_process, last_line, run
+from support.processes import last_line, run
 from support.records import SUMMARY
 
 
@@ -29,9 +29,8 @@ def test_last_without_an_intact_checkpoint_is_refused(tmp_path):
 AVERAGING = "[{class_path: lightning_tfm.callbacks.WeightAveraging, init_args: {decay: %s}}]"
 
 
-def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
+def test_resuming_with_other_settings_is_refused(tmp_path, command):
     """The error names the setting, and no file of the run is changed."""
-    monkeypatch.chdir(tmp_path)
     arguments = {"trainer.callbacks": AVERAGING % 0.99}
     run(*fit("gpt", **arguments), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path)
@@ -51,14 +50,12 @@ def test_resuming_with_other_settings_is_refused(tmp_path, monkeypatch, capsys):
         ("trainer.callbacks.0.init_args.decay", 0.9, 0.99),
     ):
         settings = arguments | ({"trainer.callbacks": AVERAGING % 0.9} if name.endswith("decay") else {name: value})
-        assert in_process(monkeypatch, *fit("gpt", "--ckpt_path=last", **settings)) == 2
-        message = capsys.readouterr().err.splitlines()[-1]
+        message = command(*fit("gpt", "--ckpt_path=last", **settings), status=2).err.splitlines()[-1]
         assert f"{name} must match the run 'runs/copy_gpt/version_0' ({old}) to resume it, but is {value};" in message
         assert contents(tmp_path) == before
     for option in ([], ["--dry-run"]):
         longer = fit("gpt", "--ckpt_path=last", *option, **arguments, **{"trainer.max_steps": 120})
-        assert in_process(monkeypatch, *longer) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = command(*longer, status=2).err.splitlines()
         assert "trainer.max_steps must match the run 'runs/copy_gpt/version_0' (60) to resume it, since the" in line
         assert contents(tmp_path) == before
 

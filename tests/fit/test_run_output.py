@@ -21,7 +21,7 @@ from lightning_tfm.fit.cli import run as cli_run
 from lightning_tfm.inference.loading import load
 from lightning_tfm.runs.record import Run
 from support.experiments import COPY, DATE, fit
-from support.processes import in_process, run
+from support.processes import run
 
 
 def test_fit_writes_a_summary_and_checkpoints(run_folder):
@@ -115,29 +115,27 @@ def test_fit_logs_to_csv_and_offline_to_wandb(run_folder):
     assert list(offline.glob("*.wandb"))
 
 
-def test_the_saved_config_runs_again(run_folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert in_process(monkeypatch, "fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true") == 0
+def test_the_saved_config_runs_again(run_folder, command):
+    command("fit", "--config", run_folder / "config.yaml", "--trainer.fast_dev_run=true")
 
 
-def test_test_scores_a_checkpoint(run_folder, checkpoint, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_test_scores_a_checkpoint(run_folder, checkpoint, tmp_path, command):
     settings = ["--data.init_args.test_size=500", "--trainer.logger=false", f"--ckpt_path={checkpoint}"]
-    assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
-    printed = re.search(r"^ *exact_match +([\d.]+) *$", capsys.readouterr().out, re.MULTILINE)
+    out, _ = command("test", "--config", DATE, *settings)
+    printed = re.search(r"^ *exact_match +([\d.]+) *$", out, re.MULTILINE)
     exact_match = json.loads((run_folder / "summary.json").read_text())["test"]["exact_match"]
     assert printed[1] == f"{exact_match:.4f}"
     assert list(tmp_path.iterdir()) == []  # no file is left in the current folder
 
 
-def test_an_offline_wandb_test_prints_the_command_that_uploads_it(checkpoint, monkeypatch, tmp_path, capsys, new_wandb):
-    monkeypatch.chdir(tmp_path)
+def test_an_offline_wandb_test_prints_the_command_that_uploads_it(
+    checkpoint, monkeypatch, tmp_path, new_wandb, command
+):
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["--data.init_args.test_size=100", f"--ckpt_path={checkpoint}"]
-    assert in_process(monkeypatch, "test", "--config", DATE, *settings) == 0
-    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert (Path(command[0]).name, command[1]) == ("wandb", "sync")
-    assert list(tmp_path.glob(command[2]))
+    program, verb, folder = shlex.split(command("test", "--config", DATE, *settings).out.splitlines()[-1])
+    assert (Path(program).name, verb) == ("wandb", "sync")
+    assert list(tmp_path.glob(folder))
 
 
 @pytest.mark.parametrize("bar", ["RichProgressBar", "TQDMProgressBar"])

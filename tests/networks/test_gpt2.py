@@ -18,7 +18,7 @@ from lightning_tfm.networks.gpt2 import from_huggingface, start_from_gpt2
 from lightning_tfm.tokenization import NUM_SPECIAL
 from support.corpora import TEXT
 from support.experiments import write_gpt2, write_task
-from support.processes import in_process, run
+from support.processes import run
 
 
 @pytest.fixture(params=[-55.0])
@@ -128,17 +128,16 @@ def change_model_type(folder):
         (change_model_type, "gpt2' is not: it holds a model of type bert"),
     ],
 )
-def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_path, monkeypatch, capsys):
+def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_path, command):
     """Missing weights would be random, and training would start from noise."""
-    monkeypatch.chdir(tmp_path)
     arguments = [
         "--model.init_args.network.init_args.activation=gelu_tanh",
         f"--model.init_args.pretrained={gpt2_folder}",
     ]
     arguments.append(f"--data.init_args.tokenizer_file={gpt2_folder / 'tokenizer.json'}")
     damage(gpt2_folder)
-    assert in_process(monkeypatch, "fit", "--config", write_task("text_gpt", tmp_path), *arguments) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    _, err = command("fit", "--config", write_task("text_gpt", tmp_path), *arguments, status=2)
+    assert message in err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 
@@ -155,8 +154,7 @@ def test_a_damaged_folder_of_gpt2_is_refused(damage, message, gpt2_folder, tmp_p
         ),
     ],
 )
-def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder, tmp_path, command):
     path = write_task("text_gpt", tmp_path)
     settings = {"activation": "gelu_tanh", "positions": "learned", "text_only": "true"}
     settings |= {n: value for n, value in change.items() if n not in ("folder", "tokenizer_file")}
@@ -164,6 +162,5 @@ def test_mismatched_pretrained_weights_are_refused(change, message, gpt2_folder,
     arguments.append(f"--model.init_args.pretrained={change.get('folder', gpt2_folder)}")
     file = change.get("tokenizer_file", gpt2_folder / "tokenizer.json")
     arguments.append(f"--data.init_args.tokenizer_file={file}")
-    assert in_process(monkeypatch, "fit", "--config", path, *arguments) == 2
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, command("fit", "--config", path, *arguments, status=2).err)
     assert not (tmp_path / "runs").exists(), "the run ends before training"

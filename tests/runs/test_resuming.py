@@ -14,7 +14,7 @@ from lightning_tfm.checkpoint import read, write
 from lightning_tfm.runs.record import Run
 from support.equality import assert_same_files, assert_same_run, contents, equal
 from support.experiments import STOPPING, fit, folder, new_folders
-from support.processes import in_process, run, start, start_two
+from support.processes import run, start, start_two
 
 pytestmark = pytest.mark.run
 
@@ -54,16 +54,15 @@ def test_resuming_from_a_path_starts_a_new_run(killed, tmp_path):
     assert (other / "checkpoints/best.ckpt").exists()
 
 
-def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has(tmp_path, command):
     run(*fit("gpt", **EXTENDABLE), cwd=tmp_path, fault=("in a training step", 33)).die()
     before = contents(tmp_path)
     checkpoint = folder(tmp_path, "gpt") / "checkpoints/last.ckpt"
     saved = read(checkpoint)["global_step"]
     for path, steps, rule in (("last", saved - 1, "at least"), (checkpoint, saved, "above")):
         changed = EXTENDABLE | {"trainer.max_steps": steps}
-        assert in_process(monkeypatch, *fit("gpt", f"--ckpt_path={path}", **changed)) == 2
-        assert f"trainer.max_steps must be {rule} the step of the checkpoint" in capsys.readouterr().err
+        _, err = command(*fit("gpt", f"--ckpt_path={path}", **changed), status=2)
+        assert f"trainer.max_steps must be {rule} the step of the checkpoint" in err
         assert contents(tmp_path) == before
 
 

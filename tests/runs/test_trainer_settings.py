@@ -11,7 +11,7 @@ import pytest
 from lightning_tfm.checkpoint import read
 from lightning_tfm.runs.record import Run
 from support.experiments import COPY, NETWORKS, STOPPING, fit, folder, write_task
-from support.processes import EXPERIMENTS, in_process, run, start, start_two
+from support.processes import EXPERIMENTS, run, start, start_two
 
 pytestmark = pytest.mark.run
 
@@ -49,12 +49,11 @@ def test_precision_and_devices_are_set_by_the_flags_of_lightning(model, begin, o
         assert re.match(r"lightning-tfm: line 3: .* 281 .*max_length", too_long[0])
 
 
-def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path, command):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     sizes = ["--data.init_args.train_size=600", "--data.init_args.val_size=20", "--data.init_args.test_size=30"]
     settings = [*sizes, "--data.init_args.longer_size=30", "--trainer.limit_val_batches=0", "--trainer.max_steps=5"]
-    assert in_process(monkeypatch, "fit", "--config", COPY, *settings) == 0
+    command("fit", "--config", COPY, *settings)
     folder = tmp_path / "runs/copy_transformer/version_0"
     assert "exact_match" in json.loads((folder / "summary.json").read_text())["test"]
     assert read(folder / "checkpoints/last.ckpt")["global_step"] == 5
@@ -71,11 +70,10 @@ def test_a_run_without_validation_is_tested_at_its_end(monkeypatch, tmp_path):
         ({"max_epochs": 3, "check_val_every_n_epoch": 1, "accumulate_grad_batches": 2}, 8, [3, 6]),
     ],
 )
-def test_a_run_validates_after_passes_over_the_data(settings, steps, validations, monkeypatch, tmp_path):
+def test_a_run_validates_after_passes_over_the_data(settings, steps, validations, tmp_path, command):
     """A pass over 100 pairs has 5 batches of 20."""
-    monkeypatch.chdir(tmp_path)
     arguments = ["fit", "--config", str(write_task("spelling_gpt", tmp_path)), "--trainer.log_every_n_steps=1"]
-    assert in_process(monkeypatch, *arguments, *(f"--trainer.{name}={value}" for name, value in settings.items())) == 0
+    command(*arguments, *(f"--trainer.{name}={value}" for name, value in settings.items()))
     rows = Run(Path("runs/spelling_gpt/version_0")).metrics()
     assert [row["step"] + 1 for row in rows if "val/loss" in row] == validations
     assert max(row["step"] for row in rows if "train/loss" in row) + 1 == steps

@@ -12,10 +12,9 @@ from lightning_tfm.errors import UserError
 from lightning_tfm.inference.loading import load
 from lightning_tfm.tokenization import normalize_text
 from support.experiments import trained_run
-from support.processes import in_process
 
 
-def test_generate_writes_an_output_for_every_line(task, trained, monkeypatch, tmp_path, capsys):
+def test_generate_writes_an_output_for_every_line(task, trained, tmp_path, command):
     inputs = {
         "translation": ["der Hund schläft", "ein Kind"],
         "spelling": ["abc", "e"],
@@ -24,8 +23,7 @@ def test_generate_writes_an_output_for_every_line(task, trained, monkeypatch, tm
         "reviews": ["GREAT! film", "the plot is Awful"],
     }[task.partition("_")[0]]
     checkpoint = trained / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, *inputs) == 0
-    out = capsys.readouterr().out
+    out = command("generate", checkpoint, *inputs).out
     if task.startswith("text"):
         texts = out.split("\n--------------------\n")
         assert [text[: len(prompt)] for text, prompt in zip(texts, inputs, strict=False)] == inputs
@@ -35,7 +33,7 @@ def test_generate_writes_an_output_for_every_line(task, trained, monkeypatch, tm
     assert len(outputs) == 2
     (tmp_path / "input").write_text("\n".join([*inputs, "", inputs[0]]) + "\n")
     files = ["--input", tmp_path / "input", "--output", tmp_path / "output"]
-    assert in_process(monkeypatch, "generate", checkpoint, *files) == 1, "the blank line is an error"
+    command("generate", checkpoint, *files, status=1)
     assert (tmp_path / "output").read_text().splitlines() == [*outputs, "", outputs[0]]
     if task.startswith("reviews"):
         module = load(checkpoint)
@@ -54,40 +52,37 @@ def encoded(checkpoint, text):
         return str(error)
 
 
-def test_nfc_and_nfd_inputs_have_the_same_outputs(task, trained, monkeypatch, tmp_path, capsys):
+def test_nfc_and_nfd_inputs_have_the_same_outputs(task, trained, tmp_path, command):
     inputs = "schl\u00e4ft \ud55c" + task.startswith("masked") * "[MASK]"
     checkpoint, results = trained / "checkpoints/best.ckpt", []
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, inputs)
         (tmp_path / form).write_text(f"{text}\n")
         for arguments in ([text], ["--input", tmp_path / form]):
-            status = in_process(monkeypatch, "generate", checkpoint, *arguments)
-            results.append((status, *capsys.readouterr(), encoded(checkpoint, text)))
-    assert results[0][0] == 0
+            results.append((command("generate", checkpoint, *arguments), encoded(checkpoint, text)))
     assert results[1:] == results[:1] * 3
 
 
-def test_blank_lines_are_reported(task, trained, monkeypatch, tmp_path, capsys):
+def test_blank_lines_are_reported(task, trained, tmp_path, command):
     """A language model continues a line of blanks; for the other tasks, it is empty."""
     blanks = [b"", b"\r"] if task.startswith("text") else [b"", b"\r", b"  ", b"\t", " \t\u3000".encode()]
     valid = {"reviews": b"the film", "masked": b"e[MASK]"}.get(task.partition("_")[0], b"e")
     (tmp_path / "input").write_bytes(b"\n".join([valid, *blanks, valid]) + b"\n")
     files = ["--input", tmp_path / "input", "--output", tmp_path / "output", "--max-tokens=3"]
     files = files[:-1] if task.startswith(("reviews", "masked")) else files
-    assert in_process(monkeypatch, "generate", trained / "checkpoints/best.ckpt", *files) == 1
+    _, err = command("generate", trained / "checkpoints/best.ckpt", *files, status=1)
     notes = [f"lightning-tfm: line {number}: the text is empty" for number, _ in enumerate(blanks, start=2)]
-    assert [line for line in capsys.readouterr().err.splitlines() if "unknown" not in line] == notes
+    assert [line for line in err.splitlines() if "unknown" not in line] == notes
     if not task.startswith("text"):
         first, *empty, last = (tmp_path / "output").read_text().splitlines()
         assert first == last
         assert empty == [""] * len(blanks)
 
 
-def test_prompts_are_continued_as_typed(tmp_path_factory, monkeypatch, capsys):
+def test_prompts_are_continued_as_typed(tmp_path_factory, command):
     """Line feeds of an argument are kept, unknown symbols are reported, and an empty prompt has no continuation."""
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "der\n", "\n", "\u03a9der", "", "--max-tokens=5") == 1
-    out, err = capsys.readouterr()
+    out, err = command("generate", checkpoint, "der\n", "\n", "\u03a9der", "", "--max-tokens=5", status=1)
     texts = out.removesuffix("\n").split("\n--------------------\n")
     assert [text[:4] for text in texts] == ["der\n", texts[1][:4], "\ufffdder", ""]
     assert texts[1].startswith("\n")
@@ -97,11 +92,10 @@ def test_prompts_are_continued_as_typed(tmp_path_factory, monkeypatch, capsys):
     ]
 
 
-def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, capsys):
+def test_a_line_that_is_not_utf8_is_reported(trained, tmp_path, command):
     (tmp_path / "input").write_bytes(b"ein Hund\nein H\xfcnd\n")
     checkpoint = trained / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "--input", tmp_path / "input") == 1
-    out, err = capsys.readouterr()
+    out, err = command("generate", checkpoint, "--input", tmp_path / "input", status=1)
     assert "line 2: it is not valid UTF-8" in err
     assert out.endswith("\n\n"), "one line of output per line of input"
 
@@ -109,18 +103,13 @@ def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, cap
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "reviews_classifier",
-            ["--temperature", "1"],
-            "temperature must not be set for a Classifier, which has no decoding options, but is 1.0; leave it out",
-        ),
+        ("reviews_classifier", ["--temperature", "1"], "temperature must not be set for a Classifier, which has no "),
         ("reviews_classifier", ["--n-best", "2"], "n_best must not be set for a Classifier"),
         ("reviews_classifier", ["--show-attention"], "--show-attention must not be set for a Classifier"),
         (
             "text_gpt",
             ["--n-best", "2"],
-            "n_best must not be set for a LanguageModel, which supports only temperature, top_k, top_p, "
-            "max_tokens, but is 2",
+            "n_best must not be set for a LanguageModel, which supports only temperature, ",
         ),
         ("reviews_classifier", ["--max-tokens", "9"], "max_tokens must not be set for a Classifier"),
         ("text_gpt", ["--beam-size", "3"], "beam_size must not be set for a LanguageModel"),
@@ -128,25 +117,19 @@ def test_a_line_that_is_not_utf8_is_reported(trained, monkeypatch, tmp_path, cap
         ("text_gpt", ["--temperature", "0", "--top-k", "3"], "top_k and top_p need a temperature above 0"),
     ],
 )
-def test_invalid_options_of_a_task_are_refused(name, options, message, tmp_path_factory, monkeypatch, capsys):
+def test_invalid_options_of_a_task_are_refused(name, options, message, tmp_path_factory, mistake):
     checkpoint = trained_run(name, tmp_path_factory) / "checkpoints/best.ckpt"
-    assert in_process(monkeypatch, "generate", checkpoint, "abc", *options) == 2
-    assert message in capsys.readouterr().err
+    assert message in mistake("generate", checkpoint, "abc", *options)
 
 
-def test_continuations_are_determined_by_the_seed_or_greedy(tmp_path_factory, monkeypatch, capsys):
+def test_continuations_are_determined_by_the_seed_or_greedy(tmp_path_factory, command):
     checkpoint = trained_run("text_gpt", tmp_path_factory) / "checkpoints/best.ckpt"
 
     def generate_text(*options):
-        assert in_process(monkeypatch, "generate", checkpoint, "der", "--max-tokens", "40", *options) == 0
-        return capsys.readouterr().out
+        return command("generate", checkpoint, "der", "--max-tokens", "40", *options).out
 
-    assert (
-        generate_text()
-        == generate_text("--seed", "0")
-        == generate_text("--temperature", "0.8")
-        != generate_text("--seed", "1")
-    )
+    assert generate_text() == generate_text("--seed", "0") == generate_text("--temperature", "0.8")
+    assert generate_text() != generate_text("--seed", "1")
     greedy = generate_text("--temperature", "0")
     module = load(checkpoint)
     network, tokenizer = module.network, module.tokenizer

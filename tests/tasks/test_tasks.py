@@ -18,7 +18,7 @@ from lightning_tfm.layers import Attention, Positions
 from lightning_tfm.reporting.collect import collect_run
 from support.corpora import TEXT, reviews, write_imdb
 from support.experiments import TASKS, write_task
-from support.processes import in_process, run
+from support.processes import run
 from support.records import lines_of, metrics_of
 
 
@@ -116,9 +116,9 @@ def test_the_attention_of_a_language_model_is_causal(trained, task):
         torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
 
 
-def test_a_report_shows_every_task(task, trained, monkeypatch, tmp_path, capsys):
+def test_a_report_shows_every_task(task, trained, tmp_path, command):
     page = tmp_path / "report.html"
-    assert in_process(monkeypatch, "report", trained, "--output", page) == 0, capsys.readouterr().err
+    command("report", trained, "--output", page)
     html = page.read_text()
     assert "val/loss" in html
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["runs"]
@@ -130,8 +130,7 @@ def test_a_report_shows_every_task(task, trained, monkeypatch, tmp_path, capsys)
     assert ("probability" in shown["predictions"][0] if shown["predictions"] else False) == task.startswith("reviews")
 
 
-def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(tmp_path, command):
     write_imdb(tmp_path, reviews(300), reviews(60, seed=1))  # the experiment reads its archive from the current folder
     path = Path(__file__).parents[2] / "experiments/imdb_classifier.yaml"
     size = ["--trainer.max_steps=120", "--trainer.val_check_interval=40", "--trainer.accelerator=cpu"]
@@ -140,5 +139,4 @@ def test_an_archive_in_the_layout_of_imdb_is_learned_and_classified(monkeypatch,
     folder = tmp_path / "runs/imdb_classifier/version_0"
     assert len(lines_of(folder)) == 60, "the test split of the archive is tested"
     assert metrics_of(folder)["test"]["accuracy"] > 0.9
-    assert in_process(monkeypatch, "generate", folder / "checkpoints/best.ckpt", "the film Great! plot") == 0
-    assert capsys.readouterr().out.startswith("pos")
+    assert command("generate", folder / "checkpoints/best.ckpt", "the film Great! plot").out.startswith("pos")
