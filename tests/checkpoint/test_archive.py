@@ -40,9 +40,7 @@ def test_checkpoints_are_read_as_written(tmp_path):
 def test_checkpoints_of_another_format_are_refused(version, tmp_path):
     content = write_checkpoint(tmp_path / "a.ckpt")
     write(content | {"format_version": version}, tmp_path / "b.ckpt")
-    with pytest.raises(
-        UserError, match=f"must have version {FORMAT} of the checkpoint format, but has version {version};"
-    ):
+    with pytest.raises(UserError, match=f"must have version {FORMAT} of .* but has version {version};"):
         read(tmp_path / "b.ckpt")
 
 
@@ -88,7 +86,8 @@ def corruptions(data, number):
         yield name, damaged
 
 
-def check_corruptions(number, tmp_path):
+@pytest.mark.parametrize("number", [30, pytest.param(3_000, marks=pytest.mark.run)])
+def test_damaged_checkpoints_are_detected(number, tmp_path):
     path = tmp_path / "a.ckpt"
     write_checkpoint(path)
     data = path.read_bytes()
@@ -96,23 +95,12 @@ def check_corruptions(number, tmp_path):
     for name, damaged in corruptions(data, number):
         path.write_bytes(damaged)
         assert not verify_checksum(path), name
-        with pytest.raises(
-            UserError, match=r"'.*a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged or not a checkpoint"
-        ):
+        with pytest.raises(UserError, match=r"a\.ckpt' must be a checkpoint of lightning_tfm, but is damaged"):
             read(path)
         digests.add(hashlib.sha256(damaged).digest())
         kinds[name] += 1
     assert len(digests) == number + 1, "all damaged copies differ from each other and from the file"
     print(f"distinct corruptions detected: {number} ({', '.join(f'{count} {name}' for name, count in kinds.items())})")
-
-
-def test_damaged_checkpoints_are_detected(tmp_path):
-    check_corruptions(30, tmp_path)
-
-
-@pytest.mark.run
-def test_many_damaged_checkpoints_are_detected(tmp_path):
-    check_corruptions(3_000, tmp_path)
 
 
 def test_an_interruption_while_a_checkpoint_is_written_ends_as_one(tmp_path, monkeypatch):

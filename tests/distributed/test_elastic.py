@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 
 from support.equality import assert_same_files, assert_same_run
-from support.experiments import AVERAGED, MUON, NETWORKS, TASKS, fit, folder, new_folders, write_task
+from support.experiments import AVERAGED, MUON, NETWORKS, STOPPING, TASKS, fit, folder, new_folders, write_task
 from support.processes import TWO_PROCESSES, ranks, run, start, start_elastic, start_two
 
 pytestmark = pytest.mark.run
@@ -128,11 +128,7 @@ def test_a_message_names_what_else_the_bits_depend_on(tmp_path):
         ("--data.init_args.batch_size=20", "the same batch_size, but rank 0 has 15 and rank 1 has 20"),
         ("--trainer.val_check_interval=6", "the same trainer.val_check_interval, but rank 0 has 12 and rank 1 has 6"),
         ("--checkpoint.every_n_train_steps=3", "the same checkpoint.every_n_train_steps, but rank 0 has 5 and rank 1"),
-        (
-            "--trainer.callbacks+={class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: "
-            "val/loss}}",
-            'trainer.callbacks, but rank 0 has [] and rank 1 has ["EarlyStopping{',
-        ),
+        (f"--trainer.callbacks={STOPPING % 'val/loss'}", 'but rank 0 has [] and rank 1 has ["EarlyStopping{'),
     ],
 )
 def test_processes_with_different_settings_are_refused(option, message, tmp_path):

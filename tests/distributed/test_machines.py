@@ -259,36 +259,22 @@ def test_a_signal_ends_the_wait_for_other_machines(rank, signum, status, tmp_pat
             each.process.join()
 
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    ("options", "environment", "message"),
+    ("option", "environment", "message"),
     [
-        (
-            ["--trainer.devices=640"],
-            {},
-            "trainer.devices must be at most .* on this machine, which has .* cores, but is 640",
-        ),
-        (["--trainer.num_nodes=2"], {}, "trainer.num_nodes must be 1 without a launcher of several machines, but is 2"),
-        (["--trainer.devices=0"], {}, "trainer.devices must be at least 1, but is 0; try 1"),
-        (
-            ["--trainer.accelerator=gpu"],
-            {},
-            "trainer.accelerator must be available on this machine, but is gpu; try auto",
-        ),
-        (
-            ["--trainer.devices=3"],
-            {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
-            r"trainer.devices must be the number that torchrun has started \(2\), but is 3; leave it out",
-        ),
+        ("devices=640", {}, "devices must be at most .* on this machine, which has .* cores, but is 640"),
+        ("num_nodes=2", {}, "num_nodes must be 1 without a launcher of several machines, but is 2"),
+        ("devices=0", {}, "devices must be at least 1, but is 0; try 1"),
+        ("accelerator=gpu", {}, "accelerator must be available on this machine, but is gpu; try auto"),
+        ("devices=3", TORCHRUN, r"devices must be the number that torchrun has started \(2\), but is 3; leave it out"),
     ],
 )
-def test_devices_that_do_not_exist_are_refused(options, environment, message, tmp_path):
-    child = run(
-        *fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", *options), cwd=tmp_path, **environment
-    )
-    assert child.wait() == 2
-    printed = child.err.read_text()
-    assert re.match(f"lightning-tfm: error: {message}", printed.splitlines()[-1])
-    assert "Traceback" not in printed
+def test_devices_that_do_not_exist_are_refused(option, environment, message, tmp_path):
+    arguments = fit("gpt", "--trainer.accelerator=cpu", "--trainer.strategy=ddp", f"--trainer.{option}")
+    run(*arguments, cwd=tmp_path, **environment).refuse(f"error: trainer.{message}")
     assert not list(tmp_path.glob("runs/copy_gpt/*"))
 
 

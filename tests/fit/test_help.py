@@ -60,10 +60,7 @@ def test_the_help_of_a_class_is_shown_by_its_name(arguments, name, setting, comm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--data.help", "dates"],
-            "--data.help must name a class of datamodules, but is 'dates'; did you mean 'Date'?",
-        ),
+        (["--data.help", "dates"], "--data.help must name a class of datamodules, but is 'dates'; did you mean 'Date'"),
         (["--model.help", "gpt"], "but is 'gpt'; try --model.network.help GPT"),
         (["--model.network.help"], "but is ''; available: GPT, AttentionLSTM, "),
         (["--data.help", "transformer"], "but is 'transformer'; try --model.network.help Transformer"),

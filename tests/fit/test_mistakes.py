@@ -59,11 +59,7 @@ def test_control_characters_of_a_mistake_are_escaped(mistake):
         ("warmup_steps:", "warmup_step:", "did you mean 'warmup_steps'?"),
         ("max_steps:", "max_stpes:", "no setting 'trainer.max_stpes'; did you mean 'trainer.max_steps'?"),
         ("\ndata:", "\ndatas:", "no setting 'datas'; did you mean 'data'?"),
-        (
-            ": Copy",
-            ": datamodules.Cpoy",
-            "data must name a class of datamodules, which has no 'Cpoy'; did you mean 'Copy'",
-        ),
+        (": Copy", ": datamodules.Cpoy", "a class of datamodules, which has no 'Cpoy'; did you mean 'Copy'"),
         (": Transformer", ": lightning_tfm.networks.Trnsformer", "did you mean 'Transformer'?"),
         (": Copy", ": datamodulez.Copy", "--trust-package datamodulez"),
         (r"d_model: \d+", "d_model: wide", "model.network.d_model must be of type int, but is wide"),
@@ -153,8 +149,8 @@ def test_a_class_has_a_name_and_a_mapping_of_arguments(place, value, yaml_mistak
         ("trainer: {val_check_interval: 0.5}", "trainer.val_check_interval must be a number of training batches"),
         ("trainer: {val_check_interval: '00:00:00:01'}", "must be a number of training batches, but is 00:00:00:01"),
         (
-            "model: {class_path: lightning_tfm.tasks.Seq2SeqModule, init_args: {lr_schedule: [1]}}",
-            "model.lr_schedule must be {NAME: VALUE}, but are of type list",
+            "model: {class_path: Seq2SeqModule, init_args: {lr_schedule: [1]}}",
+            "model.lr_schedule must be {NAME: VALUE}, ",
         ),
         ("trainer: {precision: x}", "trainer.precision must be of type int or one of 'transformer-engine'"),
         ("trainer: {logger: CSVLogger}", "save_dir must be set, but is missing; add it to the init_args of lightning"),
@@ -261,20 +257,20 @@ def test_a_yaml_may_be_a_pipe_or_start_with_a_byte_order_mark(mistake, tmp_path)
         (["--skip_test"], "no setting 'skip_test'; did you mean 'skip-test'?"),
         (["--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["--trainer.overfit_batches", "1"], "trainer.overfit_batches must be 0, but is 1"),
-        (
-            ["--config=elastic", "--trainer.strategy.num_micro_batches=3"],
-            "num_micro_batches must be a power of two, but",
-        ),
+        (["--config=elastic", "--trainer.strategy.num_micro_batches=3"], "num_micro_batches must be a power of two"),
         (["--config", sys.executable], "must name a YAML file in UTF-8"),
-        (["--trainer.max_epochs=2", "--trainer.max_steps=9"], "max_epochs (2) and trainer.max_steps (9) are mutually"),
-        (
-            ["--trainer.check_val_every_n_epoch=2", "--trainer.val_check_interval=9"],
-            "trainer.check_val_every_n_epoch (2) and trainer.val_check_interval (9) are mutually exclusive",
-        ),
     ],
 )
 def test_a_mistake_in_an_option_of_fit_is_reported_in_one_line(options, message, mistake):
     assert message in mistake("fit", "--config", COPY, *options)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [("max_epochs", "max_steps"), ("check_val_every_n_epoch", "val_check_interval")]
+)
+def test_passes_and_their_conversion_are_mutually_exclusive(epochs, steps, mistake):
+    message = f"trainer.{epochs} (2) and trainer.{steps} (9) are mutually exclusive"
+    assert message in mistake("fit", COPY, f"--trainer.{epochs}=2", f"--trainer.{steps}=9")
 
 
 @pytest.mark.parametrize(
@@ -302,10 +298,7 @@ def test_a_mistake_on_the_command_line_is_reported_in_one_line(arguments, messag
     [
         (["--config", COPY], "class_path must match the checkpoint"),
         (["--config", DATE, "--model.init_args.network.init_args.d_model=32"], "d_model must match the checkpoint"),
-        (
-            ["--config", DATE, "--data.init_args.locales=[en,de]"],
-            "the vocabulary of the data must match the checkpoint",
-        ),
+        (["--config", DATE, "--data.init_args.locales=[en,de]"], "the vocabulary of the data must match the"),
     ],
 )
 @pytest.mark.parametrize("command", ["fit", "test"])

@@ -26,14 +26,7 @@ from support.training import MODELS
 
 
 def test_a_schedule_may_end_before_its_warm_up():
-    optimizer = AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = LRSchedule(warmup_steps=3).scheduler(optimizer, max_steps=2)
-    rates = []
-    for _ in range(5):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert rates(1.0, 2, number=5, warmup_steps=3)[:3] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "inverse_sqrt", "one_cycle"])
@@ -50,11 +43,12 @@ def test_the_inverse_square_root_starts_at_the_peak(warmup_steps):
     assert schedule.scale(4 * max(1, warmup_steps), 100) == 0.5
 
 
-def rates(lr, max_steps, **schedule):
+def rates(lr, max_steps, number=None, **schedule):
+    """Return the learning rates of some steps, by default of all."""
     optimizer = AdamW(torch.nn.Linear(2, 2).parameters(), lr)
     scheduler = LRSchedule(**schedule).scheduler(optimizer, max_steps)
     values = []
-    for _ in range(max_steps):
+    for _ in range(number or max_steps):
         values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 
 import pytest
 
@@ -20,25 +21,20 @@ from support.records import SUMMARY
 def test_a_failed_rewrite_keeps_the_logged_rows(monkeypatch, tmp_path):
     """A new column changes the header, and so the whole file."""
     writer, path = MetricsWriter(str(tmp_path)), tmp_path / "metrics.csv"
-    for step in range(5):
+    for step in range(2):
         writer.log_metrics({"train/loss": 0.5}, step)
-    writer.save()
-    writer.log_metrics({"train/loss": 0.4}, 5)
-    writer.save()
+        writer.save()
     before = path.read_bytes()
-    writer.log_metrics({"val/loss": 0.3}, 5)
+    writer.log_metrics({"val/loss": 0.3}, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.csv'"):
             writer.save()
     assert path.read_bytes() == before
     writer.save()
-    assert [(row["step"], row["train/loss"], row["val/loss"]) for row in Run(tmp_path).read_rows()[0]] == [
-        *((str(step), "0.5", "") for step in range(5)),
-        ("5", "0.4", ""),
-        ("5", "", "0.3"),
-    ]
-    assert sorted(other.name for other in tmp_path.iterdir()) == ["metrics.csv"]
+    rows = [{"step": 0, "train/loss": 0.5}, {"step": 1, "train/loss": 0.5}, {"step": 1, "val/loss": 0.3}]
+    assert Run(tmp_path).metrics() == rows
+    assert [other.name for other in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 DAMAGES = {
@@ -68,12 +64,9 @@ def test_damaged_rows_are_skipped_and_kept_in_a_copy(damage, tmp_path, capsys):
         b"0,",
     ]
     path.write_bytes(b"\r\n".join(lines))
-    assert [(row["step"], row["train/loss"]) for row in Run(tmp_path).read_rows()[0]] == [
-        ("0", "0.7"),
-        ("1", "0.6"),
-        ("1", ""),
-        ("2", "0.5"),
-    ]
+    rows, damaged = Run(tmp_path).read_rows()  # the last line may be incomplete
+    assert [(row["step"], row["train/loss"]) for row in rows] == [("0", "0.7"), ("1", "0.6"), ("1", ""), ("2", "0.5")]
+    assert damaged == 1
     MetricsWriter(str(tmp_path)).keep(2)
     assert [row["step"] for row in Run(tmp_path).read_rows()[0]] == ["0", "1", "1"]
     assert (tmp_path / "metrics.csv.damaged").read_bytes() == b"\r\n".join(lines)
@@ -86,29 +79,23 @@ def test_a_damaged_provenance_is_kept_in_a_copy(content, tmp_path, capsys):
     path.write_text(content)
     assert Run(tmp_path).wandb_id is None
     assert provenance._earlier_starts(Run(tmp_path)) == []
-    assert "provenance.json' must be a file that fit has written, but is damaged: " in (
-        printed := capsys.readouterr().err
+    message = (
+        r"provenance.json' must be a file that fit has written, but is damaged: .*it is kept as provenance.json.damaged"
     )
-    assert "it is kept as provenance.json.damaged" in printed
+    assert re.search(message, capsys.readouterr().err, re.DOTALL)
     assert path.with_name("provenance.json.damaged").read_text() == content
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"steps": "1"}', "null", "{"])
 def test_a_damaged_summary_does_not_stop_other_runs(content, tmp_path, capsys):
-    network = {"class_path": "none", "init_args": {}}
-    saved = {
-        "format_version": FORMAT,
-        "state_dict": {},
-        "hyper_parameters": {"network": network},
-        "optimizer_states": [],
-        "global_step": 5,
-    }
+    hyper_parameters = {"network": {"class_path": "none", "init_args": {}}}
+    saved = {"format_version": FORMAT, "state_dict": {}, "hyper_parameters": hyper_parameters}
+    saved |= {"optimizer_states": [], "global_step": 5}
     for version, summary in enumerate((content, json.dumps(SUMMARY | {"steps": 5}))):
-        checkpoint = tmp_path / f"version_{version}/checkpoints/last.ckpt"
-        write(saved, checkpoint)
+        write(saved, tmp_path / f"version_{version}/checkpoints/last.ckpt")
         (tmp_path / f"version_{version}/summary.json").write_text(summary)
-    found = find_run("last", tmp_path, 10)
-    assert (found.run.name, found.extends) == ("version_1", True)
+    resumption = find_run("last", tmp_path, 10)
+    assert (resumption.run.name, resumption.extends) == ("version_1", True)
     assert "/version_0/summary.json' must be a file that fit has written" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"version_0/summary.json' must be a file that fit has written, but is damaged"):
         find_run(str(tmp_path / "version_0"), tmp_path, 10)

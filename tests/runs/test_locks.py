@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -26,10 +27,10 @@ def hold_lock(folder, ready):
 
 
 def test_a_killed_process_releases_its_lock_even_if_a_child_survives(tmp_path):
-    ours, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=hold_lock, args=(tmp_path, theirs))
+    ready, sender = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=hold_lock, args=(tmp_path, sender))
     process.start()
-    child, is_locked = ours.recv()
+    child, is_locked = ready.recv()
     assert is_locked
     try:
         with pytest.raises(UserError, match="is locked by another process; stop that process first"):
@@ -60,13 +61,9 @@ def test_a_file_system_without_locks_is_tolerated(reason, monkeypatch, tmp_path)
     assert not Run(tmp_path).lock().is_locked
 
 
-@pytest.mark.parametrize("kind", ["a symbolic link", "a folder"])
-def test_a_lock_that_is_not_a_file_is_refused(kind, tmp_path):
-    path = tmp_path / ".lock"
-    if kind == "a folder":
-        path.mkdir()
-    else:
-        path.symlink_to(tmp_path / "elsewhere")
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to(path.parent / "elsewhere"), Path.mkdir])
+def test_a_lock_that_is_not_a_file_is_refused(make, tmp_path):
+    make(tmp_path / ".lock")
     with pytest.raises(UserError, match=r"/\.lock' must be a file, to be locked, but is a link or a folder; delete"):
         Run(tmp_path).lock()
 

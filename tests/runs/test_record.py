@@ -139,13 +139,6 @@ def test_another_version_of_the_format_is_refused(tmp_path):
         Run(tmp_path).starts  # noqa: B018
 
 
-def test_damaged_rows_of_metrics_are_counted(tmp_path):
-    (tmp_path / Run.METRICS).write_bytes(b"loss,step\n1.5,0\nlow,1\n1.5\n\n2.5,2\n3.5,3")
-    rows, damaged = Run(tmp_path).read_rows()
-    assert rows == [{"loss": "1.5", "step": "0"}, {"loss": "2.5", "step": "2"}]  # the last line may be incomplete
-    assert damaged == 2
-
-
 def test_the_runs_below_a_folder_exclude_those_of_wandb(tmp_path):
     parent = tmp_path / "wandb"  # a folder above them does not count
     for name in ("version_1", "version_0", "wandb/run-1/files"):

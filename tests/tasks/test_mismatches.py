@@ -33,30 +33,18 @@ def test_a_network_is_tested_on_longer_texts_unless_its_positions_are_learned(po
         module(30).check_checkpoint(checkpoint, "best.ckpt", trainer, resuming=False)
 
 
+CAUSAL, SEQ2SEQ = network_names(CausalNetwork), network_names(Seq2SeqNetwork)
+
+
 @pytest.mark.parametrize(
     ("name", "task", "network", "message"),
     [
-        (
-            "text_gpt",
-            "Seq2SeqModule",
-            "AttentionLSTM",
-            "a text, the data of Text, .*Seq2SeqModule.*; try .*LanguageModel",
-        ),
-        ("text_gpt", None, "AttentionLSTM", f"model.network must be .*{network_names(CausalNetwork)}.*AttentionLSTM"),
-        (
-            "reviews_classifier",
-            "LanguageModel",
-            "GPT",
-            "texts with labels, the data of Sentiment, .*; try .*Classifier",
-        ),
+        ("text_gpt", "Seq2SeqModule", "AttentionLSTM", "a text, the data of Text, .*; try .*LanguageModel"),
+        ("text_gpt", None, "AttentionLSTM", f"model.network must be .*AttentionLSTM.*{CAUSAL}"),
+        ("reviews_classifier", "LanguageModel", "GPT", "texts with labels, .* of Sentiment, .*; try .*Classifier"),
         ("spelling_gpt", "Classifier", "EncoderClassifier", "pairs .*, the data of Tsv, .*; try .*Seq2SeqModule"),
         ("reviews_classifier", None, "Transformer", "model.network must be .*Transformer.*: EncoderClassifier"),
-        (
-            "spelling_gpt",
-            None,
-            "EncoderClassifier",
-            f"model.network .*EncoderClassifier.*{network_names(Seq2SeqNetwork)}",
-        ),
+        ("spelling_gpt", None, "EncoderClassifier", f"model.network .*EncoderClassifier.*{SEQ2SEQ}"),
     ],
 )
 def test_mismatched_components_are_refused_with_a_suggestion(name, task, network, message, tmp_path, mistake):

@@ -106,11 +106,7 @@ def test_a_line_that_is_not_utf8_is_reported(trained, tmp_path, command):
         ("reviews_classifier", ["--temperature", "1"], "temperature must not be set for a Classifier, which has no "),
         ("reviews_classifier", ["--n-best", "2"], "n_best must not be set for a Classifier"),
         ("reviews_classifier", ["--show-attention"], "--show-attention must not be set for a Classifier"),
-        (
-            "text_gpt",
-            ["--n-best", "2"],
-            "n_best must not be set for a LanguageModel, which supports only temperature, ",
-        ),
+        ("text_gpt", ["--n-best", "2"], "n_best must not be set for a LanguageModel, which supports only temperature"),
         ("reviews_classifier", ["--max-tokens", "9"], "max_tokens must not be set for a Classifier"),
         ("text_gpt", ["--beam-size", "3"], "beam_size must not be set for a LanguageModel"),
         ("text_gpt", ["--max-tokens", "0"], "max_tokens must be at least 1, but is 0"),
